@@ -1,0 +1,1 @@
+//! The holdfast.dev custom resources.

@@ -1,0 +1,3 @@
+//! The Holdfast CSI driver.
+
+fn main() {}

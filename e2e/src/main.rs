@@ -1,0 +1,3 @@
+//! End-to-end harness: demo, tests and benchmarks on real parts.
+
+fn main() {}

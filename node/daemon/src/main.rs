@@ -1,0 +1,3 @@
+//! The Holdfast node daemon.
+
+fn main() {}

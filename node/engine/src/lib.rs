@@ -1,0 +1,1 @@
+//! The volume planner: no I/O, no clock, no threads.

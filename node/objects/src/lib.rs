@@ -1,0 +1,1 @@
+//! Object-store vocabulary, keys, reference store and conformance suite.

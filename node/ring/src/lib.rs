@@ -1,0 +1,1 @@
+//! The io_uring worker: ring, fixed files, fixed buffers, wake.

@@ -1,0 +1,1 @@
+//! Leaf words of the data plane: sectors, blocks, ids, masks.

@@ -1,0 +1,1 @@
+//! ublk devices: control plane and queue protocol.

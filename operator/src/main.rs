@@ -1,0 +1,3 @@
+//! The Holdfast control-plane operator.
+
+fn main() {}

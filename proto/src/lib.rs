@@ -1,0 +1,1 @@
+//! gRPC interfaces of the node daemon and of CSI.
