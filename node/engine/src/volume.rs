@@ -420,6 +420,3 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.advance_detach(out);
     }
 }
-
-#[cfg(test)]
-mod tests;
