@@ -185,33 +185,32 @@ impl S3Store {
             "RequestTimeTooSkewed",
             "InvalidClientTokenId",
         ];
-        match error {
-            StoreError::NoBucket { bucket } => ProbeFailure::NoBucket { bucket },
-            StoreError::Denied { code, source } => {
-                let known = !UNKNOWN_CALLER.contains(&code.as_str());
-                let source = StoreError::Denied { code: code.clone(), source };
-                if known {
-                    ProbeFailure::NotAllowed { action, code, source }
-                } else {
-                    ProbeFailure::BadCredentials { code, source }
-                }
+        if let StoreError::NoBucket { bucket } = error {
+            return ProbeFailure::NoBucket { bucket };
+        }
+        if let StoreError::Denied { code, .. } = &error {
+            let code = code.clone();
+            return if UNKNOWN_CALLER.contains(&code.as_str()) {
+                ProbeFailure::BadCredentials { code, source: error }
+            } else {
+                ProbeFailure::NotAllowed { action, code, source: error }
+            };
+        }
+        if matches!(&error, StoreError::Refused { code, .. } if WRONG_REGION.contains(&code.as_str())) {
+            return ProbeFailure::WrongRegion { region: self.config.region.clone(), source: error };
+        }
+        if matches!(&error, StoreError::Unavailable(cause) if names_certificate(cause.as_ref())) {
+            return ProbeFailure::Untrusted(error);
+        }
+        match error.kind() {
+            ErrorKind::Throttled => ProbeFailure::Throttled(error),
+            ErrorKind::Unavailable | ErrorKind::Conflict | ErrorKind::Ambiguous => {
+                ProbeFailure::Unreachable(error)
             }
-            StoreError::Refused { ref code, .. } if WRONG_REGION.contains(&code.as_str()) => {
-                ProbeFailure::WrongRegion { region: self.config.region.clone(), source: error }
+            ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
+            ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Exists => {
+                ProbeFailure::Refused { action, source: error }
             }
-            StoreError::Unavailable(ref cause) if names_certificate(cause.as_ref()) => {
-                ProbeFailure::Untrusted(error)
-            }
-            error => match error.kind() {
-                ErrorKind::Throttled => ProbeFailure::Throttled(error),
-                ErrorKind::Unavailable | ErrorKind::Conflict | ErrorKind::Ambiguous => {
-                    ProbeFailure::Unreachable(error)
-                }
-                ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
-                ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Exists => {
-                    ProbeFailure::Refused { action, source: error }
-                }
-            },
         }
     }
 }

@@ -40,7 +40,11 @@ impl S3Store {
         let upload = self.start_upload(key, full).await?;
         let sent = self.send_parts(key, full, &upload, chunks).await;
         let done = match sent {
-            Ok(parts) => self.complete_upload(key, full, &upload, parts).await,
+            Ok(parts) => {
+                let completed = self.complete_upload(key, full, &upload, parts).await;
+                let size_bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+                self.settle_complete(key, completed, size_bytes).await
+            }
             Err(error) => Err(error),
         };
         if done.is_err() {
@@ -115,6 +119,20 @@ impl S3Store {
             }
         })
         .await
+    }
+
+    /// A completion that is tried again after its answer was lost finds no upload: then the object tells.
+    async fn settle_complete(
+        &self,
+        key: &str,
+        completed: Result<(), StoreError>,
+        size_bytes: u64,
+    ) -> Result<(), StoreError> {
+        let gone = matches!(&completed, Err(StoreError::Refused { code, .. }) if code == "NoSuchUpload");
+        if gone && self.get_object_suffix(key, 1).await.is_ok_and(|end| end.size_bytes == size_bytes) {
+            return Ok(());
+        }
+        completed
     }
 
     /// Frees what an upload that failed left behind. The bucket's lifecycle rule is the fallback, so an error is
