@@ -416,12 +416,12 @@ fn exists(id: u32) -> bool {
     Path::new(CHAR_CLASS).join(format!("ublkc{id}")).exists()
 }
 
-/// `ENODEV` to a command is also what a device without disk answers.
+/// `ENODEV` is also the answer for a device that has no disk.
 fn not_found(id: u32, error: ControlError) -> ControlError {
-    match error {
-        ControlError::Command { source: Errno::ENODEV, .. } if !exists(id) => ControlError::NotFound { id },
-        other => other,
+    if matches!(error, ControlError::Command { source: Errno::ENODEV, .. }) && !exists(id) {
+        return ControlError::NotFound { id };
     }
+    error
 }
 
 fn failed(id: u32, command: &'static str, error: UblkError) -> ControlError {

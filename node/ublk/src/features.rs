@@ -146,10 +146,8 @@ impl Features {
             return Err(Unsupported::BrokenKernel { release });
         }
         if let Err(error) = OpenOptions::new().read(true).write(true).open(CONTROL_PATH) {
-            return Err(match error.kind() {
-                ErrorKind::NotFound => Unsupported::NoDriver,
-                _ => Unsupported::NoAccess(error),
-            });
+            let absent = error.kind() == ErrorKind::NotFound;
+            return Err(if absent { Unsupported::NoDriver } else { Unsupported::NoAccess(error) });
         }
         let Some(bits) = UblkCtrl::get_features() else {
             return Err(Unsupported::NoFeatures { release });
