@@ -18,7 +18,7 @@
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::REMEMBERED_NONCES;
-use crate::sector_map::{PAGE_BYTES, Side};
+use crate::sector_map::{Nibble, PAGE_BYTES, Side};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Bytes of one slot.
@@ -50,9 +50,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Adds a nonce before the attach that will carry it.
-    pub fn intend(&mut self, epoch: Epoch, nonce: Nonce) {
-        self.epoch = epoch;
+    /// Adds a nonce before the attach that will carry it. The epoch stays that of the data until the attach has won.
+    pub fn intend(&mut self, nonce: Nonce) {
         self.nonces.push(nonce);
         let surplus = self.nonces.len().saturating_sub(REMEMBERED_NONCES);
         self.nonces.drain(..surplus);
@@ -217,6 +216,12 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
     Ok(newest)
 }
 
+/// Whether any sector of the pages is dirty in the side that holds its newest bytes.
+pub fn holds_dirty(pages: &[FoundPage]) -> bool {
+    let kept = |nibble: u8| Nibble(nibble).after_host_loss(false).0 != 0;
+    pages.iter().any(|page| page.nibbles.iter().any(|byte| kept(byte & 15) || kept(byte >> 4)))
+}
+
 /// Whether no completed round vouches for a slot that does not decode.
 fn is_torn(slot: &[u8], synced: u64) -> bool {
     let mut raw = [0; 8];
@@ -257,7 +262,7 @@ mod tests {
     #[test]
     fn the_newer_valid_header_wins_and_a_torn_one_falls_back() {
         let mut newer = header();
-        newer.intend(Epoch(9), Nonce([2; 16]));
+        newer.intend(Nonce([2; 16]));
         let mut file = [header().encode(1), newer.encode(2)].concat();
         assert_eq!(Header::newest(&file), Ok(Some((2, newer))));
         file[SLOT_BYTES + 50] ^= 1;
@@ -271,7 +276,7 @@ mod tests {
     fn a_header_remembers_only_the_newest_nonces() {
         let mut long = header();
         for round in 0..200u8 {
-            long.intend(Epoch(u64::from(round)), Nonce([round; 16]));
+            long.intend(Nonce([round; 16]));
         }
         assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
         assert_eq!(long.nonces.last(), Some(&Nonce([199; 16])));
