@@ -90,6 +90,8 @@ pub struct Status {
     pub parked: usize,
     /// The local disk had no space for the last write tried.
     pub disk_full: bool,
+    /// A side is sealed: its commit is on the way.
+    pub sealing: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -298,6 +300,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len(),
             disk_full: self.disk_full,
+            sealing: !self.seal.is_open(),
         }
     }
 
