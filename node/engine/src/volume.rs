@@ -395,6 +395,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
             return self.fence(out);
         }
+        // The predecessor may have died before it wrote the epoch it had won.
+        if self.header.epoch != manifest.epoch() {
+            self.header.epoch = manifest.epoch();
+            self.round.header_changed();
+        }
         self.checkpointed = manifest.checkpointed();
         self.heard_from_log = self.now;
         self.manifest = Some(manifest);

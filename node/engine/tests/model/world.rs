@@ -44,7 +44,8 @@ pub(crate) struct World {
     /// Dirty data of fenced writers that was set aside.
     pub(crate) set_aside: u32,
     serial: u64,
-    claims: Vec<(Nonce, usize, LocalData)>,
+    /// Attaches: nonce, host, and whether the host's own data counts in it.
+    claims: Vec<(Nonce, usize, bool)>,
     last_writer: Option<usize>,
     /// No disk ever failed.
     sound_disks: bool,
@@ -303,7 +304,7 @@ impl World {
     fn take_note(&mut self) {
         for landed in std::mem::take(&mut self.store.landed) {
             let claim = self.claims.iter().find(|(nonce, ..)| *nonce == landed.nonce);
-            let &(nonce, host, local) = claim.expect("only these hosts write");
+            let &(nonce, host, keeps) = claim.expect("only these hosts write");
             match landed.commit {
                 Some(cut) => {
                     if self.hosts[host].nonce == Some(nonce) {
@@ -313,13 +314,10 @@ impl World {
                 None => {
                     let here = &mut self.hosts[host];
                     here.nonce = Some(nonce);
-                    match local {
-                        LocalData::Ours { .. } => {
-                            assert_eq!(self.last_writer, Some(host), "somebody else wrote since");
-                        }
-                        LocalData::Absent | LocalData::Foreign => {
-                            here.expect = Expect::after(&self.store.last_cut());
-                        }
+                    if keeps {
+                        assert_eq!(self.last_writer, Some(host), "somebody else wrote since");
+                    } else {
+                        here.expect = Expect::after(&self.store.last_cut());
                     }
                     self.last_writer = Some(host);
                 }
@@ -506,7 +504,12 @@ impl World {
                 generation = 0;
             }
             generation += 1;
-            self.claims.push((claim.nonce, host, plan.local));
+            let keeps = self.last_writer == Some(host) && plan.local != LocalData::Absent;
+            if !keeps && matches!(plan.local, LocalData::Ours { .. }) {
+                // An attach was intended here and never won: there is nothing yet.
+                assert!(!holds_dirty(&pages) && plan.local == LocalData::Ours { trust_clean: false });
+            }
+            self.claims.push((claim.nonce, host, keeps));
 
             let slot = u8::from(generation % 2 == 1);
             let write = MapWrite { offset: header_offset(slot), bytes: plan.header.encode(generation) };
