@@ -234,24 +234,35 @@ impl Run {
 
     /// Reads everything at home, from the store alone, and on another host.
     fn finish(&mut self) {
-        self.leaving = false;
-        if self.world.hosts[self.home].device.as_ref().is_some_and(|device| device.fenced || device.closing) {
-            // A detach had begun, or the home was fenced on its way back: let it end.
-            self.leaving = true;
-            self.settle(|run| !run.leaving);
+        let mut left = false;
+        for _ in 0..3 {
+            if !left {
+                left = self.read_and_leave();
+            }
         }
-        self.settle(Self::device_is_idle);
-        self.read_all();
-        self.leaving = true;
-        let home = self.home;
-        self.settle(|run| run.world.hosts[home].device.is_none());
-        self.world.check_store(home);
+        assert!(left, "a home that was fenced attaches anew and is not fenced again");
+        self.world.check_store(self.home);
+        self.home = (self.home + 1) % self.world.hosts.len();
+        while !self.read_and_leave() {}
+        self.world.check_store(self.home);
+    }
+
+    /// Whether the home detached; if it was fenced instead, it is ready to attach anew.
+    fn read_and_leave(&mut self) -> bool {
         self.leaving = false;
-        self.home = (home + 1) % self.world.hosts.len();
-        let next = self.home;
-        self.settle(|run| run.world.hosts[next].device.as_ref().is_some_and(|device| !device.fenced));
-        self.settle(Self::device_is_idle);
-        self.read_all();
+        self.settle(|run| {
+            let device = run.world.hosts[run.home].device.as_ref();
+            device.is_some_and(|device| device.fenced || device.closing || (device.ready && device.is_idle()))
+        });
+        let home = self.home;
+        if self.device_is_idle() && !self.world.hosts[home].device.as_ref().is_some_and(|d| d.closing) {
+            self.read_all();
+        }
+        self.leaving = true;
+        self.settle(|run| run.world.hosts[home].device.is_none());
+        self.leaving = false;
+        let manifest = self.world.store.manifest();
+        !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
     }
 }
 
