@@ -304,6 +304,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (fresh, changed)
     }
 
+    /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be the old or the
+    /// new ones, and are no longer what the object store has. Returns as [`Self::mark_written`].
+    pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
+        let mut fresh = 0;
+        for sector in range.start.0..range.end() {
+            let old = self.nibble(sector);
+            if old.newest() == Some(side) && !old.is_dirty(side) {
+                self.set_nibble(sector, Nibble(old.0 | side.dirty_bit()));
+                fresh += 1;
+            }
+        }
+        (fresh, fresh > 0)
+    }
+
     /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
     /// Returns whether any was marked.
     pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
