@@ -12,7 +12,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Record;
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Pending, Setup, Volume};
-use holdfast_types::{BLOCK_SECTORS, Nonce, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
 
 use crate::device::Device;
 use crate::disk::{Fate, sectors};
@@ -449,7 +449,7 @@ impl World {
         };
         here.begin(volume, Vec::new(), true);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH));
-        device.ready = true;
+        device.ready |= !here.process.as_ref().expect("it began").volume.status().recovering;
         let again = device.reissue();
         for (id, op, range) in again {
             self.tell(host, Event::Request { id, op, range });
@@ -588,8 +588,13 @@ impl World {
         let cut = self.store.last_cut();
         let mut touched = self.hosts[host].expect.touched();
         touched.extend(cut.touched());
+        let mut read = (u64::MAX, Vec::new());
         for sector in touched {
-            let stamp = self.store.read_sector(&manifest, sector);
+            let block = Sector(sector).block();
+            if read.0 != block.0 {
+                read = (block.0, self.store.read_remote(&manifest, block));
+            }
+            let stamp = read.1[Sector(sector).in_block() as usize];
             let allowed = self.hosts[host].expect.allowed(sector);
             assert!(
                 allowed.contains(&stamp),
