@@ -9,7 +9,7 @@ use holdfast_engine::attach::{AttachRefused, Claim, LocalData, plan_attach};
 use holdfast_engine::durable_map::{Header, header_offset, holds_dirty, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Record;
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Pending, Setup, Volume};
 use holdfast_types::{BLOCK_SECTORS, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
@@ -534,6 +534,24 @@ impl World {
             header.epoch = plan.record.epoch;
             return self.serve(host, header, generation, &pages, trust_clean);
         }
+    }
+
+    /// Fills the log with records of writers that came and went.
+    pub(crate) fn age_log(&mut self, records: u64) {
+        for count in 0..records {
+            let manifest = self.store.manifest();
+            let (epoch, body) = if manifest.is_attached() {
+                (manifest.epoch(), Body::Detach)
+            } else {
+                (manifest.epoch().next(), Body::Attach { sectors: self.sectors, node: String::new() })
+            };
+            let nonce =
+                manifest.writer().filter(|_| manifest.is_attached()).unwrap_or(Nonce([count as u8; 16]));
+            let volume = manifest.volume().clone();
+            let record = Record { volume, seq: manifest.seq().next(), epoch, nonce, unix_ms: 0, body };
+            assert!(self.store.create(record.seq, &record.encode()));
+        }
+        self.store.landed.clear();
     }
 
     /// Creates the attach record; whether this writer's is the one that stands there.
