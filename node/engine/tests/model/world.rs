@@ -8,11 +8,12 @@ use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::attach::{AttachRefused, Claim, LocalData, plan_attach};
 use holdfast_engine::durable_map::{Header, header_offset, holds_dirty, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
+use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
+use holdfast_engine::sector_map::{PAGE_SECTORS, Side, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Pending, Setup, Volume};
-use holdfast_types::{BLOCK_SECTORS, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
 
 use crate::device::Device;
 use crate::disk::{Fate, sectors};
@@ -533,6 +534,25 @@ impl World {
             let mut header = plan.header;
             header.epoch = plan.record.epoch;
             return self.serve(host, header, generation, &pages, trust_clean);
+        }
+    }
+
+    /// Each host attached this volume so often, without writing, that its header is longer than one 512-byte unit.
+    pub(crate) fn age_headers(&mut self) {
+        for host in &mut self.hosts {
+            let header = Header {
+                volume: self.store.manifest().volume().clone(),
+                sectors: self.sectors,
+                epoch: Epoch(0),
+                nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
+                active: Side::A,
+                closed_clean: false,
+                seq: Seq(0),
+                synced_generation: 0,
+            };
+            let write = MapWrite { offset: header_offset(1), bytes: header.encode(1) };
+            host.disk.map.write(&write, || true);
+            host.disk.map.sync(host.disk.map.mark());
         }
     }
 
