@@ -10,6 +10,9 @@
 //! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
 //! u8 closed clean, u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
+//! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
+//! reason to write over the other one.
+//!
 //! Recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
 //! decayed, and only the first is harmless. They are told apart by the *synced generation*: every page and the header say
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.

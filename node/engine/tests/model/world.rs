@@ -472,6 +472,8 @@ impl World {
         loop {
             let here = &mut self.hosts[host];
             assert!(here.process.is_none() && !here.tmpfs.holds_a_map(), "attached already");
+            // What a dead process wrote and did not sync is no ground to write the other slot on.
+            here.disk.map.sync(here.disk.map.mark());
             let found = Header::newest(&here.disk.map.read(0, 2 * 4096)).expect("no header is damaged");
             let manifest = self.store.manifest();
             let claim = Claim {
