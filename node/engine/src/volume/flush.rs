@@ -126,7 +126,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
         let round = &mut self.round;
-        if round.step != Step::Idle || !(round.wanted || !round.next_guests.is_empty()) {
+        let asked_for = round.wanted || !round.next_guests.is_empty();
+        if round.step != Step::Idle || !asked_for {
             return;
         }
         round.begun += 1;
