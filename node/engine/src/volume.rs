@@ -141,6 +141,8 @@ pub struct Volume<M> {
     checkpointed: Seq,
     checkpointing: bool,
     closing_round: Option<u64>,
+    /// The device is gone.
+    leaving: bool,
     unix_ms_at_zero: u64,
     heard_from_log: Millis,
     disk_full: bool,
@@ -242,6 +244,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointed: Seq(0),
             checkpointing: false,
             closing_round: None,
+            leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
             disk_full: false,
@@ -290,10 +293,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
             Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
             Event::Detach => {
-                if matches!(self.lifecycle, Lifecycle::Serving) {
-                    assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
-                    self.lifecycle = Lifecycle::Detaching;
-                }
+                assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
+                self.leaving = true;
             }
             Event::Tick => {
                 self.unpark(out);
@@ -436,6 +437,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
             return;
+        }
+        if self.leaving && self.lifecycle == Lifecycle::Serving {
+            self.lifecycle = Lifecycle::Detaching;
         }
         self.advance_seal(out);
         self.advance_checkpoint(out);

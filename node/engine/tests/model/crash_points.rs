@@ -205,6 +205,20 @@ fn an_attach_dies_twice_before_its_header_is_synced() {
     }
 }
 
+/// The device does not exist yet, and is not wanted any more.
+#[test]
+fn a_volume_that_recovers_is_told_to_let_go() {
+    let mut world = world(5);
+    play(&mut world, 60);
+    world.lose_host(0, Some(Fate::Everything));
+    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert!(world.hosts[0].process.as_ref().is_some_and(|process| process.volume.status().recovering));
+    world.begin_detach(0);
+    drive::until(&mut world, 0, |world| world.hosts[0].device.is_none());
+    world.check_store(0);
+    drive::read_all(&mut world, 1);
+}
+
 /// The live map is made of many small changes; a map whose maker died among them must not pass for whole.
 #[test]
 fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {

@@ -343,11 +343,10 @@ impl World {
         let here = &mut self.hosts[host];
         let Some(device) = &mut here.device else { return };
         device.closing = true;
-        let settled = here.process.as_ref().is_some_and(|process| {
-            // A completion that the guest has not seen yet is still in flight.
-            device.is_idle() && !process.jobs.iter().any(|job| matches!(job.action, Action::Complete { .. }))
-        });
-        if settled && device.ready {
+        if let Some(process) = &mut here.process
+            && device.is_idle()
+            && !std::mem::replace(&mut process.detaching, true)
+        {
             self.tell(host, Event::Detach);
         }
     }
