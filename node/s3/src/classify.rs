@@ -83,17 +83,24 @@ fn code_or_status(code: String, status: u16) -> String {
 
 /// Whether the request cannot have left, because nobody listens at the address.
 fn never_connected(failure: &(dyn Error + 'static)) -> bool {
-    let mut at = Some(failure);
-    while let Some(error) = at {
-        let refused = error
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
-        if refused {
-            return true;
-        }
-        at = error.source();
+    any_cause(failure, &|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
+    })
+}
+
+/// Whether `test` holds for the error or one of its causes. An I/O error hides the error it was made from: its
+/// source is that error's source.
+pub(crate) fn any_cause(
+    failure: &(dyn Error + 'static),
+    test: &dyn Fn(&(dyn Error + 'static)) -> bool,
+) -> bool {
+    if test(failure) {
+        return true;
     }
-    false
+    let hidden = failure.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
+    let next = hidden.map(|hidden| hidden as &(dyn Error + 'static)).or_else(|| failure.source());
+    next.is_some_and(|next| any_cause(next, test))
 }
 
 #[cfg(test)]

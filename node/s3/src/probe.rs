@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, StoreError};
 
-use crate::store::S3Store;
+use crate::{classify::any_cause, store::S3Store};
 
 /// What a bucket lacks, and what a person can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -177,13 +177,14 @@ impl S3Store {
             "IncorrectEndpoint",
             "HTTP 301",
         ];
-        const UNKNOWN_CALLER: [&str; 6] = [
+        const UNKNOWN_CALLER: [&str; 7] = [
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
             "InvalidToken",
             "ExpiredToken",
             "RequestTimeTooSkewed",
             "InvalidClientTokenId",
+            "NotSignedUp",
         ];
         if let StoreError::NoBucket { bucket } = error {
             return ProbeFailure::NoBucket { bucket };
@@ -217,16 +218,8 @@ impl S3Store {
 
 /// Whether a lost connection is about trust, not about the network.
 fn names_certificate(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let mut at = Some(cause);
-    while let Some(error) = at {
-        let tls = error.downcast_ref::<rustls::Error>().or_else(|| {
-            let io = error.downcast_ref::<std::io::Error>()?;
-            io.get_ref()?.downcast_ref::<rustls::Error>()
-        });
-        if tls.is_some_and(|tls| matches!(tls, rustls::Error::InvalidCertificate(_))) {
-            return true;
-        }
-        at = error.source();
-    }
-    false
+    any_cause(cause, &|cause| {
+        let tls = cause.downcast_ref::<rustls::Error>();
+        tls.is_some_and(|tls| matches!(tls, rustls::Error::InvalidCertificate(_)))
+    })
 }
