@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
@@ -43,6 +44,9 @@ where
             error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
             effect: Effect::None,
         },
+        _ if any_cause(&failure, &is_credentials) => {
+            Failure { error: no_credentials(failure.into()), effect: Effect::None }
+        }
         _ => {
             let effect = if never_connected(&failure) { Effect::None } else { Effect::Unknown };
             Failure { error: StoreError::Unavailable(failure.into()), effect }
@@ -79,6 +83,25 @@ fn answered(
 
 fn code_or_status(code: String, status: u16) -> String {
     if code.is_empty() { format!("HTTP {status}") } else { code }
+}
+
+/// The code of [`StoreError::Denied`] when nobody could say who we are, so that nothing was sent.
+pub(crate) const NO_CREDENTIALS: &str = "NoCredentials";
+
+fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
+    cause.is::<CredentialsError>()
+}
+
+/// A request that was not sent for want of credentials. Only a provider that did not answer in time may do so later.
+fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
+    let late = |cause: &(dyn Error + 'static)| {
+        matches!(cause.downcast_ref(), Some(CredentialsError::ProviderTimedOut(_)))
+    };
+    if any_cause(source.as_ref(), &late) {
+        StoreError::Unavailable(source)
+    } else {
+        StoreError::Denied { code: NO_CREDENTIALS.to_owned(), source }
+    }
 }
 
 /// Whether the request cannot have left, because nobody listens at the address.

@@ -27,9 +27,10 @@ impl S3Store {
     /// Prepares to talk to the bucket; sends nothing yet.
     ///
     /// # Errors
-    /// A field of `config` that can never work.
+    /// A field of `config` that can never work here.
     pub async fn connect(config: S3Config) -> Result<Self, InvalidConfig> {
         config.check()?;
+        check_trust(&config)?;
         let region = Region::new(config.region.clone());
         let http = transport(&config);
         let mut sdk = Config::builder()
@@ -50,6 +51,16 @@ impl S3Store {
         }
         Ok(Self::new(Client::from_conf(sdk.build()), config))
     }
+}
+
+/// Refuses TLS that could never succeed, because this system trusts nobody.
+fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
+    let wants_system = config.is_tls() && config.ca_pem.is_none();
+    if wants_system && rustls_native_certs::load_native_certs().certs.is_empty() {
+        let fix = "this system has no certificate authorities: name the server's here";
+        return Err(InvalidConfig { field: "caBundle", value: "(not set)".to_owned(), fix });
+    }
+    Ok(())
 }
 
 fn transport(config: &S3Config) -> SharedHttpClient {

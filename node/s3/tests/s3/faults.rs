@@ -94,7 +94,7 @@ async fn a_412_before_the_body_was_read_means_exists() {
     let server = Server::start().await;
     let store = server.store().await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
-    server.trouble(Method::PUT, Trouble::Answer(412, "PreconditionFailed"));
+    server.trouble(Method::PUT, Trouble::EarlyAnswer(412, "PreconditionFailed"));
     let large = Bytes::from(vec![7; 4 << 20]);
     match store.create(KEY, large).await {
         // Closing before the body was read may cut the answer off on its way: then nobody can know.

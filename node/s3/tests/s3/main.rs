@@ -4,6 +4,7 @@
 
 mod backend;
 mod conformance;
+mod credentials;
 mod faults;
 mod health;
 mod server;

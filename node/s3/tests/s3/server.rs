@@ -32,8 +32,10 @@ use crate::backend::{BUCKET, Backend};
 /// What goes wrong with one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Trouble {
-    /// Answered with this status and code before the body is read; nothing happens.
+    /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
+    /// The same before the request's body is read.
+    EarlyAnswer(u16, &'static str),
     /// The connection is closed; nothing happens.
     LostRequest,
     /// It happens, and the connection is closed without an answer.
@@ -162,30 +164,36 @@ async fn troubled(
         let at = planned.iter().position(|(method, _)| method == request.method());
         at.and_then(|at| planned.remove(at)).map(|(_, trouble)| trouble)
     };
-    let run = async || {
-        let request = request.map(Body::from);
-        service.call(request).await.map_err(|_broken| Closed)
+    let run = async |request: Request<Incoming>| {
+        service.call(request.map(Body::from)).await.map_err(|_broken| Closed)
     };
     match trouble {
-        None => run().await,
+        None => run(request).await,
         Some(Trouble::Answer(status, code)) => {
-            let body = format!("<Error><Code>{code}</Code><Message>planned</Message></Error>");
-            let mut answer = Response::new(Body::from(Bytes::from(body)));
-            *answer.status_mut() = StatusCode::from_u16(status).unwrap();
-            Ok(answer)
+            let mut body = Body::from(request.into_body());
+            body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
+            Ok(planned_answer(status, code))
         }
+        Some(Trouble::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
         Some(Trouble::LostRequest) => Err(Closed),
         Some(Trouble::LostReply) => {
-            run().await?;
+            run(request).await?;
             Err(Closed)
         }
         Some(Trouble::Late(wait)) => {
             tokio::time::sleep(wait).await;
-            run().await
+            run(request).await
         }
-        Some(Trouble::StalledBody) => Ok(cut(run().await?, stream::pending().boxed())),
-        Some(Trouble::TornBody) => Ok(cut(run().await?, stream::iter([Err(Closed)]).boxed())),
+        Some(Trouble::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
+        Some(Trouble::TornBody) => Ok(cut(run(request).await?, stream::iter([Err(Closed)]).boxed())),
     }
+}
+
+fn planned_answer(status: u16, code: &str) -> Response<Body> {
+    let body = format!("<Error><Code>{code}</Code><Message>planned</Message></Error>");
+    let mut answer = Response::new(Body::from(Bytes::from(body)));
+    *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+    answer
 }
 
 /// Replaces a body by its first byte and what follows.
