@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -51,11 +54,19 @@ pub(crate) enum Trouble {
 #[derive(Clone, Default)]
 struct Troubles(Arc<Mutex<VecDeque<(Method, Trouble)>>>);
 
+/// Requests under way now, and the most there ever were.
+#[derive(Default)]
+struct UnderWay {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
 /// The running server; it ends when this is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) backend: Arc<Backend>,
     troubles: Troubles,
+    under_way: Arc<UnderWay>,
     _accept: JoinSet<()>,
 }
 
@@ -77,13 +88,19 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let troubles = Troubles::default();
         let mut accept = JoinSet::new();
-        accept.spawn(serve(listener, tls, service, troubles.clone()));
-        Self { address, backend, troubles, _accept: accept }
+        let under_way = Arc::new(UnderWay::default());
+        accept.spawn(serve(listener, tls, service, troubles.clone(), under_way.clone()));
+        Self { address, backend, troubles, under_way, _accept: accept }
     }
 
     /// Troubles the next request of `method` that has none yet.
     pub(crate) fn trouble(&self, method: Method, trouble: Trouble) {
         self.troubles.0.lock().unwrap().push_back((method, trouble));
+    }
+
+    /// The most requests that were ever under way at once.
+    pub(crate) fn peak(&self) -> usize {
+        self.under_way.peak.load(Ordering::SeqCst)
     }
 
     /// A configuration that fits this server, with time-outs fit for loopback.
@@ -121,18 +138,25 @@ impl Server {
     }
 }
 
-async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Service, troubles: Troubles) {
+async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    service: S3Service,
+    troubles: Troubles,
+    under_way: Arc<UnderWay>,
+) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
         let (service, troubles, tls) = (service.clone(), troubles.clone(), tls.clone());
+        let under_way = under_way.clone();
         connections.spawn(async move {
             match tls {
-                None => connection(stream, service, troubles).await,
+                None => connection(stream, service, troubles, under_way).await,
                 Some(tls) => {
                     // A client that does not trust us hangs up here.
                     if let Ok(stream) = tls.accept(stream).await {
-                        connection(stream, service, troubles).await;
+                        connection(stream, service, troubles, under_way).await;
                     }
                 }
             }
@@ -140,11 +164,20 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, service: S3Servi
     }
 }
 
-async fn connection<S>(stream: S, service: S3Service, troubles: Troubles)
+async fn connection<S>(stream: S, service: S3Service, troubles: Troubles, under_way: Arc<UnderWay>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let answer = service_fn(move |request| troubled(request, service.clone(), troubles.clone()));
+    let answer = service_fn(move |request| {
+        let (service, troubles, under_way) = (service.clone(), troubles.clone(), under_way.clone());
+        async move {
+            let now = under_way.now.fetch_add(1, Ordering::SeqCst) + 1;
+            under_way.peak.fetch_max(now, Ordering::SeqCst);
+            let answer = troubled(request, service, troubles).await;
+            under_way.now.fetch_sub(1, Ordering::SeqCst);
+            answer
+        }
+    });
     // An error is how a connection ends that a trouble has closed.
     let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
