@@ -105,3 +105,41 @@ async fn credentials(credentials: &Credentials, region: Region) -> SharedCredent
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use aws_sdk_s3::presigning::PresigningConfig;
+
+    use super::*;
+
+    /// The address a read of `log/1` would go to.
+    async fn address(endpoint: Option<&str>, path_style: bool) -> String {
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "secret".to_owned(),
+            session_token: None,
+        };
+        let store = S3Store::connect(S3Config {
+            endpoint: endpoint.map(str::to_owned),
+            path_style,
+            prefix: "p".to_owned(),
+            ..S3Config::new("bucket", "eu-north-1", credentials)
+        })
+        .await
+        .unwrap();
+        let get = store.client.get_object().bucket("bucket").key(store.full_key("log/1").unwrap());
+        let soon = PresigningConfig::expires_in(Duration::from_secs(60)).unwrap();
+        let signed = get.presigned(soon).await.unwrap();
+        signed.uri().split('?').next().unwrap_or_default().to_owned()
+    }
+
+    #[tokio::test]
+    async fn the_bucket_is_in_the_path_or_in_the_host() {
+        let server = Some("http://s3.storage:9000");
+        assert_eq!(address(server, true).await, "http://s3.storage:9000/bucket/p/log/1");
+        assert_eq!(address(server, false).await, "http://bucket.s3.storage:9000/p/log/1");
+        assert_eq!(address(None, false).await, "https://bucket.s3.eu-north-1.amazonaws.com/p/log/1");
+    }
+}
