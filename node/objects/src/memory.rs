@@ -147,6 +147,19 @@ impl MemoryStore {
         found.ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
     }
 
+    /// Refuses a key that a file-backed server could not hold beside those that are there.
+    fn check_room(&self, key: &str) -> Result<(), StoreError> {
+        let objects = self.objects();
+        let below = format!("{key}/");
+        let parents = key.match_indices('/').map(|(at, _)| &key[..at]);
+        let child = objects.range(below.clone()..).next().is_some_and(|(other, _)| other.starts_with(&below));
+        if child || parents.into_iter().any(|parent| objects.contains_key(parent)) {
+            let rule = "no key may be another key followed by '/' and more";
+            return Err(StoreError::Invalid { what: "key", value: key.to_owned(), rule });
+        }
+        Ok(())
+    }
+
     /// Puts an object if the key is free; says whether it was.
     fn insert(&self, key: &str, body: Bytes) -> bool {
         let mut objects = self.objects();
@@ -191,7 +204,7 @@ impl ObjectStore for MemoryStore {
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        check_key(key).map_err(CreateError::Failed)?;
+        check_key(key).and_then(|()| self.check_room(key)).map_err(CreateError::Failed)?;
         let reply = match self.arrive(Verb::Put).await {
             Ok(reply) => reply,
             Err(Stopped::Failed(error)) => return Err(CreateError::Failed(error)),
@@ -207,6 +220,7 @@ impl ObjectStore for MemoryStore {
 
     async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
         check_key(key)?;
+        self.check_room(key)?;
         let reply = self.arrive(Verb::Put).await?;
         let mut body = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
         for part in parts {
@@ -274,3 +288,6 @@ fn planned_error(kind: ErrorKind) -> StoreError {
         ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Exists => StoreError::Unavailable(cause()),
     }
 }
+
+#[cfg(test)]
+mod tests;
