@@ -86,15 +86,14 @@ struct PhaseLabels {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-#[expect(non_camel_case_types, reason = "the words of Prometheus for a boolean label")]
-enum Ready {
-    r#true,
-    r#false,
+enum Readiness {
+    Ready,
+    NotReady,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReadyLabels {
-    ready: Ready,
+struct ReadinessLabels {
+    readiness: Readiness,
 }
 
 /// The operator's metrics.
@@ -104,7 +103,7 @@ pub(crate) struct Metrics {
     reconciles: Family<ReconcileLabels, Counter>,
     seconds: Family<KindLabels, Histogram>,
     volumes: Family<PhaseLabels, Gauge>,
-    object_stores: Family<ReadyLabels, Gauge>,
+    object_stores: Family<ReadinessLabels, Gauge>,
     seen_volumes: OnceLock<Store<Volume>>,
     seen_object_stores: OnceLock<Store<ObjectStore>>,
 }
@@ -119,7 +118,7 @@ impl Metrics {
             Histogram::new(exponential_buckets(0.005, 2.0, 12))
         });
         let volumes = Family::<PhaseLabels, Gauge>::default();
-        let object_stores = Family::<ReadyLabels, Gauge>::default();
+        let object_stores = Family::<ReadinessLabels, Gauge>::default();
         registry.register("leader", "1 while this instance leads, else 0", leader.clone());
         registry.register("reconciles", "Reconciliations by kind and outcome", reconciles.clone());
         registry.register_with_unit(
@@ -183,8 +182,9 @@ impl Metrics {
                     store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
                 })
                 .count();
-            for (label, count) in [(Ready::r#true, ready), (Ready::r#false, state.len() - ready)] {
-                self.object_stores.get_or_create(&ReadyLabels { ready: label }).set(count as i64);
+            for (readiness, count) in [(Readiness::Ready, ready), (Readiness::NotReady, state.len() - ready)]
+            {
+                self.object_stores.get_or_create(&ReadinessLabels { readiness }).set(count as i64);
             }
         }
         let mut text = String::new();
