@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{self, Event, EventType, Reporter};
 
+use crate::object_store::READY;
 use crate::volume::plan::PROVISIONED;
 
 /// Longest note the API takes, in bytes.
@@ -41,11 +42,7 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
         })
         .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
         .map(|new| Event {
-            type_: if new.status == "True" || new.type_ != PROVISIONED && new.reason == "WaitingForDetach" {
-                EventType::Normal
-            } else {
-                EventType::Warning
-            },
+            type_: if is_trouble(new) { EventType::Warning } else { EventType::Normal },
             reason: new.reason.clone(),
             note: Some(truncate(&new.message)),
             action: new.type_.clone(),
@@ -54,10 +51,46 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
         .collect()
 }
 
+fn is_trouble(condition: &Condition) -> bool {
+    condition.status != "True"
+        && [PROVISIONED, READY].contains(&condition.type_.as_str())
+        && !["WaitingForDetach", "Deleting"].contains(&condition.reason.as_str())
+}
+
 /// Reasons of conditions that are the ordinary course of things.
 const QUIET: [&str; 4] = ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
 
 fn truncate(text: &str) -> String {
     let end = (0..=text.len().min(MAX_NOTE_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionStatus, Time, condition};
+
+    use super::*;
+
+    fn one(type_: &str, status: ConditionStatus, reason: &str) -> Vec<Condition> {
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        vec![condition(&[], type_, status, reason, "text", Some(1), &now)]
+    }
+
+    #[test]
+    fn only_what_turned_is_told_and_only_trouble_is_a_warning() {
+        let pending = one(PROVISIONED, ConditionStatus::False, "ObjectStoreMissing");
+        let created = one(PROVISIONED, ConditionStatus::True, "Created");
+        let told = changes(&[], &pending);
+        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Warning));
+        let told = changes(&pending, &created);
+        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Normal));
+        assert!(changes(&created, &created).is_empty());
+        assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
+    }
+
+    #[test]
+    fn a_long_note_is_cut_at_a_character() {
+        assert_eq!(truncate(&"ä".repeat(600)).len(), 1000);
+        assert_eq!(truncate(&format!("a{}", "ä".repeat(600))).len(), 999);
+    }
 }

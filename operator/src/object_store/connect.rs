@@ -69,7 +69,13 @@ pub(crate) enum ConnectError {
     TwoCaBundles,
     /// A value can never work.
     #[error("spec.{0}")]
-    Invalid(#[from] InvalidConfig),
+    Invalid(InvalidConfig),
+}
+
+impl From<InvalidConfig> for ConnectError {
+    fn from(invalid: InvalidConfig) -> Self {
+        Self::Invalid(invalid)
+    }
 }
 
 impl ConnectError {

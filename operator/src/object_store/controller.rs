@@ -68,7 +68,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(error = %chain(&error), "object store controller");
+                tracing::debug!(%error, "object store controller");
             }
         })
         .await;

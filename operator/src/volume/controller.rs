@@ -51,7 +51,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(error = %chain(&error), "volume controller");
+                tracing::debug!(%error, "volume controller");
             }
         })
         .await;

@@ -19,7 +19,7 @@ pub(crate) enum VolumeFailure {
     #[error("the volume changed meanwhile")]
     Changed,
     /// The ObjectStore cannot be used.
-    #[error("spec.objectStore cannot be used")]
+    #[error("the ObjectStore cannot be used")]
     Connect(#[from] ConnectError),
     /// The object store did not do what was asked.
     #[error("a request to the object store failed")]
@@ -79,14 +79,21 @@ impl VolumeFailure {
     /// The status that tells the user of the failure; `None` when there is nothing to tell.
     pub(crate) fn status(&self, facts: &Facts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
-        let cause = chain(self);
-        let message = format!("spec.objectStore `{}`: {cause}; {}", facts.store_name(), self.fix());
+        let message =
+            format!("spec.objectStore: {} (`{}`); {}", self.brief(), facts.store_name(), self.fix());
         let phase = if facts.deleting { VolumePhase::Deleting } else { VolumePhase::Pending };
         let mut status = pending(facts, &Obstacle::new(phase, reason, message), now);
         if facts.deleting {
             status.conditions.retain(|condition| condition.type_ == PROVISIONED);
         }
         Some(status)
+    }
+
+    /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every attempt would
+    /// be a write at every attempt.
+    fn brief(&self) -> String {
+        let source = std::error::Error::source(self).map(|source| format!(": {source}"));
+        format!("{self}{}", source.unwrap_or_default())
     }
 
     fn fix(&self) -> &'static str {

@@ -276,7 +276,7 @@ fn resized(facts: &Facts, now: &Time) -> Option<Condition> {
     let wanted = facts.spec.size_bytes().ok()?;
     let node = facts.serving()?;
     Some(if attached >= wanted {
-        make(facts, RESIZED, ConditionStatus::True, "Done", "the device has the size of the spec", now)
+        make(facts, RESIZED, ConditionStatus::True, "Grown", "the device has the size of the spec", now)
     } else {
         let message =
             format!("the device on node {node} has {attached} bytes: waiting for it to grow to {wanted}");

@@ -183,7 +183,7 @@ fn growth_is_reported_until_the_device_has_it() {
     facts.status.attached_size_bytes = Some(1 << 29);
     assert_eq!(reason_of(last_report(&plan(&facts, &now())), RESIZED), ("False", "WaitingForNode"));
     facts.status.attached_size_bytes = Some(1 << 30);
-    assert_eq!(reason_of(last_report(&plan(&facts, &now())), RESIZED), ("True", "Done"));
+    assert_eq!(reason_of(last_report(&plan(&facts, &now())), RESIZED), ("True", "Grown"));
 }
 
 #[test]
