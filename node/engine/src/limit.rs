@@ -12,3 +12,5 @@ pub const MOST_RECORDS_AFTER_CHECKPOINT: u64 = 60;
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
+/// How long background work waits before it asks for another round after one failed, in milliseconds.
+pub const RETRY_ROUND_AFTER_MS: u64 = 1000;

@@ -33,6 +33,7 @@ pub struct Manifest {
     sectors: u64,
     attached: bool,
     deleted: bool,
+    checkpointed: Seq,
     attaches: VecDeque<(Epoch, Nonce)>,
     segments: Vec<Arc<SegmentRef>>,
     chunks: BTreeMap<u32, Layers>,
@@ -100,10 +101,16 @@ impl Manifest {
             sectors: 0,
             attached: false,
             deleted: false,
+            checkpointed: Seq(0),
             attaches: VecDeque::new(),
             segments: Vec::new(),
             chunks: BTreeMap::new(),
         }
+    }
+
+    /// The state of a deleted volume, of whose log only the tombstone at `seq` is left.
+    pub fn tombstone(volume: VolumeId, seq: Seq) -> Self {
+        Self { seq, deleted: true, ..Self::empty(volume) }
     }
 
     /// The volume.
@@ -114,6 +121,11 @@ impl Manifest {
     /// The last record applied; zero before the first.
     pub fn seq(&self) -> Seq {
         self.seq
+    }
+
+    /// The seq of the checkpoint it was read from; zero without one.
+    pub fn checkpointed(&self) -> Seq {
+        self.checkpointed
     }
 
     /// Logical size in sectors.
@@ -262,6 +274,7 @@ impl Manifest {
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
         let mut manifest = Self::empty(volume);
         manifest.seq = Seq(fields.u64()?);
+        manifest.checkpointed = manifest.seq;
         manifest.sectors = fields.u64()?;
         manifest.attached = fields.u8()? != 0;
         manifest.deleted = fields.u8()? != 0;

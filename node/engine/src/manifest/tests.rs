@@ -37,7 +37,12 @@ fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
     assert_eq!(names(0), [SegmentId::new(1, [1; 10])]);
     assert_eq!(names(1), [SegmentId::new(1, [2; 10]), SegmentId::new(1, [1; 10])]);
     assert!(names(2).is_empty());
-    assert_eq!(Manifest::decode_checkpoint(&manifest.encode_checkpoint()), Ok(manifest));
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert_eq!(read.checkpointed(), Seq(4));
+    assert_eq!(
+        (read.chunks, read.attaches, read.segments),
+        (manifest.chunks, manifest.attaches, manifest.segments)
+    );
 }
 
 #[test]
