@@ -2,7 +2,8 @@
 //!
 //! Owns: `status.volumeId`, `status.assignedNode`, `status.phase`, `status.observedGeneration`, the conditions
 //! `Provisioned`, `Assigned` and `Resized`, and the finalizer.
-//! Does not own: the device and everything the daemon reports.
+//! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's log
+//! (`holdfast-log`).
 //! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty; nothing is
 //! provisioned before the finalizer and the volume's identity are recorded; the finalizer goes only after the objects.
 //! On failure: the step is repeated; every step may be repeated.
@@ -11,5 +12,4 @@ pub(crate) mod apply;
 pub(crate) mod controller;
 pub(crate) mod facts;
 pub(crate) mod failure;
-pub(crate) mod objects;
 pub(crate) mod plan;

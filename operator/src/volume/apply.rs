@@ -1,15 +1,18 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
-use holdfast_types::VolumeId;
+use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::failure::VolumeFailure;
-use super::objects;
 use super::plan::{Step, operators_part};
 use crate::object_store::connect::Connections;
+
+/// The nonce of the control plane's records. Together with times that come from the Volume it makes their bytes depend on
+/// the Volume alone, so that a step that is repeated meets its own success.
+const CONTROL: Nonce = Nonce([0; 16]);
 
 /// One volume being worked on, as the API server last returned it.
 pub(crate) struct Work<'a> {
@@ -34,12 +37,14 @@ impl Work<'_> {
             Step::Provision { size_bytes } => {
                 let created = unix_ms(self.volume.metadata.creation_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                objects::provision(store.as_ref(), &self.volume_id(), *size_bytes, created).await
+                let sectors = size_bytes / SECTOR_BYTES;
+                Ok(holdfast_log::provision(store.as_ref(), &self.volume_id(), sectors, CONTROL, created)
+                    .await?)
             }
             Step::RemoveObjects => {
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                objects::remove(store.as_ref(), &self.volume_id(), deleted).await
+                Ok(holdfast_log::remove(store.as_ref(), &self.volume_id(), CONTROL, deleted).await?)
             }
         }
     }

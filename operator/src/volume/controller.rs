@@ -125,12 +125,7 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, _context: Arc<Context>) -
         VolumeFailure::Changed => {
             tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning anew")
         }
-        VolumeFailure::Api(_)
-        | VolumeFailure::Connect(_)
-        | VolumeFailure::Store(_)
-        | VolumeFailure::Ambiguous { .. }
-        | VolumeFailure::Foreign { .. }
-        | VolumeFailure::Damaged { .. } => {
+        VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
             tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");
         }
     }

@@ -1,8 +1,8 @@
 //! Why a step for a volume failed, and what the user is told.
 
 use holdfast_crds::{Time, VolumePhase, VolumeStatus};
-use holdfast_engine::DecodeError;
-use holdfast_objects::{ErrorKind, StoreError};
+use holdfast_log::LogFailure;
+use holdfast_objects::ErrorKind;
 
 use super::facts::Facts;
 use super::plan::{Obstacle, PROVISIONED, pending};
@@ -21,41 +21,21 @@ pub(crate) enum VolumeFailure {
     /// The ObjectStore cannot be used.
     #[error("the ObjectStore cannot be used")]
     Connect(#[from] ConnectError),
-    /// The object store did not do what was asked.
-    #[error("a request to the object store failed")]
-    Store(#[from] StoreError),
-    /// A create of a log record stayed ambiguous.
-    #[error("whether record {key} was created is not known")]
-    Ambiguous {
-        /// The record's key.
-        key: String,
-    },
-    /// The volume's first record is not the one we would write.
-    #[error("object {key} is not this volume's first record")]
-    Foreign {
-        /// The record's key.
-        key: String,
-    },
-    /// A record cannot be read.
-    #[error("log record {key} is damaged")]
-    Damaged {
-        /// The record's key.
-        key: String,
-        /// What is wrong with it.
-        #[source]
-        source: DecodeError,
-    },
+    /// The volume's log was not created or removed.
+    #[error(transparent)]
+    Log(#[from] LogFailure),
 }
 
 impl VolumeFailure {
     /// When to try again.
     pub(crate) fn retry(&self) -> Retry {
         match self {
-            Self::Changed | Self::Ambiguous { .. } => Retry::Soon,
+            Self::Changed => Retry::Soon,
             Self::Api(_) => Retry::Later,
             Self::Connect(error) => error.retry(),
-            Self::Store(error) => Retry::of(error.kind()),
-            Self::Foreign { .. } | Self::Damaged { .. } => Retry::Rarely,
+            Self::Log(LogFailure::Store { source, .. }) => Retry::of(source.kind()),
+            Self::Log(failure) if failure.is_transient() => Retry::Later,
+            Self::Log(_) => Retry::Rarely,
         }
     }
 
@@ -64,15 +44,18 @@ impl VolumeFailure {
         match self {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
-            Self::Store(error) => Some(match error.kind() {
-                ErrorKind::Denied => "AccessDenied",
-                ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
-                ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
-                ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
+            Self::Log(failure) => Some(match failure {
+                LogFailure::Store { source, .. } => match source.kind() {
+                    ErrorKind::Denied => "AccessDenied",
+                    ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
+                    ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
+                    ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
+                },
+                LogFailure::Contended(_) => "ObjectStoreBusy",
+                LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+                LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
+                _ => "LogFailed",
             }),
-            Self::Ambiguous { .. } => Some("ObjectStoreBusy"),
-            Self::Foreign { .. } => Some("ForeignRecord"),
-            Self::Damaged { .. } => Some("DamagedRecord"),
         }
     }
 
@@ -99,11 +82,13 @@ impl VolumeFailure {
     fn fix(&self) -> &'static str {
         match self {
             Self::Connect(_) => "see the conditions of the ObjectStore",
-            Self::Foreign { .. } => "give the ObjectStore a prefix of its own",
-            Self::Damaged { .. } => "restore the object from a backup of the bucket",
-            Self::Api(_) | Self::Changed | Self::Store(_) | Self::Ambiguous { .. } => {
-                "it will be tried again"
+            Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_)) => {
+                "create the Volume again, or give the ObjectStore a prefix of its own"
             }
+            Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
+                "restore the object from a backup of the bucket"
+            }
+            Self::Api(_) | Self::Changed | Self::Log(_) => "it will be tried again",
         }
     }
 }
@@ -118,4 +103,51 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         source = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::StoreError;
+
+    use super::*;
+    use crate::volume::facts::StoreFact;
+
+    fn store_failure(source: StoreError) -> VolumeFailure {
+        let volume = "v".parse().expect("a volume id");
+        LogFailure::Store { what: "create a log record", volume, source }.into()
+    }
+
+    #[test]
+    fn a_failure_names_the_field_and_says_the_same_at_every_attempt() {
+        let facts = Facts {
+            uid: "v".to_owned(),
+            generation: 1,
+            spec: serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" }))
+                .expect("a spec"),
+            status: VolumeStatus::default(),
+            finalizer: true,
+            deleting: false,
+            store: StoreFact::Ready,
+            node_known: false,
+        };
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let message = |request: &str| {
+            let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: request.into() };
+            let failure = store_failure(denied);
+            assert_eq!(failure.retry(), Retry::Rarely);
+            let status = failure.status(&facts, &now).expect("something to tell");
+            assert_eq!((status.phase, status.volume_id), (Some(VolumePhase::Pending), None));
+            assert_eq!(status.conditions[0].reason, "AccessDenied");
+            status.conditions[0].message.clone()
+        };
+        let first = message("request 1");
+        assert!(first.starts_with("spec.objectStore: ") && first.contains("(AccessDenied)"), "{first}");
+        assert_eq!(first, message("request 2"));
+        assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_asked_again_sooner_than_one_that_refuses() {
+        assert_eq!(store_failure(StoreError::Unavailable("x".into())).retry(), Retry::Later);
+    }
 }
