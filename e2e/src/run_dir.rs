@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// How many runs' logs are kept.
-const KEPT_RUNS: usize = 5;
+const KEPT_RUNS: usize = 20;
 /// Held locked as long as the run lives.
 const LOCK: &str = "lock";
 
@@ -18,18 +18,19 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes a directory for this run, and tidies those of runs that were killed.
+    /// Makes a directory for this run, whose name ends in `name`, and tidies those of runs that were
+    /// killed.
     ///
     /// # Errors
     /// When the file system refuses.
-    pub fn create(target: &Path) -> Result<Self> {
+    pub fn create(target: &Path, name: &str) -> Result<Self> {
         let root = target.join("e2e");
         fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
         tidy(&root)?;
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .context("the clock is before 1970")?;
-        let path = root.join(format!("{}-{}", now.as_secs(), std::process::id()));
+        let path = root.join(format!("{}-{name}", now.as_millis()));
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
         let lock = File::create(path.join(LOCK)).context("create the run's lock")?;
         lock.lock().context("lock the run's directory")?;
@@ -95,7 +96,7 @@ mod tests {
     #[test]
     fn a_finished_run_leaves_its_logs_and_nothing_else() {
         let target = tempfile::tempdir().unwrap();
-        let run = RunDir::create(target.path()).unwrap();
+        let run = RunDir::create(target.path(), "one").unwrap();
         let path = run.path().to_owned();
         fs::create_dir_all(path.join("vm-a/deep")).unwrap();
         fs::create_dir_all(path.join("buckets/b")).unwrap();

@@ -40,10 +40,12 @@ pub struct S3Server {
 /// One request the server answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct S3Request {
-    /// The HTTP method.
-    pub method: String,
-    /// Path and query as sent: `/bucket/key?query`.
-    pub target: String,
+    /// The operation as the S3 API names it, such as `PutObject` or `ListObjectsV2`.
+    pub operation: String,
+    /// The bucket.
+    pub bucket: String,
+    /// The key; empty for requests about a bucket.
+    pub key: String,
     /// The HTTP status of the answer.
     pub status: u16,
 }
@@ -161,13 +163,20 @@ impl S3Server {
     }
 }
 
-/// Reads a line in S3's access log format: the request line is the first quoted field and the status is
-/// the word after it.
+/// Reads a line of the access log. Its fields follow S3's format, but nothing is quoted: owner, bucket,
+/// time (two words), address, requester, id, operation, key, target, status, and more.
 fn parse(line: &str) -> Option<S3Request> {
-    let mut quoted = line.splitn(3, '"').skip(1);
-    let mut request = quoted.next()?.split_whitespace();
-    let status = quoted.next()?.split_whitespace().next()?.parse().ok()?;
-    Some(S3Request { method: request.next()?.to_owned(), target: request.next()?.to_owned(), status })
+    let mut words = line.split(' ');
+    let bucket = words.nth(1)?;
+    let operation = words.nth(5)?.strip_prefix("s3_")?;
+    let key = words.next()?;
+    let status = words.nth(1)?.parse().ok()?;
+    Some(S3Request {
+        operation: operation.to_owned(),
+        bucket: bucket.to_owned(),
+        key: if key == "-" { "" } else { key }.to_owned(),
+        status,
+    })
 }
 
 fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
@@ -193,12 +202,14 @@ mod tests {
 
     #[test]
     fn reads_an_access_log_line() {
-        let line = "own buck [21/Nov/2026:02:00:00 +0000] 127.0.0.1 own 1 REST.PUT.OBJECT a/b \
-            \"PUT /buck/a/b?x-id=PutObject HTTP/1.1\" 200 - 0 5 1 1 \"-\" \"curl\" - -";
+        let line = "- buck [21/November/2026:02:27:12 +0000] 127.0.0.1 me 26E3 s3_PutObject a/b \
+            /buck/a/b?x-id=PutObject 200 - 0 0 0 0 - agent - host SigV4 -";
         let request = parse(line).unwrap();
-        assert_eq!(request.method, "PUT");
-        assert_eq!(request.target, "/buck/a/b?x-id=PutObject");
+        assert_eq!(request.operation, "PutObject");
+        assert_eq!((request.bucket.as_str(), request.key.as_str()), ("buck", "a/b"));
         assert_eq!(request.status, 200);
-        assert_eq!(parse("garbage"), None);
+        let list = "- buck [t +0000] ::1 me 1 s3_ListObjectsV2 - /buck?list-type=2 403 AccessDenied";
+        assert_eq!(parse(list).unwrap().key, "");
+        assert_eq!(parse("log starts 2026-11-21 02:27:11.07 +0000 UTC m=+0.01"), None);
     }
 }

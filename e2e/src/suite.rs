@@ -52,7 +52,7 @@ fn record(name: &str, passed: &mut u32, failed: &mut u32, work: impl FnOnce() ->
         }
         Err(error) => {
             *failed += 1;
-            report::step(format_args!("{name}: {error:?}"));
+            report::step(format_args!("{name}: {error:#}"));
             report::line(format_args!("FAIL {name} ({seconds:.1} s): {error}"));
         }
     }
@@ -65,7 +65,7 @@ fn play(toolbox: &Toolbox, scenario: &Scenario) -> Result<()> {
         scenario.expected.as_secs(),
         scenario.about
     ));
-    let world = World::new(toolbox, Profile::Dev)?;
+    let world = World::new(toolbox, scenario.name, Profile::Dev)?;
     // A failed assertion in one scenario must not keep the others from running.
     let result = catch_unwind(AssertUnwindSafe(|| (scenario.run)(&world)))
         .unwrap_or_else(|_| Err(anyhow::anyhow!("panicked; the message is above")));

@@ -44,16 +44,16 @@ struct Parts {
 }
 
 impl World {
-    /// An empty world. `profile` says how the programs under test are compiled.
+    /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are compiled.
     ///
     /// # Errors
     /// When the run's directory cannot be made.
-    pub fn new(toolbox: &Toolbox, profile: Profile) -> Result<Self> {
+    pub fn new(toolbox: &Toolbox, name: &str, profile: Profile) -> Result<Self> {
         Ok(Self {
             parts: Mutex::new(Parts::default()),
             toolbox: toolbox.clone(),
             profile,
-            run: RunDir::create(&toolbox.target())?,
+            run: RunDir::create(&toolbox.target(), name)?,
         })
     }
 

@@ -14,7 +14,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let address = s3.endpoint().replace("http://", "");
     ensure!(get(&address, "/first/nothing")?.starts_with("HTTP/1.1 403"), "an unsigned read is not refused");
     let requests = s3.requests()?;
-    let counted = requests.iter().filter(|request| request.target == "/first/nothing");
+    let counted = requests.iter().filter(|request| request.key == "nothing");
     ensure!(counted.count() == 1, "one read was counted as {requests:?}");
 
     s3.pause()?;
