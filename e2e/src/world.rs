@@ -22,8 +22,8 @@ use crate::setup::{Profile, Toolbox};
 use crate::vm::Vm;
 use crate::vm::machine::Options;
 
-/// Programs of the workspace that test machines get, beside this one.
-const NODE_PROGRAMS: &[&str] = &["holdfast-e2e", "holdfast-node"];
+/// Programs of the workspace that test machines get, beside this one, which is their process 1.
+const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
 
 /// What one scenario has.
 #[derive(Debug)]
@@ -183,10 +183,10 @@ impl World {
         let built = self.toolbox.programs(NODE_PROGRAMS, self.profile)?;
         let share = self.dir().join("share");
         fs::create_dir_all(share.join("bin")).context("create the share")?;
+        let agent = std::env::current_exe().context("find this program")?;
+        strip(&agent, &share.join("bin/holdfast-e2e"))?;
         for program in NODE_PROGRAMS {
-            let to = share.join("bin").join(program);
-            let mut strip = Command::new("strip");
-            output(strip.arg("-o").arg(to).arg(built.join(program)))?;
+            strip(&built.join(program), &share.join("bin").join(program))?;
         }
         Ok(share)
     }
@@ -194,4 +194,9 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().expect("nothing panics while it holds this lock")
     }
+}
+
+/// Copies a program without its debug information.
+fn strip(program: &Path, to: &Path) -> Result<()> {
+    output(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
 }

@@ -1,1 +1,20 @@
 //! The volume planner: no I/O, no clock, no threads.
+//!
+//! Owns: what a volume's data structures mean, in memory, on the local disk and in the object store, and the order in
+//! which they may change. Does not own: doing any of it; [`volume::Volume::handle`] takes events and answers with actions.
+//! Byte layouts are drawn at the head of [`record`], [`manifest`], [`segment`], [`durable_map`] and [`sector_map`].
+
+pub mod action;
+pub mod attach;
+pub mod compose;
+pub mod durable_map;
+pub mod event;
+pub mod limit;
+pub mod manifest;
+pub mod record;
+pub mod sector_map;
+pub mod segment;
+pub mod volume;
+mod wire;
+
+pub use wire::DecodeError;

@@ -1,0 +1,147 @@
+//! What a volume asks to be done. Each action but `Complete` and `Report` is answered by exactly one event.
+
+use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq};
+
+use crate::event::{Errno, RequestId};
+use crate::manifest::Layers;
+use crate::sector_map::Side;
+
+/// A local file that request bytes come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A side, at the byte offset of the range itself.
+    Side(Side),
+    /// Zeros.
+    Zeros,
+}
+
+/// One write into the durable map's file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapWrite {
+    /// Byte offset, a multiple of 4096.
+    pub offset: u64,
+    /// 4096 bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The dirty sectors of one block, by the side that holds them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyBlock {
+    /// Which.
+    pub block: Block,
+    /// Sectors to take from side A.
+    pub a: Mask,
+    /// Sectors to take from side B; none of them in `a`.
+    pub b: Mask,
+}
+
+/// Something a person or the control plane should know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Report {
+    /// What the host's loss left dirty is committed: requests may come.
+    Ready,
+    /// Another writer holds the volume; all I/O fails from here on and the sides are kept.
+    Fenced,
+    /// The local disk failed a write of the map or of a pending record.
+    LocalDiskFailed(Errno),
+    /// A commit is in the log.
+    Committed(Seq),
+    /// The detach record is in the log and the local state is closed.
+    Detached,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Fill `range`'s part of the request, `at` bytes into it, from a local file. Answer: `Moved`.
+    Read {
+        /// The request.
+        id: RequestId,
+        /// Which sectors.
+        range: SectorRange,
+        /// Byte offset in the request.
+        at: u32,
+        /// Where the bytes are.
+        from: Source,
+    },
+    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Moved`.
+    ReadCold {
+        /// The request.
+        id: RequestId,
+        /// Which sectors.
+        range: SectorRange,
+        /// Byte offset in the request.
+        at: u32,
+        /// The segments to look in.
+        layers: Layers,
+    },
+    /// Store the whole request in `side` at the range's own offset. Answer: `Moved`.
+    Write {
+        /// The request.
+        id: RequestId,
+        /// Which sectors.
+        range: SectorRange,
+        /// Where.
+        side: Side,
+    },
+    /// Make `range` of `side` a hole. Answer: `Moved`.
+    Punch {
+        /// The request.
+        id: RequestId,
+        /// Which sectors.
+        range: SectorRange,
+        /// Where.
+        side: Side,
+    },
+    /// Answer the guest.
+    Complete {
+        /// The request.
+        id: RequestId,
+        /// How it ended.
+        result: Result<(), Errno>,
+    },
+    /// Allocate the live map's bytes of `chunk` (`sector_map::chunk_extent`). Answer: `MapPrepared`.
+    PrepareMap {
+        /// Which.
+        chunk: Chunk,
+    },
+    /// Sync the data of a side's file. Answer: `SideSynced`.
+    SyncSide {
+        /// Which.
+        side: Side,
+    },
+    /// Write all of these into the durable map's file. Answer: one `MapWritten`.
+    WriteMap(Vec<MapWrite>),
+    /// Sync the durable map's file. Answer: `MapSynced`.
+    SyncMap,
+    /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`.
+    Upload(Vec<DirtyBlock>),
+    /// Keep these bytes through a crash, in place of the last ones. Answer: `PendingStored`.
+    StorePending {
+        /// The record's place.
+        seq: Seq,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Create `log/<seq>` once. Answer: `CreateAnswered`.
+    CreateRecord {
+        /// The record's place.
+        seq: Seq,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Read `log/<seq>`; try until the store says what is there. Answer: `RecordRead`.
+    ReadRecord {
+        /// The record's place.
+        seq: Seq,
+    },
+    /// Store the checkpoint of `seq`. Answer: `CheckpointWritten`.
+    WriteCheckpoint {
+        /// As of which seq.
+        seq: Seq,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Tell.
+    Report(Report),
+}

@@ -1,0 +1,139 @@
+//! Which frames make up a remote block, and the block made from them.
+//!
+//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero.
+
+use std::sync::Arc;
+
+use holdfast_types::{BLOCK_BYTES, Block, Mask, SECTOR_BYTES};
+
+use crate::record::SegmentRef;
+use crate::segment::{Codec, Frame, FrameIndex};
+use crate::wire;
+
+/// Names a block's content: equal for equal contents of forks, different after any commit that changes the block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ContentKey([u8; 16]);
+
+/// One frame of a composition.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    /// The segment that holds the frame.
+    pub segment: Arc<SegmentRef>,
+    /// The frame.
+    pub frame: Frame,
+    /// The sectors to take from it.
+    pub visible: Mask,
+}
+
+/// The frames that make up one block.
+#[derive(Debug, Clone)]
+pub struct Composition {
+    /// Frames with bytes, newest first; what they do not cover is zero.
+    pub pieces: Vec<Piece>,
+    /// The content's name, known before any frame is fetched.
+    pub key: ContentKey,
+}
+
+/// Composes `block` from its chunk's segments, newest first.
+pub fn compose<'a>(
+    block: Block,
+    layers: impl IntoIterator<Item = (&'a Arc<SegmentRef>, &'a FrameIndex)>,
+) -> Composition {
+    let mut missing = Mask::FULL;
+    let mut pieces = Vec::new();
+    let mut name = Vec::new();
+    for (segment, index) in layers {
+        let Some(frame) = index.find(block) else { continue };
+        let visible = frame.mask.intersect(missing);
+        if visible.is_empty() {
+            continue;
+        }
+        missing = missing.minus(visible);
+        if frame.codec != Codec::Zero {
+            // The frame's own mask is part of the name: the hash covers its bytes, not where they lie.
+            name.extend_from_slice(&frame.mask.0.to_le_bytes());
+            name.extend_from_slice(&visible.0.to_le_bytes());
+            name.extend_from_slice(&frame.hash);
+            pieces.push(Piece { segment: Arc::clone(segment), frame: *frame, visible });
+        }
+        if missing.is_empty() {
+            break;
+        }
+    }
+    Composition { pieces, key: ContentKey(wire::checksum(&[&name])) }
+}
+
+/// Copies the visible sectors of an unpacked frame into `block`.
+///
+/// # Panics
+/// When `plain` is not the frame's sectors or `block` not 128 KiB: callers pass what `unpack` returned.
+pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
+    assert!(plain.len() == piece.frame.bytes() && block.len() as u64 == BLOCK_BYTES);
+    let sector = SECTOR_BYTES as usize;
+    for (first, length) in piece.visible.runs() {
+        for bit in first..first + length {
+            let before = piece.frame.mask.0 & ((1u32 << bit) - 1);
+            let from = before.count_ones() as usize * sector;
+            let to = bit as usize * sector;
+            block[to..to + sector].copy_from_slice(&plain[from..from + sector]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::SegmentId;
+
+    use super::*;
+    use crate::segment::{SegmentBuilder, unpack};
+
+    type Layer = (Arc<SegmentRef>, FrameIndex, Vec<u8>);
+
+    fn layer(name: u8, frames: &[(u64, u32, u8)]) -> Layer {
+        let mut builder = SegmentBuilder::default();
+        for (block, mask, fill) in frames {
+            let mask = Mask(*mask);
+            builder.push(Block(*block), mask, &vec![*fill; mask.count() as usize * 4096]);
+        }
+        let (segment, object) = builder.finish(SegmentId::new(1, [name; 10]));
+        let at = segment.index_offset as usize;
+        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
+        (Arc::new(segment), index, object)
+    }
+
+    fn read(block: u64, layers: &[Layer]) -> (Vec<u8>, ContentKey) {
+        let plan = compose(Block(block), layers.iter().map(|(s, i, _)| (s, i)));
+        let mut out = vec![0; BLOCK_BYTES as usize];
+        for piece in &plan.pieces {
+            let object = &layers.iter().find(|(s, ..)| s.id == piece.segment.id).unwrap().2;
+            let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
+            place(piece, &unpack(&piece.frame, stored).unwrap(), &mut out);
+        }
+        (out, plan.key)
+    }
+
+    #[test]
+    fn each_sector_comes_from_the_newest_frame_that_covers_it() {
+        let layers = [
+            layer(3, &[(0, 0b0110, 3)]),
+            layer(2, &[(0, 0b0010, 0), (1, u32::MAX, 2)]),
+            layer(1, &[(0, 0b1111, 1)]),
+        ];
+        let (block, _) = read(0, &layers);
+        assert_eq!([0, 1, 2, 3, 4].map(|sector| block[sector * 4096]), [1, 3, 3, 1, 0]);
+        let (zeroed, _) = read(0, &layers[1..]);
+        assert_eq!([0, 1, 2, 3, 4].map(|sector| zeroed[sector * 4096]), [1, 0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn the_key_follows_the_content_not_the_segment() {
+        let one = [layer(1, &[(0, 0b11, 7)])];
+        let copied = [layer(9, &[(0, 0b11, 7)])];
+        let elsewhere = [layer(1, &[(0, 0b110, 7)])];
+        let zeroed = [layer(2, &[(0, 0b1, 0)]), layer(1, &[(0, 0b11, 7)])];
+        assert_eq!(read(0, &one).1, read(0, &copied).1);
+        assert_ne!(read(0, &one).1, read(0, &elsewhere).1);
+        assert_ne!(read(0, &one).1, read(0, &zeroed).1);
+        assert_eq!(read(0, &zeroed).0[0], 0);
+    }
+}

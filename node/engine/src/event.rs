@@ -1,0 +1,127 @@
+//! What a volume is told.
+
+use holdfast_types::{Chunk, SectorRange, Seq};
+
+use crate::manifest::Manifest;
+use crate::record::SegmentRef;
+use crate::sector_map::Side;
+
+/// Milliseconds on a clock that never goes back; only differences mean anything.
+pub type Millis = u64;
+
+/// A guest request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestId(pub u32);
+
+/// What a guest asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// Fill the request with the range's bytes.
+    Read,
+    /// Store the request's bytes in the range.
+    Write,
+    /// Make every completed write durable.
+    Flush,
+    /// The guest no longer needs the range; it reads as zeros afterwards.
+    Discard,
+    /// The range reads as zeros afterwards.
+    WriteZeroes,
+}
+
+/// A positive error number of the kernel (`errno`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// Input/output error. Source: `asm-generic/errno-base.h`, as the others.
+    pub const EIO: Self = Self(5);
+    /// No space left on the device.
+    pub const ENOSPC: Self = Self(28);
+    /// Invalid argument.
+    pub const EINVAL: Self = Self(22);
+}
+
+/// The answer of a create-once PUT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CreateAnswer {
+    /// This PUT made the object.
+    Created,
+    /// The object was there, made by whomever.
+    Exists,
+    /// Nobody can say: a time-out, a lost connection.
+    Ambiguous,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The guest asks. `range` is empty for a flush.
+    Request {
+        /// Its place.
+        id: RequestId,
+        /// What.
+        op: Op,
+        /// Where.
+        range: SectorRange,
+    },
+    /// One `Read`, `ReadCold`, `Write` or `Punch` of a request ended; a short transfer is an error.
+    Moved {
+        /// The request.
+        id: RequestId,
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// `PrepareMap` ended.
+    MapPrepared {
+        /// Which.
+        chunk: Chunk,
+        /// How; on failure it is asked for again at the next tick.
+        result: Result<(), Errno>,
+    },
+    /// `SyncSide` ended.
+    SideSynced {
+        /// Which.
+        side: Side,
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// All of a `WriteMap` ended.
+    MapWritten {
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// `SyncMap` ended.
+    MapSynced {
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// The manifest was read after a takeover of running state.
+    ManifestLoaded(Box<Manifest>),
+    /// `Upload` ended: the segment is in the store.
+    Uploaded(SegmentRef),
+    /// `StorePending` ended.
+    PendingStored {
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// `CreateRecord` was answered.
+    CreateAnswered(CreateAnswer),
+    /// `ReadRecord` was answered: the bytes there, or nothing.
+    RecordRead {
+        /// Which.
+        seq: Seq,
+        /// What.
+        bytes: Option<Vec<u8>>,
+    },
+    /// `WriteCheckpoint` ended.
+    CheckpointWritten {
+        /// As of which seq.
+        seq: Seq,
+        /// Whether it is in the store.
+        written: bool,
+    },
+    /// The device is gone and takes no more requests: commit what is dirty and let go.
+    Detach,
+    /// Time passed; sent at least once a second.
+    Tick,
+}

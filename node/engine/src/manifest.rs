@@ -1,0 +1,306 @@
+//! What a volume is, as of a place in its log: size, writer, and for each chunk its segments, newest first.
+//!
+//! Owns: applying records in order, and the checkpoint that holds the whole state.
+//! Invariants: records apply without a gap; an epoch never falls; a deleted volume takes no more records.
+//! On failure: nothing is applied.
+//!
+//! Checkpoint payload inside the envelope (`wire`):
+//! ```text
+//! u8 length + text volume id   u64 seq   u64 sectors   u8 attached   u8 deleted
+//! u32 n, n x (u64 epoch, u8[16] nonce)     attach records, oldest first
+//! u32 n, n x segment reference             oldest first
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use holdfast_types::{Chunk, Epoch, Nonce, Seq, VolumeId};
+
+use crate::limit::REMEMBERED_ATTACHES;
+use crate::record::{Body, Record, SegmentRef};
+use crate::wire::{self, DecodeError, Kind, Reader};
+
+const WHAT: &str = "checkpoint";
+
+/// The segments that hold frames for one chunk, newest first.
+pub type Layers = Arc<[Arc<SegmentRef>]>;
+
+/// A volume's state as of a seq.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    volume: VolumeId,
+    seq: Seq,
+    sectors: u64,
+    attached: bool,
+    deleted: bool,
+    checkpointed: Seq,
+    attaches: VecDeque<(Epoch, Nonce)>,
+    segments: Vec<Arc<SegmentRef>>,
+    chunks: BTreeMap<u32, Layers>,
+}
+
+/// Why a record cannot follow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// The record is of another volume.
+    #[error("log record {seq} belongs to volume {found}, not {expected}")]
+    Volume {
+        /// Where.
+        seq: Seq,
+        /// Whose it is.
+        found: VolumeId,
+        /// Whose log it stands in.
+        expected: VolumeId,
+    },
+    /// A record is missing or stands under another's key.
+    #[error("log record {expected} is missing: found {found} in its place")]
+    Gap {
+        /// The seq that must follow.
+        expected: Seq,
+        /// The seq found.
+        found: Seq,
+    },
+    /// The log does not begin with the volume's creation.
+    #[error("log record {0} comes before the volume was created")]
+    NotCreated(Seq),
+    /// The volume is created twice.
+    #[error("log record {0} creates the volume a second time")]
+    CreatedTwice(Seq),
+    /// A record of a writer that does not hold the volume.
+    #[error("log record {seq} of epoch {found} comes while epoch {current} holds the volume")]
+    Epoch {
+        /// Where.
+        seq: Seq,
+        /// The record's epoch.
+        found: Epoch,
+        /// The epoch that holds the volume.
+        current: Epoch,
+    },
+    /// The volume was deleted.
+    #[error("the volume was deleted; log record {0} comes after its tombstone")]
+    Deleted(Seq),
+    /// The size fell.
+    #[error("log record {seq} shrinks the volume from {from} to {to} sectors")]
+    Shrunk {
+        /// Where.
+        seq: Seq,
+        /// Sectors before.
+        from: u64,
+        /// Sectors after.
+        to: u64,
+    },
+}
+
+impl Manifest {
+    /// The state before the first record.
+    pub fn empty(volume: VolumeId) -> Self {
+        Self {
+            volume,
+            seq: Seq(0),
+            sectors: 0,
+            attached: false,
+            deleted: false,
+            checkpointed: Seq(0),
+            attaches: VecDeque::new(),
+            segments: Vec::new(),
+            chunks: BTreeMap::new(),
+        }
+    }
+
+    /// The state of a deleted volume, of whose log only the tombstone at `seq` is left.
+    pub fn tombstone(volume: VolumeId, seq: Seq) -> Self {
+        Self { seq, deleted: true, ..Self::empty(volume) }
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &VolumeId {
+        &self.volume
+    }
+
+    /// The last record applied; zero before the first.
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    /// The seq of the checkpoint it was read from; zero without one.
+    pub fn checkpointed(&self) -> Seq {
+        self.checkpointed
+    }
+
+    /// Logical size in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// The epoch of the newest attach; zero before the first.
+    pub fn epoch(&self) -> Epoch {
+        self.attaches.back().map_or(Epoch(0), |(epoch, _)| *epoch)
+    }
+
+    /// The nonce of the newest attach.
+    pub fn writer(&self) -> Option<Nonce> {
+        self.attaches.back().map(|(_, nonce)| *nonce)
+    }
+
+    /// Whether the newest attach was not followed by its detach.
+    pub fn is_attached(&self) -> bool {
+        self.attached
+    }
+
+    /// Whether the volume was created and not deleted.
+    pub fn exists(&self) -> bool {
+        self.seq >= Seq::FIRST && !self.deleted
+    }
+
+    /// Whether the log ends in the volume's tombstone.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted
+    }
+
+    /// Segments for `chunk`, newest first; `None` where the volume holds no data.
+    pub fn layers(&self, chunk: Chunk) -> Option<&Layers> {
+        self.chunks.get(&u32::try_from(chunk.0).ok()?)
+    }
+
+    /// Every segment the volume refers to, oldest first.
+    pub fn segments(&self) -> &[Arc<SegmentRef>] {
+        &self.segments
+    }
+
+    /// Whether every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is still ours.
+    pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
+        let forgotten = self.attaches.front().is_some_and(|(oldest, _)| *oldest > epoch.next());
+        !forgotten
+            && self.attaches.iter().filter(|(at, _)| *at > epoch).all(|(_, nonce)| nonces.contains(nonce))
+    }
+
+    /// Applies the next record.
+    ///
+    /// # Errors
+    /// [`LogError`] when the record cannot stand here; the manifest is unchanged.
+    pub fn apply(&mut self, record: &Record) -> Result<(), LogError> {
+        let seq = record.seq;
+        if record.volume != self.volume {
+            return Err(LogError::Volume {
+                seq,
+                found: record.volume.clone(),
+                expected: self.volume.clone(),
+            });
+        }
+        if seq != self.seq.next() {
+            return Err(LogError::Gap { expected: self.seq.next(), found: seq });
+        }
+        if self.deleted {
+            return Err(LogError::Deleted(seq));
+        }
+        let is_create = matches!(record.body, Body::Create { .. });
+        if (seq == Seq::FIRST) != is_create {
+            return Err(if is_create { LogError::CreatedTwice(seq) } else { LogError::NotCreated(seq) });
+        }
+        let current = self.epoch();
+        let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
+        match &record.body {
+            Body::Create { sectors } => self.sectors = *sectors,
+            Body::Attach { sectors, .. } => {
+                if record.epoch <= current {
+                    return Err(wrong_epoch);
+                }
+                if *sectors < self.sectors {
+                    return Err(LogError::Shrunk { seq, from: self.sectors, to: *sectors });
+                }
+                self.sectors = *sectors;
+                self.attached = true;
+                self.attaches.push_back((record.epoch, record.nonce));
+                while self.attaches.len() > REMEMBERED_ATTACHES {
+                    self.attaches.pop_front();
+                }
+            }
+            Body::Commit(_) | Body::Detach if record.epoch != current || !self.attached => {
+                return Err(wrong_epoch);
+            }
+            Body::Commit(segment) => self.add_segment(Arc::new(segment.clone())),
+            Body::Detach => self.attached = false,
+            Body::Delete => {
+                self.deleted = true;
+                self.attached = false;
+            }
+        }
+        self.seq = seq;
+        Ok(())
+    }
+
+    fn add_segment(&mut self, segment: Arc<SegmentRef>) {
+        for (first, count) in &segment.chunks {
+            for chunk in *first..first + count {
+                let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
+                let layers: Layers = std::iter::once(&segment).chain(older).cloned().collect();
+                self.chunks.insert(chunk, layers);
+            }
+        }
+        self.segments.push(segment);
+    }
+
+    /// The bytes of the checkpoint as of [`Manifest::seq`].
+    pub fn encode_checkpoint(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_text(&mut out, self.volume.as_str());
+        out.extend_from_slice(&self.seq.0.to_le_bytes());
+        out.extend_from_slice(&self.sectors.to_le_bytes());
+        out.push(u8::from(self.attached));
+        out.push(u8::from(self.deleted));
+        let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
+        out.extend_from_slice(&attaches.to_le_bytes());
+        for (epoch, nonce) in &self.attaches {
+            out.extend_from_slice(&epoch.0.to_le_bytes());
+            out.extend_from_slice(&nonce.0);
+        }
+        let segments = u32::try_from(self.segments.len()).expect("fewer than 2^32 segments");
+        out.extend_from_slice(&segments.to_le_bytes());
+        for segment in &self.segments {
+            segment.put(&mut out);
+        }
+        wire::enclose(Kind::Checkpoint, &out)
+    }
+
+    /// Reads a stored checkpoint.
+    ///
+    /// # Errors
+    /// [`DecodeError`] names what is wrong with the bytes.
+    pub fn decode_checkpoint(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut fields = Reader::new(WHAT, wire::open(Kind::Checkpoint, WHAT, bytes)?);
+        let name = fields.text()?;
+        let volume =
+            VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
+        let mut manifest = Self::empty(volume);
+        manifest.seq = Seq(fields.u64()?);
+        manifest.checkpointed = manifest.seq;
+        manifest.sectors = fields.u64()?;
+        manifest.attached = fields.u8()? != 0;
+        manifest.deleted = fields.u8()? != 0;
+        for _ in 0..fields.count(24)? {
+            manifest.attaches.push_back((Epoch(fields.u64()?), Nonce(fields.array()?)));
+        }
+        let mut layers: BTreeMap<u32, Vec<Arc<SegmentRef>>> = BTreeMap::new();
+        let last_chunk = manifest.sectors.div_ceil(holdfast_types::CHUNK_SECTORS);
+        for _ in 0..fields.count(SegmentRef::MIN_BYTES)? {
+            let segment = Arc::new(SegmentRef::take(&mut fields)?);
+            for (first, count) in &segment.chunks {
+                if u64::from(*first) + u64::from(*count) > last_chunk {
+                    return Err(fields.bad("segment chunk run", u64::from(*first)));
+                }
+                for chunk in *first..first + count {
+                    layers.entry(chunk).or_default().push(Arc::clone(&segment));
+                }
+            }
+            manifest.segments.push(segment);
+        }
+        manifest.chunks =
+            layers.into_iter().map(|(chunk, list)| (chunk, list.into_iter().rev().collect())).collect();
+        fields.end()?;
+        Ok(manifest)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+use holdfast_types::SegmentId;
+
+use super::*;
+
+fn volume() -> VolumeId {
+    "v".parse().unwrap()
+}
+
+fn record(seq: u64, epoch: u64, body: Body) -> Record {
+    let nonce = Nonce([epoch.to_le_bytes()[0]; 16]);
+    Record { volume: volume(), seq: Seq(seq), epoch: Epoch(epoch), nonce, unix_ms: 0, body }
+}
+
+fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
+    SegmentRef { id: SegmentId::new(1, [name; 10]), bytes: 10, index_offset: 0, index_bytes: 10, chunks }
+}
+
+fn attach(seq: u64, epoch: u64) -> Record {
+    record(seq, epoch, Body::Attach { sectors: 1 << 20, node: "n".into() })
+}
+
+fn attached() -> Manifest {
+    let mut manifest = Manifest::empty(volume());
+    manifest.apply(&record(1, 0, Body::Create { sectors: 1 << 20 })).unwrap();
+    manifest.apply(&attach(2, 1)).unwrap();
+    manifest
+}
+
+#[test]
+fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
+    let mut manifest = attached();
+    manifest.apply(&record(3, 1, Body::Commit(segment(1, vec![(0, 2)])))).unwrap();
+    manifest.apply(&record(4, 1, Body::Commit(segment(2, vec![(1, 1)])))).unwrap();
+    let names = |chunk| -> Vec<SegmentId> {
+        manifest.layers(Chunk(chunk)).map(|l| l.iter().map(|s| s.id).collect()).unwrap_or_default()
+    };
+    assert_eq!(names(0), [SegmentId::new(1, [1; 10])]);
+    assert_eq!(names(1), [SegmentId::new(1, [2; 10]), SegmentId::new(1, [1; 10])]);
+    assert!(names(2).is_empty());
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert_eq!(read.checkpointed(), Seq(4));
+    assert_eq!(
+        (read.chunks, read.attaches, read.segments),
+        (manifest.chunks, manifest.attaches, manifest.segments)
+    );
+}
+
+#[test]
+fn a_stale_writer_cannot_commit() {
+    let mut manifest = attached();
+    manifest.apply(&attach(3, 2)).unwrap();
+    let stale = record(4, 1, Body::Commit(segment(1, vec![(0, 1)])));
+    assert_eq!(
+        manifest.apply(&stale),
+        Err(LogError::Epoch { seq: Seq(4), found: Epoch(1), current: Epoch(2) })
+    );
+    assert_eq!(manifest.seq(), Seq(3));
+}
+
+#[test]
+fn gaps_second_creation_shrinking_and_life_after_death_are_refused() {
+    let mut manifest = attached();
+    assert!(matches!(manifest.apply(&attach(4, 2)), Err(LogError::Gap { .. })));
+    assert!(matches!(
+        manifest.apply(&record(3, 0, Body::Create { sectors: 1 })),
+        Err(LogError::CreatedTwice(_))
+    ));
+    let small = record(3, 2, Body::Attach { sectors: 1, node: String::new() });
+    assert!(matches!(manifest.apply(&small), Err(LogError::Shrunk { .. })));
+    manifest.apply(&record(3, 0, Body::Delete)).unwrap();
+    assert!(!manifest.exists());
+    assert!(matches!(manifest.apply(&attach(4, 2)), Err(LogError::Deleted(_))));
+}
+
+#[test]
+fn dirty_data_is_ours_only_while_every_later_attach_is() {
+    let mut manifest = attached();
+    let mine = Nonce([2; 16]);
+    assert!(manifest.is_ours_since(Epoch(1), &[]));
+    manifest.apply(&attach(3, 2)).unwrap();
+    assert!(manifest.is_ours_since(Epoch(1), &[mine]));
+    assert!(!manifest.is_ours_since(Epoch(1), &[]));
+    manifest.apply(&attach(4, 3)).unwrap();
+    assert!(!manifest.is_ours_since(Epoch(1), &[mine]));
+}
+
+#[test]
+fn attaches_too_old_to_be_remembered_count_as_foreign() {
+    let mut manifest = attached();
+    for epoch in 2..REMEMBERED_ATTACHES as u64 + 3 {
+        let mut next = attach(epoch + 1, epoch);
+        next.nonce = Nonce([9; 16]);
+        manifest.apply(&next).unwrap();
+    }
+    assert!(!manifest.is_ours_since(Epoch(1), &[Nonce([9; 16])]));
+}

@@ -1,0 +1,223 @@
+//! Log records: each is one immutable object, and creating it is the commit.
+//!
+//! Payload inside the envelope (`wire`), all little-endian:
+//! ```text
+//! u8 length + text   volume id
+//! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
+//! create (1): u64 sectors
+//! attach (2): u64 sectors, u8 length + text node
+//! commit (3): segment reference
+//! detach (4): nothing
+//! delete (5): nothing: the volume's tombstone
+//! ```
+//! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
+
+use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
+
+use crate::wire::{self, DecodeError, Kind, Reader};
+
+const WHAT: &str = "log record";
+
+/// One entry of a volume's log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// The volume whose log it is.
+    pub volume: VolumeId,
+    /// Its place in the log.
+    pub seq: Seq,
+    /// The writer's epoch; zero in the records of the control plane.
+    pub epoch: Epoch,
+    /// The writer's nonce, chosen at its attach.
+    pub nonce: Nonce,
+    /// When the writer made it, milliseconds since 1970 by the writer's clock; for people, never for decisions.
+    pub unix_ms: u64,
+    /// What it says.
+    pub body: Body,
+}
+
+/// What a record says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Body {
+    /// The volume exists and has this many sectors.
+    Create {
+        /// Logical size.
+        sectors: u64,
+    },
+    /// A writer took the volume; every older writer is fenced.
+    Attach {
+        /// Logical size from now on; never smaller than before.
+        sectors: u64,
+        /// The writer's node, for people.
+        node: String,
+    },
+    /// One seal is durable.
+    Commit(SegmentRef),
+    /// The writer let go after its last commit.
+    Detach,
+    /// The volume is gone for ever.
+    Delete,
+}
+
+/// Where a segment is and which chunks it touches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentRef {
+    /// Its name.
+    pub id: SegmentId,
+    /// Size of the object in bytes.
+    pub bytes: u64,
+    /// Where the index envelope begins.
+    pub index_offset: u64,
+    /// Length of the index envelope in bytes.
+    pub index_bytes: u32,
+    /// Runs of chunks it holds frames for: `(first, count)`, ascending, apart.
+    pub chunks: Vec<(u32, u32)>,
+}
+
+impl Record {
+    /// The bytes to store.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put_text(&mut out, self.volume.as_str());
+        out.extend_from_slice(&self.seq.0.to_le_bytes());
+        out.extend_from_slice(&self.epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.nonce.0);
+        out.extend_from_slice(&self.unix_ms.to_le_bytes());
+        match &self.body {
+            Body::Create { sectors } => {
+                out.push(1);
+                out.extend_from_slice(&sectors.to_le_bytes());
+            }
+            Body::Attach { sectors, node } => {
+                out.push(2);
+                out.extend_from_slice(&sectors.to_le_bytes());
+                wire::put_text(&mut out, node);
+            }
+            Body::Commit(segment) => {
+                out.push(3);
+                segment.put(&mut out);
+            }
+            Body::Detach => out.push(4),
+            Body::Delete => out.push(5),
+        }
+        wire::enclose(Kind::Record, &out)
+    }
+
+    /// Reads a stored record.
+    ///
+    /// # Errors
+    /// [`DecodeError`] names what is wrong with the bytes; nothing of them may be used then.
+    pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let mut fields = Reader::new(WHAT, wire::open(Kind::Record, WHAT, bytes)?);
+        let name = fields.text()?;
+        let volume =
+            VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
+        let seq = Seq(fields.u64()?);
+        let epoch = Epoch(fields.u64()?);
+        let nonce = Nonce(fields.array()?);
+        let unix_ms = fields.u64()?;
+        let body = match fields.u8()? {
+            1 => Body::Create { sectors: fields.u64()? },
+            2 => Body::Attach { sectors: fields.u64()?, node: fields.text()? },
+            3 => Body::Commit(SegmentRef::take(&mut fields)?),
+            4 => Body::Detach,
+            5 => Body::Delete,
+            other => return Err(fields.bad("body kind", u64::from(other))),
+        };
+        fields.end()?;
+        Ok(Self { volume, seq, epoch, nonce, unix_ms, body })
+    }
+}
+
+impl SegmentRef {
+    /// Fewest bytes of an encoded reference.
+    pub(crate) const MIN_BYTES: usize = 40;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.0.to_le_bytes());
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&self.index_offset.to_le_bytes());
+        out.extend_from_slice(&self.index_bytes.to_le_bytes());
+        let runs = u32::try_from(self.chunks.len()).expect("a volume has fewer than 2^32 chunks");
+        out.extend_from_slice(&runs.to_le_bytes());
+        for (first, count) in &self.chunks {
+            out.extend_from_slice(&first.to_le_bytes());
+            out.extend_from_slice(&count.to_le_bytes());
+        }
+    }
+
+    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let id = SegmentId(fields.u128()?);
+        let bytes = fields.u64()?;
+        let index_offset = fields.u64()?;
+        let index_bytes = fields.u32()?;
+        if index_offset.checked_add(u64::from(index_bytes)).is_none_or(|end| end > bytes) {
+            return Err(fields.bad("segment index offset", index_offset));
+        }
+        let mut chunks = Vec::new();
+        let mut free_from = 0u32;
+        for _ in 0..fields.count(8)? {
+            let (first, count) = (fields.u32()?, fields.u32()?);
+            if first < free_from || count == 0 {
+                return Err(fields.bad("segment chunk run", u64::from(first)));
+            }
+            free_from = first
+                .checked_add(count)
+                .ok_or_else(|| fields.bad("segment chunk count", u64::from(count)))?;
+            chunks.push((first, count));
+        }
+        Ok(Self { id, bytes, index_offset, index_bytes, chunks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(body: Body) -> Record {
+        Record {
+            volume: "v".parse().unwrap(),
+            seq: Seq(9),
+            epoch: Epoch(2),
+            nonce: Nonce([7; 16]),
+            unix_ms: 1,
+            body,
+        }
+    }
+
+    fn segment() -> SegmentRef {
+        SegmentRef {
+            id: SegmentId::new(1, [2; 10]),
+            bytes: 100,
+            index_offset: 40,
+            index_bytes: 60,
+            chunks: vec![(0, 1), (5, 3)],
+        }
+    }
+
+    #[test]
+    fn every_body_survives_its_bytes() {
+        for body in [
+            Body::Create { sectors: 3 },
+            Body::Attach { sectors: 4, node: "a".into() },
+            Body::Commit(segment()),
+            Body::Detach,
+            Body::Delete,
+        ] {
+            let whole = record(body);
+            assert_eq!(Record::decode(&whole.encode()), Ok(whole));
+        }
+    }
+
+    #[test]
+    fn a_segment_whose_index_lies_outside_it_is_refused() {
+        let bent = SegmentRef { index_bytes: 61, ..segment() };
+        let refused = Record::decode(&record(Body::Commit(bent)).encode()).unwrap_err();
+        assert_eq!(refused.to_string(), "log record: segment index offset cannot be 40");
+    }
+
+    #[test]
+    fn chunk_runs_that_overlap_are_refused() {
+        let bent = SegmentRef { chunks: vec![(0, 2), (1, 1)], ..segment() };
+        assert!(Record::decode(&record(Body::Commit(bent)).encode()).is_err());
+    }
+}

@@ -1,0 +1,445 @@
+//! The live sector map: for each sector where its newest bytes are, and which sides hold it dirty.
+//!
+//! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
+//! ```text
+//! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side
+//! 4096   p     one bit a map page: which of its two durable slots was synced last    (p = pages/8, whole 4 KiB)
+//! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
+//! ..     n     four bits a sector, 16 KiB a chunk: bits 0-1 newest (0 remote, 1 A, 2 B), bit 2 dirty in A, bit 3 in B
+//! ```
+//! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
+//! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active side
+//! has the active side as its newest.
+
+use holdfast_types::{Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
+
+use crate::wire;
+
+/// Sectors of one map page, the unit in which the map is made durable (16 MiB of volume).
+pub const PAGE_SECTORS: u64 = 4096;
+/// Bytes of one map page.
+pub const PAGE_BYTES: usize = (PAGE_SECTORS / 2) as usize;
+const PAGES_PER_CHUNK: u64 = CHUNK_SECTORS / PAGE_SECTORS;
+const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
+const HEAD_BYTES: u64 = 4096;
+const MAGIC: [u8; 4] = *b"HFLM";
+const VERSION: u32 = 1;
+
+/// One of a volume's two local files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Side {
+    /// `a.data`
+    A = 0,
+    /// `b.data`
+    B = 1,
+}
+
+impl Side {
+    /// Both sides.
+    pub const BOTH: [Self; 2] = [Self::A, Self::B];
+
+    /// The other side.
+    pub const fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+
+    const fn newest_bits(self) -> u8 {
+        match self {
+            Self::A => 1,
+            Self::B => 2,
+        }
+    }
+
+    const fn dirty_bit(self) -> u8 {
+        match self {
+            Self::A => 4,
+            Self::B => 8,
+        }
+    }
+}
+
+/// Where a sector's newest bytes are: a side, or (`None`) the object store.
+pub type Newest = Option<Side>;
+
+/// What the map says of one sector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nibble(pub(crate) u8);
+
+impl Nibble {
+    pub(crate) fn newest(self) -> Newest {
+        match self.0 & 3 {
+            1 => Some(Side::A),
+            2 => Some(Side::B),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_dirty(self, side: Side) -> bool {
+        self.0 & side.dirty_bit() != 0
+    }
+
+    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted.
+    pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
+        match self.newest() {
+            Some(side) if self.is_dirty(side) => Self(side.newest_bits() | side.dirty_bit()),
+            Some(side) if trust_clean => Self(side.newest_bits()),
+            Some(_) | None => Self(0),
+        }
+    }
+}
+
+/// Why a live map left by a predecessor cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LiveMapError {
+    /// Not a live map, or of another version.
+    #[error("the live map does not begin with its magic number and version {VERSION}")]
+    Head,
+    /// It belongs to another volume.
+    #[error("the live map belongs to another volume")]
+    Volume,
+    /// Its size is not the volume's.
+    #[error("the live map is for {found} sectors, the volume has {expected}")]
+    Size {
+        /// Sectors it was made for.
+        found: u64,
+        /// Sectors of the volume.
+        expected: u64,
+    },
+}
+
+/// The map over memory `M`.
+pub struct SectorMap<M> {
+    memory: M,
+    sectors: u64,
+    prepared_at: usize,
+    nibbles_at: usize,
+}
+
+/// Bytes that must be allocated before a map is made: all but the sectors' own part.
+pub fn fixed_bytes(sectors: u64) -> u64 {
+    let whole = |bits: u64| bits.div_ceil(8).next_multiple_of(4096);
+    HEAD_BYTES + whole(sectors.div_ceil(PAGE_SECTORS)) + whole(sectors.div_ceil(CHUNK_SECTORS))
+}
+
+/// Length of the map of a volume of `sectors` sectors, in bytes.
+pub fn map_bytes(sectors: u64) -> u64 {
+    fixed_bytes(sectors) + sectors.div_ceil(CHUNK_SECTORS) * CHUNK_BYTES
+}
+
+/// The bytes of the map that describe `chunk`: `(offset, length)`.
+pub fn chunk_extent(sectors: u64, chunk: Chunk) -> (u64, u64) {
+    (fixed_bytes(sectors) + chunk.0 * CHUNK_BYTES, CHUNK_BYTES)
+}
+
+fn volume_hash(volume: &VolumeId) -> [u8; 16] {
+    wire::checksum(&[volume.as_str().as_bytes()])
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
+    fn over(memory: M, sectors: u64) -> Self {
+        assert!(memory.as_ref().len() as u64 >= map_bytes(sectors), "the memory holds the whole map");
+        let prepared = HEAD_BYTES + sectors.div_ceil(PAGE_SECTORS).div_ceil(8).next_multiple_of(4096);
+        let at = |offset: u64| usize::try_from(offset).expect("it is mapped, so it fits");
+        Self { memory, sectors, prepared_at: at(prepared), nibbles_at: at(fixed_bytes(sectors)) }
+    }
+
+    /// A new map over zeroed memory: every sector remote and clean.
+    ///
+    /// # Panics
+    /// When the memory is shorter than [`map_bytes`].
+    pub fn format(memory: M, sectors: u64, volume: &VolumeId) -> Self {
+        let mut map = Self::over(memory, sectors);
+        let head = map.memory.as_mut();
+        head[8..16].copy_from_slice(&sectors.to_le_bytes());
+        head[16..32].copy_from_slice(&volume_hash(volume));
+        head[4..8].copy_from_slice(&VERSION.to_le_bytes());
+        head[..4].copy_from_slice(&MAGIC);
+        map
+    }
+
+    /// The map a dead predecessor left.
+    ///
+    /// # Errors
+    /// [`LiveMapError`] when these bytes are not the volume's map.
+    pub fn open(memory: M, sectors: u64, volume: &VolumeId) -> Result<Self, LiveMapError> {
+        let head = memory.as_ref().get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
+        if head[..4] != MAGIC || head[4..8] != VERSION.to_le_bytes() {
+            return Err(LiveMapError::Head);
+        }
+        if head[16..32] != volume_hash(volume) {
+            return Err(LiveMapError::Volume);
+        }
+        let found = u64::from_le_bytes(head[8..16].try_into().expect("8 bytes"));
+        if found != sectors || (memory.as_ref().len() as u64) < map_bytes(sectors) {
+            return Err(LiveMapError::Size { found, expected: sectors });
+        }
+        Ok(Self::over(memory, sectors))
+    }
+
+    /// Sectors of the volume.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Number of map pages.
+    pub fn pages(&self) -> u64 {
+        self.sectors.div_ceil(PAGE_SECTORS)
+    }
+
+    pub(crate) fn active(&self) -> Side {
+        if self.memory.as_ref()[40] == 0 { Side::A } else { Side::B }
+    }
+
+    pub(crate) fn set_active(&mut self, side: Side) {
+        self.memory.as_mut()[40] = side as u8;
+    }
+
+    /// The generation of the newest durable write; each write takes the next.
+    pub(crate) fn generation(&self) -> u64 {
+        u64::from_le_bytes(self.memory.as_ref()[32..40].try_into().expect("8 bytes"))
+    }
+
+    pub(crate) fn set_generation(&mut self, generation: u64) {
+        self.memory.as_mut()[32..40].copy_from_slice(&generation.to_le_bytes());
+    }
+
+    /// Which durable slot of `page` holds its last synced bytes.
+    pub(crate) fn synced_slot(&self, page: u64) -> u8 {
+        let at = HEAD_BYTES as usize + (page / 8) as usize;
+        (self.memory.as_ref()[at] >> (page % 8)) & 1
+    }
+
+    pub(crate) fn set_synced_slot(&mut self, page: u64, slot: u8) {
+        let at = HEAD_BYTES as usize + (page / 8) as usize;
+        let byte = &mut self.memory.as_mut()[at];
+        *byte = (*byte & !(1 << (page % 8))) | (slot << (page % 8));
+    }
+
+    /// Whether the chunk's part of the map may be touched; where not, every sector of it is remote and clean.
+    pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
+        self.memory.as_ref()[self.prepared_at + (chunk.0 / 8) as usize] & (1 << (chunk.0 % 8)) != 0
+    }
+
+    /// Says that the chunk's part of the map is allocated and zeroed.
+    pub(crate) fn set_prepared(&mut self, chunk: Chunk) {
+        let at = self.prepared_at + (chunk.0 / 8) as usize;
+        self.memory.as_mut()[at] |= 1 << (chunk.0 % 8);
+    }
+
+    /// Pages of the chunks that are prepared.
+    pub(crate) fn prepared_pages(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.sectors.div_ceil(CHUNK_SECTORS))
+            .filter(|chunk| self.is_prepared(Chunk(*chunk)))
+            .flat_map(move |chunk| chunk_pages(Chunk(chunk)).filter(|page| *page < self.pages()))
+    }
+
+    pub(crate) fn page(&self, page: u64) -> &[u8] {
+        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        &self.memory.as_ref()[at..at + PAGE_BYTES]
+    }
+
+    pub(crate) fn set_page(&mut self, page: u64, bytes: &[u8]) {
+        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        self.memory.as_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
+    }
+
+    fn nibble(&self, sector: u64) -> Nibble {
+        let byte = self.memory.as_ref()[self.nibbles_at + (sector / 2) as usize];
+        Nibble((byte >> ((sector % 2) * 4)) & 15)
+    }
+
+    fn set_nibble(&mut self, sector: u64, nibble: Nibble) {
+        let byte = &mut self.memory.as_mut()[self.nibbles_at + (sector / 2) as usize];
+        let shift = (sector % 2) * 4;
+        *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
+    }
+
+    fn newest(&self, sector: u64) -> Newest {
+        if self.is_prepared(holdfast_types::Sector(sector).chunk()) {
+            self.nibble(sector).newest()
+        } else {
+            None
+        }
+    }
+
+    /// The first run of sectors of `range` with one `newest`, cut at chunk borders.
+    pub(crate) fn first_run(&self, range: SectorRange) -> (SectorRange, Newest) {
+        let chunk = range.start.chunk();
+        let stop = range.end().min((chunk.0 + 1) * CHUNK_SECTORS);
+        let first = self.newest(range.start.0);
+        let mut end = range.start.0 + 1;
+        if self.is_prepared(chunk) {
+            while end < stop && self.nibble(end).newest() == first {
+                end += 1;
+            }
+        } else {
+            end = stop;
+        }
+        (SectorRange::new(range.start.0, end - range.start.0), first)
+    }
+
+    /// Records that `range` was written in `side`. Returns how many sectors became dirty there, and whether the map changed.
+    ///
+    /// A completion on the side that is no longer active never hides a newer copy in the active one.
+    pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
+        let active = self.active();
+        let mut fresh = 0;
+        let mut changed = false;
+        for sector in range.start.0..range.end() {
+            let old = self.nibble(sector);
+            fresh += u64::from(!old.is_dirty(side));
+            let hidden = side != active && old.is_dirty(active);
+            let newest = if hidden { old.0 & 3 } else { side.newest_bits() };
+            let new = Nibble((old.0 & 12) | side.dirty_bit() | newest);
+            if new != old {
+                changed = true;
+                self.set_nibble(sector, new);
+            }
+        }
+        (fresh, changed)
+    }
+
+    /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
+    /// Returns whether any was marked.
+    pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
+        let mut any = false;
+        for sector in range.start.0..range.end() {
+            if remote_data || self.nibble(sector).newest().is_some() {
+                self.mark_written(SectorRange::new(sector, 1), side);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The sectors of `page` dirty in `side`, block by block.
+    pub(crate) fn dirty_blocks(&self, page: u64, side: Side) -> impl Iterator<Item = (Block, Mask)> + '_ {
+        let first = page * PAGE_SECTORS;
+        let end = (first + PAGE_SECTORS).min(self.sectors);
+        SectorRange::new(first, end - first).split_at_multiples(holdfast_types::BLOCK_SECTORS).filter_map(
+            move |piece| {
+                let mut mask = 0u32;
+                for sector in piece.start.0..piece.end() {
+                    if self.nibble(sector).is_dirty(side) {
+                        mask |= 1 << (sector % holdfast_types::BLOCK_SECTORS);
+                    }
+                }
+                (mask != 0).then(|| (piece.start.block(), Mask(mask)))
+            },
+        )
+    }
+
+    /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
+    pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
+        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        let keep = !(side.dirty_bit() | (side.dirty_bit() << 4));
+        for byte in &mut self.memory.as_mut()[at..at + PAGE_BYTES] {
+            *byte &= keep;
+        }
+    }
+}
+
+/// The map pages of a chunk.
+pub(crate) fn chunk_pages(chunk: Chunk) -> std::ops::Range<u64> {
+    chunk.0 * PAGES_PER_CHUNK..(chunk.0 + 1) * PAGES_PER_CHUNK
+}
+
+/// A set of map pages.
+#[derive(Default)]
+pub(crate) struct PageSet {
+    words: Vec<u64>,
+    any: bool,
+}
+
+impl PageSet {
+    pub(crate) fn new(pages: u64) -> Self {
+        Self { words: vec![0; pages.div_ceil(64) as usize], any: false }
+    }
+
+    pub(crate) fn insert(&mut self, page: u64) {
+        self.words[(page / 64) as usize] |= 1 << (page % 64);
+        self.any = true;
+    }
+
+    pub(crate) fn insert_range(&mut self, range: SectorRange) {
+        for page in range.start.0 / PAGE_SECTORS..=(range.end() - 1) / PAGE_SECTORS {
+            self.insert(page);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.any
+    }
+
+    /// The pages, lowest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        let set = |(index, word): (usize, &u64)| {
+            let (index, word) = (index as u64, *word);
+            (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * 64 + bit)
+        };
+        self.words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(set)
+    }
+
+    /// Empties the set into a list, lowest page first.
+    pub(crate) fn take(&mut self) -> Vec<u64> {
+        if !std::mem::take(&mut self.any) {
+            return Vec::new();
+        }
+        let pages = self.iter().collect();
+        self.words.fill(0);
+        pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(sectors: u64) -> SectorMap<Vec<u8>> {
+        let volume = "v".parse().unwrap();
+        let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &volume);
+        for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
+            map.set_prepared(Chunk(chunk));
+        }
+        map
+    }
+
+    #[test]
+    fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
+        let mut map = map(100);
+        map.set_active(Side::B);
+        map.mark_written(SectorRange::new(5, 1), Side::B);
+        map.mark_written(SectorRange::new(4, 3), Side::A);
+        let newest: Vec<_> = (4..7).map(|s| map.first_run(SectorRange::new(s, 1)).1).collect();
+        assert_eq!(newest, [Some(Side::A), Some(Side::B), Some(Side::A)]);
+        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111_0000))]);
+    }
+
+    #[test]
+    fn zeroing_marks_only_what_may_hold_data() {
+        let mut map = map(100);
+        assert!(!map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
+        map.mark_written(SectorRange::new(3, 1), Side::A);
+        assert!(map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
+        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
+        assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
+        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
+    }
+
+    #[test]
+    fn a_live_map_of_another_volume_or_size_is_refused() {
+        let memory = map(100).memory;
+        let open =
+            |volume: &str, sectors| SectorMap::open(memory.clone(), sectors, &volume.parse().unwrap()).err();
+        assert_eq!(open("v", 100), None);
+        assert_eq!(open("w", 100), Some(LiveMapError::Volume));
+        assert_eq!(open("v", 101), Some(LiveMapError::Size { found: 100, expected: 101 }));
+        let blank = vec![0; 1 << 20];
+        assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
+    }
+}

@@ -1,0 +1,422 @@
+//! One volume: events in, actions out.
+//!
+//! Owns: the live map, the requests in flight, the flush rounds, the seal and its commit.
+//! Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which request.
+//! Runs on: the ring thread that owns the volume, alone.
+//! Invariants:
+//! - every request is completed exactly once;
+//! - a read's actions tile the request exactly;
+//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero;
+//! - a commit is created only after a round that began when the sealed side was still.
+//!
+//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
+//!
+//! ```text
+//!              resume                      Tick: limit reached / Detach
+//! Serving ──────────────┐      Open ───────────────────────────────► Draining ──in flight 0──► Round
+//!    │ Detach           │        ▲                                                               │
+//!    ▼                  │        └─────── Committing ◄── Uploaded ── Uploading ◄──round done─────┘
+//! Detaching ─► Closing ─► Detached          (any state ─► Fenced when the log holds another writer)
+//! ```
+
+mod commit;
+mod detach;
+mod flush;
+mod read;
+mod seal;
+mod write;
+
+use std::collections::VecDeque;
+
+use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, SECTOR_BYTES, SectorRange, Seq};
+
+use crate::action::{Action, Report};
+use crate::durable_map::{FoundPage, Header};
+use crate::event::{Errno, Event, Millis, Op, RequestId};
+use crate::manifest::Manifest;
+use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
+
+use commit::Commit;
+use flush::Round;
+use seal::Seal;
+
+/// When dirty data is sealed and when writes are delayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyLimits {
+    /// Dirty bytes on the active side at which it is sealed.
+    pub seal_bytes: u64,
+    /// Dirty bytes on the active side at which writes wait for the commit in progress.
+    pub most_bytes: u64,
+    /// Age of the oldest dirty byte at which the side is sealed.
+    pub max_age_ms: Millis,
+}
+
+/// What a volume is started with.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Requests the device can have in flight (`queues * depth`).
+    pub requests: u32,
+    /// Its limits.
+    pub limits: DirtyLimits,
+    /// The durable header as last written; its epoch and newest nonce are this writer's.
+    pub header: Header,
+    /// The header's generation.
+    pub header_generation: u64,
+    /// Milliseconds since 1970 when the clock of `now` stood at zero: for the times in records.
+    pub unix_ms_at_zero: u64,
+}
+
+/// What a successor knows of a volume beyond its live map.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    /// The place of the record the predecessor was about to create.
+    pub seq: Seq,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Figures for status and metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Bytes not yet committed.
+    pub dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub oldest_dirty_ms: Option<Millis>,
+    /// The last record in the log; none while the manifest is not loaded.
+    pub committed: Option<Seq>,
+    /// Another writer holds the volume.
+    pub fenced: bool,
+    /// Requests that wait: for the manifest, for map memory, for a commit, for disk space.
+    pub parked: usize,
+    /// The local disk had no space for the last write tried.
+    pub disk_full: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lifecycle {
+    /// After host loss: what was dirty is being committed, no request comes.
+    Recovering,
+    Serving,
+    /// No requests any more; what is dirty is being committed.
+    Detaching,
+    /// The detach record is being created, or the last round runs.
+    Closing,
+    Detached,
+    Fenced,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Request {
+    op: Op,
+    range: SectorRange,
+    side: Side,
+    pending: u32,
+    failed: Option<Errno>,
+}
+
+/// A volume's planner over live-map memory `M`.
+pub struct Volume<M> {
+    map: SectorMap<M>,
+    header: Header,
+    nonce: Nonce,
+    manifest: Option<Manifest>,
+    limits: DirtyLimits,
+    lifecycle: Lifecycle,
+    requests: Vec<Option<Request>>,
+    parked: VecDeque<RequestId>,
+    preparing: Vec<Chunk>,
+    in_flight: [u32; 2],
+    dirty_sectors: [u64; 2],
+    dirty_since: [Option<Millis>; 2],
+    /// Map pages with a sector dirty in the side.
+    dirty_pages: [PageSet; 2],
+    round: Round,
+    seal: Seal,
+    commit: Commit,
+    pending: Option<Pending>,
+    checkpointed: Seq,
+    checkpointing: bool,
+    closing_round: Option<u64>,
+    unix_ms_at_zero: u64,
+    heard_from_log: Millis,
+    disk_full: bool,
+    now: Millis,
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    /// A volume just attached, with what the durable map held (`newest_pages`; empty on a fresh node).
+    ///
+    /// `memory` is zeroed, with at least the fixed part of the map and the chunks of `found` allocated. With
+    /// `trust_clean`, clean data counts too: the header was closed clean and the log ended at its seq. When something is
+    /// dirty, no request may come before [`Report::Ready`].
+    pub fn attach(
+        setup: Setup,
+        memory: M,
+        manifest: Manifest,
+        found: &[FoundPage],
+        trust_clean: bool,
+        now: Millis,
+        out: &mut Vec<Action>,
+    ) -> Self {
+        let mut map = SectorMap::format(memory, setup.header.sectors, &setup.header.volume);
+        for page in found {
+            map.set_prepared(Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS));
+            let kept = |nibble: u8| Nibble(nibble).after_host_loss(trust_clean).0;
+            let nibbles: Vec<u8> =
+                page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
+            map.set_page(page.page, &nibbles);
+            map.set_synced_slot(page.page, page.slot);
+            let generation = map.generation().max(page.generation).max(setup.header.synced_generation);
+            map.set_generation(generation);
+        }
+        map.set_active(setup.header.active);
+        let mut volume = Self::over(setup, map, now);
+        volume.checkpointed = manifest.checkpointed();
+        volume.manifest = Some(manifest);
+        if volume.dirty_pages.iter().any(|pages| !pages.is_empty()) {
+            volume.lifecycle = Lifecycle::Recovering;
+            volume.seal = Seal::Draining([true, true]);
+        } else {
+            out.push(Action::Report(Report::Ready));
+        }
+        volume.advance(out);
+        volume
+    }
+
+    /// A volume taken over from a dead or retired process of this host, over the live map it left.
+    ///
+    /// Requests may come at once; reads of remote sectors wait for [`Event::ManifestLoaded`].
+    ///
+    /// # Errors
+    /// [`LiveMapError`] when `memory` is not this volume's live map.
+    pub fn resume(
+        setup: Setup,
+        memory: M,
+        pending: Option<Pending>,
+        now: Millis,
+    ) -> Result<Self, LiveMapError> {
+        let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
+        let mut volume = Self::over(setup, map, now);
+        volume.pending = pending;
+        let sealed = volume.map.active().other();
+        if !volume.dirty_pages[sealed as usize].is_empty() {
+            volume.seal = Seal::Draining(seal::only(sealed));
+        }
+        Ok(volume)
+    }
+
+    fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
+        let pages = map.pages();
+        let mut volume = Self {
+            nonce: setup.header.nonces.last().copied().unwrap_or_default(),
+            round: Round::after_takeover(pages, setup.header_generation, setup.header.synced_generation),
+            header: setup.header,
+            manifest: None,
+            limits: setup.limits,
+            lifecycle: Lifecycle::Serving,
+            requests: vec![None; setup.requests as usize],
+            parked: VecDeque::with_capacity(setup.requests as usize),
+            preparing: Vec::new(),
+            in_flight: [0; 2],
+            dirty_sectors: [0; 2],
+            dirty_since: [None; 2],
+            dirty_pages: [PageSet::new(pages), PageSet::new(pages)],
+            seal: Seal::Open,
+            commit: Commit::Idle,
+            pending: None,
+            checkpointed: Seq(0),
+            checkpointing: false,
+            closing_round: None,
+            unix_ms_at_zero: setup.unix_ms_at_zero,
+            heard_from_log: now,
+            disk_full: false,
+            now,
+            map,
+        };
+        let prepared: Vec<u64> = volume.map.prepared_pages().collect();
+        for page in prepared {
+            volume.round.page_changed(page);
+            for side in Side::BOTH {
+                let dirty: u64 =
+                    volume.map.dirty_blocks(page, side).map(|(_, mask)| u64::from(mask.count())).sum();
+                if dirty > 0 {
+                    volume.dirty_pages[side as usize].insert(page);
+                    volume.dirty_sectors[side as usize] += dirty;
+                    volume.dirty_since[side as usize] = Some(now);
+                }
+            }
+        }
+        volume
+    }
+
+    /// Takes one event and appends what to do.
+    ///
+    /// # Panics
+    /// On an event that answers no action: a bug of the caller.
+    pub fn handle(&mut self, now: Millis, event: Event, out: &mut Vec<Action>) {
+        self.now = now;
+        match event {
+            Event::Request { id, op, range } => return self.request(id, op, range, out),
+            Event::Moved { id, result } => {
+                self.moved(id, result, out);
+                // The common case, a write on a volume that has nothing to seal, ends here.
+                if self.seal.is_open() && self.dirty_bytes(self.map.active()) < self.limits.seal_bytes {
+                    return;
+                }
+            }
+            Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
+            Event::SideSynced { side, result } => self.side_synced(side, result, out),
+            Event::MapWritten { result } => self.map_written(result, out),
+            Event::MapSynced { result } => self.map_synced(result, out),
+            Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
+            Event::Uploaded(segment) => self.uploaded(segment, out),
+            Event::PendingStored { result } => self.pending_stored(result, out),
+            Event::CreateAnswered(answer) => self.create_answered(answer, out),
+            Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
+            Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
+            Event::Detach => {
+                if matches!(self.lifecycle, Lifecycle::Serving) {
+                    assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
+                    self.lifecycle = Lifecycle::Detaching;
+                }
+            }
+            Event::Tick => {
+                self.unpark(out);
+                self.look_for_fence(out);
+            }
+        }
+        self.advance(out);
+    }
+
+    /// Figures as of the last event.
+    pub fn status(&self) -> Status {
+        let oldest = self.dirty_since.iter().flatten().min();
+        Status {
+            dirty_bytes: self.dirty_bytes(Side::A) + self.dirty_bytes(Side::B),
+            oldest_dirty_ms: oldest.map(|since| self.now.saturating_sub(*since)),
+            committed: self.manifest.as_ref().map(Manifest::seq),
+            fenced: self.lifecycle == Lifecycle::Fenced,
+            parked: self.parked.len(),
+            disk_full: self.disk_full,
+        }
+    }
+
+    fn dirty_bytes(&self, side: Side) -> u64 {
+        self.dirty_sectors[side as usize] * SECTOR_BYTES
+    }
+
+    fn request(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
+        let inside = range.end() <= self.map.sectors();
+        let slot = &mut self.requests[id.0 as usize];
+        assert!(slot.is_none(), "a request id is in use once");
+        let side = self.map.active();
+        *slot = Some(Request { op, range, side, pending: 0, failed: None });
+        if !inside || !matches!(self.lifecycle, Lifecycle::Serving) {
+            return self.complete(id, Err(Errno::EIO), out);
+        }
+        self.plan(id, op, range, out);
+    }
+
+    fn plan(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
+        match op {
+            Op::Read => self.plan_read(id, range, out),
+            Op::Write => self.plan_write(id, range, out),
+            Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, out),
+            Op::Flush => self.join_round(id, out),
+        }
+    }
+
+    fn in_slot(&mut self, id: RequestId) -> &mut Request {
+        self.requests[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
+    }
+
+    fn complete(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let taken = self.requests[id.0 as usize].take();
+        assert!(taken.is_some(), "a request is completed once");
+        out.push(Action::Complete { id, result });
+    }
+
+    fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let slot = self.in_slot(id);
+        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
+        if let Err(errno) = result {
+            slot.failed = Some(errno);
+        }
+        if slot.pending > 0 {
+            return;
+        }
+        let request = *slot;
+        match request.op {
+            Op::Read => self.complete(id, request.failed.map_or(Ok(()), Err), out),
+            Op::Write | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
+            Op::Flush => unreachable!("a flush moves no bytes"),
+        }
+    }
+
+    fn park(&mut self, id: RequestId) {
+        self.parked.push_back(id);
+    }
+
+    /// Plans every parked request anew; those that still cannot go are parked again.
+    fn unpark(&mut self, out: &mut Vec<Action>) {
+        for _ in 0..self.parked.len() {
+            let Some(id) = self.parked.pop_front() else { return };
+            let request = self.in_slot(id);
+            let (op, range) = (request.op, request.range);
+            self.plan(id, op, range, out);
+        }
+    }
+
+    fn needs_preparing(&mut self, chunk: Chunk, out: &mut Vec<Action>) -> bool {
+        if self.map.is_prepared(chunk) {
+            return false;
+        }
+        if !self.preparing.contains(&chunk) {
+            self.preparing.push(chunk);
+            out.push(Action::PrepareMap { chunk });
+        }
+        true
+    }
+
+    fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        self.preparing.retain(|other| *other != chunk);
+        // On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not fail.
+        if result.is_ok() {
+            self.map.set_prepared(chunk);
+            self.round.chunk_prepared(chunk, self.map.pages());
+            self.unpark(out);
+        }
+    }
+
+    fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
+        if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
+            return self.fence(out);
+        }
+        self.checkpointed = manifest.checkpointed();
+        self.heard_from_log = self.now;
+        self.manifest = Some(manifest);
+        self.unpark(out);
+    }
+
+    /// Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
+    fn fence(&mut self, out: &mut Vec<Action>) {
+        if self.lifecycle == Lifecycle::Fenced {
+            return;
+        }
+        self.lifecycle = Lifecycle::Fenced;
+        while let Some(id) = self.parked.pop_front() {
+            self.complete(id, Err(Errno::EIO), out);
+        }
+        out.push(Action::Report(Report::Fenced));
+    }
+
+    /// Drives what follows from the state: rounds, the seal, the commit, the end.
+    fn advance(&mut self, out: &mut Vec<Action>) {
+        if self.lifecycle == Lifecycle::Fenced {
+            return;
+        }
+        self.advance_seal(out);
+        self.advance_checkpoint(out);
+        self.advance_detach(out);
+    }
+}

@@ -1,0 +1,162 @@
+//! Records of a running writer: commit, detach, and the look whether another writer came.
+//!
+//! 1. the record's bytes are stored locally (`StorePending`), so that a successor repeats the same bytes;
+//! 2. `log/<seq>` is created once;
+//! 3. anything but a clear yes is resolved by reading the key back: what this writer says there means won, anything
+//!    else fenced, nothing that it may be tried again with the same bytes.
+
+use holdfast_types::Seq;
+
+use super::{Lifecycle, Pending, Volume};
+use crate::action::{Action, Report};
+use crate::event::{CreateAnswer, Errno, Millis};
+use crate::limit::CHECKPOINT_EVERY;
+use crate::record::{Body, Record};
+
+/// Where the record on its way stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Commit {
+    Idle,
+    Storing(Record),
+    Creating(Record, Vec<u8>),
+    Reading(Record, Vec<u8>),
+    /// No record is on its way; the next place is being looked at.
+    Looking(Seq),
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    /// Makes the next record of this writer and sends it on its way.
+    pub(super) fn create_record(&mut self, body: Body, out: &mut Vec<Action>) {
+        let manifest = self.manifest.as_ref().expect("a writer without its manifest makes no record");
+        let record = Record {
+            volume: self.header.volume.clone(),
+            seq: manifest.seq().next(),
+            epoch: self.header.epoch,
+            nonce: self.nonce,
+            unix_ms: self.unix_ms_at_zero + self.now,
+            body,
+        };
+        out.push(Action::StorePending { seq: record.seq, bytes: record.encode() });
+        self.commit = Commit::Storing(record);
+    }
+
+    /// Sends what a predecessor had stored, unchanged.
+    pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) {
+        match Record::decode(&pending.bytes) {
+            Ok(record) if record.nonce == self.nonce && matches!(record.body, Body::Commit(_)) => {
+                out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
+                self.commit = Commit::Creating(record, pending.bytes);
+            }
+            // Not of this writer, or never wholly stored: then it was never sent.
+            Ok(_) | Err(_) => {
+                self.commit = Commit::Idle;
+                let super::Seal::Committing(sides) = self.seal else {
+                    unreachable!("a commit belongs to a seal")
+                };
+                let number = self.want_round(out);
+                self.seal = super::Seal::Round(sides, number);
+            }
+        }
+    }
+
+    pub(super) fn pending_stored(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let Commit::Storing(record) = std::mem::replace(&mut self.commit, Commit::Idle) else {
+            unreachable!("no record was stored")
+        };
+        let bytes = record.encode();
+        match result {
+            Ok(()) => {
+                out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
+                self.commit = Commit::Creating(record, bytes);
+            }
+            Err(errno) => {
+                out.push(Action::Report(Report::LocalDiskFailed(errno)));
+                out.push(Action::StorePending { seq: record.seq, bytes });
+                self.commit = Commit::Storing(record);
+            }
+        }
+    }
+
+    pub(super) fn create_answered(&mut self, answer: CreateAnswer, out: &mut Vec<Action>) {
+        let Commit::Creating(record, bytes) = std::mem::replace(&mut self.commit, Commit::Idle) else {
+            unreachable!("no record was on its way")
+        };
+        match answer {
+            CreateAnswer::Created => self.won(record, out),
+            CreateAnswer::Exists | CreateAnswer::Ambiguous => {
+                out.push(Action::ReadRecord { seq: record.seq });
+                self.commit = Commit::Reading(record, bytes);
+            }
+        }
+    }
+
+    pub(super) fn record_read(&mut self, seq: Seq, found: Option<&[u8]>, out: &mut Vec<Action>) {
+        match std::mem::replace(&mut self.commit, Commit::Idle) {
+            Commit::Reading(record, bytes) if record.seq == seq => match found {
+                Some(there) => match Record::decode(there) {
+                    // A predecessor of this very writer may have made the same record at another time.
+                    Ok(found) if found.nonce == self.nonce && found.body == record.body => {
+                        self.won(found, out)
+                    }
+                    Ok(_) | Err(_) => self.fence(out),
+                },
+                None => {
+                    out.push(Action::CreateRecord { seq, bytes: bytes.clone() });
+                    self.commit = Commit::Creating(record, bytes);
+                }
+            },
+            Commit::Looking(at) if at == seq => {
+                self.heard_from_log = self.now;
+                if found.is_some() {
+                    self.fence(out);
+                }
+            }
+            other => unreachable!("log record {seq} was not asked for in {other:?}"),
+        }
+    }
+
+    fn won(&mut self, record: Record, out: &mut Vec<Action>) {
+        let manifest = self.manifest.as_mut().expect("a record was made from it");
+        if let Err(error) = manifest.apply(&record) {
+            unreachable!("a record made from the manifest follows it: {error}")
+        }
+        self.heard_from_log = self.now;
+        match record.body {
+            Body::Commit(_) => {
+                out.push(Action::Report(Report::Committed(record.seq)));
+                self.sealed_is_committed(out);
+            }
+            Body::Detach => self.close(record.seq, out),
+            Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
+                unreachable!("a running writer makes none of these")
+            }
+        }
+    }
+
+    /// An idle writer looks at its next place in the log, so that it learns of its fencing without a commit of its own.
+    pub(super) fn look_for_fence(&mut self, out: &mut Vec<Action>) {
+        let Some(manifest) = &self.manifest else { return };
+        let quiet: Millis = self.now.saturating_sub(self.heard_from_log);
+        let serving = self.lifecycle == Lifecycle::Serving;
+        if serving && self.commit == Commit::Idle && self.seal.is_open() && quiet >= self.limits.max_age_ms {
+            let seq = manifest.seq().next();
+            self.commit = Commit::Looking(seq);
+            out.push(Action::ReadRecord { seq });
+        }
+    }
+
+    pub(super) fn advance_checkpoint(&mut self, out: &mut Vec<Action>) {
+        let Some(manifest) = &self.manifest else { return };
+        if !self.checkpointing && self.records_after_checkpoint(manifest) >= CHECKPOINT_EVERY {
+            self.checkpointing = true;
+            out.push(Action::WriteCheckpoint { seq: manifest.seq(), bytes: manifest.encode_checkpoint() });
+        }
+    }
+
+    pub(super) fn checkpoint_written(&mut self, seq: Seq, written: bool) {
+        self.checkpointing = false;
+        if written {
+            self.checkpointed = self.checkpointed.max(seq);
+        }
+    }
+}

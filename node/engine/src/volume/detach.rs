@@ -1,0 +1,47 @@
+//! Letting go: what is dirty is committed, the detach record created, the local state closed clean.
+
+use holdfast_types::Seq;
+
+use super::commit::Commit;
+use super::{Lifecycle, Volume};
+use crate::action::{Action, Report};
+use crate::record::Body;
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn advance_detach(&mut self, out: &mut Vec<Action>) {
+        match self.lifecycle {
+            Lifecycle::Detaching => {
+                let clean = self.seal.is_open() && self.dirty_pages.iter().all(|pages| pages.is_empty());
+                let Some(manifest) = &self.manifest else { return };
+                if !clean || self.commit != Commit::Idle {
+                    return;
+                }
+                self.lifecycle = Lifecycle::Closing;
+                if manifest.is_attached() {
+                    self.create_record(Body::Detach, out);
+                } else {
+                    // A predecessor died between its detach record and the end of its last round.
+                    self.close(manifest.seq(), out);
+                }
+            }
+            Lifecycle::Closing => {
+                let Some(number) = self.closing_round else { return };
+                if self.round.ended >= number {
+                    self.lifecycle = Lifecycle::Detached;
+                    out.push(Action::Report(Report::Detached));
+                } else if self.round.begun >= number && self.may_retry_round() {
+                    self.closing_round = Some(self.want_round(out));
+                }
+            }
+            Lifecycle::Recovering | Lifecycle::Serving | Lifecycle::Detached | Lifecycle::Fenced => {}
+        }
+    }
+
+    /// The detach record is in the log: the header says so after one last round.
+    pub(super) fn close(&mut self, seq: Seq, out: &mut Vec<Action>) {
+        self.header.closed_clean = true;
+        self.header.seq = seq;
+        self.round.header_changed();
+        self.closing_round = Some(self.want_round(out));
+    }
+}

@@ -1,0 +1,254 @@
+//! Flush rounds: what makes a completed write durable on this host.
+//!
+//! 1. copy the map pages changed since the last round (this is the round's beginning);
+//! 2. sync the sides written since;
+//! 3. write the pages to the durable map, each into the slot that is not its newest;
+//! 4. sync the durable map;
+//! 5. write and sync the header if it changed or a page was written for the first time;
+//! 6. complete the flushes.
+//!
+//! A flush joins only a round that has not begun. A failed round marks its pages changed again and fails its flushes.
+
+use holdfast_types::{Chunk, SectorRange};
+
+use super::Volume;
+use crate::action::{Action, MapWrite, Report};
+use crate::durable_map::{Header, encode_page, header_offset, page_offset};
+use crate::event::{Errno, Millis, RequestId};
+use crate::limit::RETRY_ROUND_AFTER_MS;
+use crate::sector_map::{PageSet, Side, chunk_pages};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Idle,
+    /// Step 2, with so many sides to go.
+    SyncingSides(u8),
+    WritingPages,
+    SyncingPages,
+    WritingHeader,
+    SyncingHeader,
+}
+
+/// The round in progress and what waits for the next.
+pub(super) struct Round {
+    step: Step,
+    failed: Option<Errno>,
+    /// When a round last failed: background work waits a while before it asks for another.
+    failed_at: Option<Millis>,
+    generation: u64,
+    pages: Vec<u64>,
+    writes: Vec<MapWrite>,
+    sides: [bool; 2],
+    header: Option<Header>,
+    guests: Vec<RequestId>,
+    next_guests: Vec<RequestId>,
+    /// Rounds begun and rounds ended well, for those who wait for one begun after a certain point.
+    pub(super) begun: u64,
+    pub(super) ended: u64,
+    wanted: bool,
+    changed: PageSet,
+    unsynced: [bool; 2],
+    first_pages: bool,
+    header_changed: bool,
+    header_generation: u64,
+    synced_generation: u64,
+}
+
+impl Round {
+    /// The first round syncs both sides and writes the whole map: what "changed since" meant died with the last process.
+    pub(super) fn after_takeover(pages: u64, header_generation: u64, synced_generation: u64) -> Self {
+        Self {
+            step: Step::Idle,
+            failed: None,
+            failed_at: None,
+            generation: 0,
+            pages: Vec::new(),
+            writes: Vec::new(),
+            sides: [false; 2],
+            header: None,
+            guests: Vec::new(),
+            next_guests: Vec::new(),
+            begun: 0,
+            ended: 0,
+            wanted: false,
+            changed: PageSet::new(pages),
+            unsynced: [true; 2],
+            first_pages: true,
+            header_changed: true,
+            header_generation,
+            synced_generation,
+        }
+    }
+
+    pub(super) fn page_changed(&mut self, page: u64) {
+        self.changed.insert(page);
+    }
+
+    pub(super) fn range_changed(&mut self, range: SectorRange) {
+        self.changed.insert_range(range);
+    }
+
+    pub(super) fn side_touched(&mut self, side: Side) {
+        self.unsynced[side as usize] = true;
+    }
+
+    pub(super) fn header_changed(&mut self) {
+        self.header_changed = true;
+    }
+
+    pub(super) fn chunk_prepared(&mut self, chunk: Chunk, pages: u64) {
+        for page in chunk_pages(chunk).filter(|page| *page < pages) {
+            self.changed.insert(page);
+        }
+        self.first_pages = true;
+    }
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn join_round(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        self.round.next_guests.push(id);
+        self.begin_round(out);
+    }
+
+    /// Asks for a round begun from now on; returns the number it will have.
+    pub(super) fn want_round(&mut self, out: &mut Vec<Action>) -> u64 {
+        let number = self.round.begun + 1;
+        self.round.wanted = true;
+        self.begin_round(out);
+        number
+    }
+
+    /// Whether a round that failed may be asked for again.
+    pub(super) fn may_retry_round(&self) -> bool {
+        let waited = self.round.failed_at.is_none_or(|at| self.now >= at + RETRY_ROUND_AFTER_MS);
+        self.round.step == Step::Idle && waited
+    }
+
+    fn begin_round(&mut self, out: &mut Vec<Action>) {
+        let round = &mut self.round;
+        if round.step != Step::Idle || !(round.wanted || !round.next_guests.is_empty()) {
+            return;
+        }
+        round.begun += 1;
+        round.wanted = false;
+        round.failed = None;
+        std::mem::swap(&mut round.guests, &mut round.next_guests);
+        round.generation = self.map.generation() + 1;
+        self.map.set_generation(round.generation);
+        round.pages = round.changed.take();
+        round.writes.clear();
+        for page in &round.pages {
+            let slot = 1 - self.map.synced_slot(*page);
+            let bytes = encode_page(*page, round.generation, round.synced_generation, self.map.page(*page));
+            round.writes.push(MapWrite { offset: page_offset(*page, slot), bytes });
+        }
+        let first_pages = std::mem::take(&mut round.first_pages);
+        if std::mem::take(&mut round.header_changed) || first_pages {
+            self.header.synced_generation = round.generation;
+            round.header = Some(self.header.clone());
+        }
+        round.sides = std::mem::take(&mut round.unsynced);
+        let mut to_sync = 0;
+        for side in Side::BOTH {
+            if round.sides[side as usize] {
+                to_sync += 1;
+                out.push(Action::SyncSide { side });
+            }
+        }
+        round.step = Step::SyncingSides(to_sync);
+        if to_sync == 0 {
+            self.write_pages(out);
+        }
+    }
+
+    pub(super) fn side_synced(&mut self, _side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let Step::SyncingSides(left) = self.round.step else { unreachable!("no side sync was asked for") };
+        self.round.failed = self.round.failed.or(result.err());
+        self.round.step = Step::SyncingSides(left - 1);
+        if left > 1 {
+            return;
+        }
+        match self.round.failed {
+            Some(errno) => self.end_round(Err(errno), out),
+            None => self.write_pages(out),
+        }
+    }
+
+    fn write_pages(&mut self, out: &mut Vec<Action>) {
+        if self.round.pages.is_empty() {
+            return self.write_header(out);
+        }
+        self.round.step = Step::WritingPages;
+        out.push(Action::WriteMap(std::mem::take(&mut self.round.writes)));
+    }
+
+    fn write_header(&mut self, out: &mut Vec<Action>) {
+        let round = &mut self.round;
+        let Some(header) = &round.header else { return self.end_round(Ok(()), out) };
+        round.step = Step::WritingHeader;
+        round.header_generation += 1;
+        let slot = u8::from(round.header_generation % 2 == 1);
+        let bytes = header.encode(round.header_generation);
+        out.push(Action::WriteMap(vec![MapWrite { offset: header_offset(slot), bytes }]));
+    }
+
+    pub(super) fn map_written(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        if let Err(errno) = result {
+            return self.end_round(Err(errno), out);
+        }
+        self.round.step = match self.round.step {
+            Step::WritingPages => Step::SyncingPages,
+            Step::WritingHeader => Step::SyncingHeader,
+            Step::Idle | Step::SyncingSides(_) | Step::SyncingPages | Step::SyncingHeader => {
+                unreachable!("no map write was asked for")
+            }
+        };
+        out.push(Action::SyncMap);
+    }
+
+    pub(super) fn map_synced(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        if let Err(errno) = result {
+            return self.end_round(Err(errno), out);
+        }
+        match self.round.step {
+            Step::SyncingPages => {
+                // Only now may the slots swap: until here the other slot is the one that holds.
+                for page in &self.round.pages {
+                    let slot = 1 - self.map.synced_slot(*page);
+                    self.map.set_synced_slot(*page, slot);
+                }
+                self.round.pages.clear();
+                self.round.synced_generation = self.round.generation;
+                self.write_header(out);
+            }
+            Step::SyncingHeader => self.end_round(Ok(()), out),
+            Step::Idle | Step::SyncingSides(_) | Step::WritingPages | Step::WritingHeader => {
+                unreachable!("no map sync was asked for")
+            }
+        }
+    }
+
+    fn end_round(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let round = &mut self.round;
+        round.step = Step::Idle;
+        let had_header = round.header.take().is_some();
+        match result {
+            Ok(()) => round.ended = round.begun,
+            Err(errno) => {
+                for page in round.pages.drain(..) {
+                    round.changed.insert(page);
+                }
+                for side in Side::BOTH {
+                    round.unsynced[side as usize] |= round.sides[side as usize];
+                }
+                round.header_changed |= had_header;
+                round.failed_at = Some(self.now);
+                out.push(Action::Report(Report::LocalDiskFailed(errno)));
+            }
+        }
+        for id in std::mem::take(&mut self.round.guests) {
+            self.complete(id, result, out);
+        }
+        self.begin_round(out);
+    }
+}

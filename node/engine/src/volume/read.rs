@@ -1,0 +1,48 @@
+//! Reads: the range is cut into runs by where the newest bytes are.
+
+use holdfast_types::{BLOCK_SECTORS, SECTOR_BYTES, SectorRange};
+
+use super::Volume;
+use crate::action::{Action, Source};
+use crate::event::RequestId;
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn plan_read(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
+        let planned_from = out.len();
+        let mut rest = range;
+        let mut at = 0u32;
+        while rest.sectors > 0 {
+            let (run, newest) = self.map.first_run(rest);
+            match newest {
+                Some(side) => out.push(Action::Read { id, range: run, at, from: Source::Side(side) }),
+                None => {
+                    let Some(manifest) = &self.manifest else {
+                        out.truncate(planned_from);
+                        return self.park(id);
+                    };
+                    // A run lies within one chunk.
+                    match manifest.layers(run.start.chunk()) {
+                        None => out.push(Action::Read { id, range: run, at, from: Source::Zeros }),
+                        Some(layers) => {
+                            for piece in run.split_at_multiples(BLOCK_SECTORS) {
+                                let at =
+                                    at + bytes(SectorRange::new(run.start.0, piece.start.0 - run.start.0));
+                                out.push(Action::ReadCold { id, range: piece, at, layers: layers.clone() });
+                            }
+                        }
+                    }
+                }
+            }
+            at += bytes(run);
+            rest = SectorRange::new(run.end(), rest.end() - run.end());
+        }
+        // A short fill would expose kernel memory.
+        assert!(u64::from(at) == range.bytes(), "the plan tiles the request");
+        self.in_slot(id).pending =
+            u32::try_from(out.len() - planned_from).expect("at most one action a sector");
+    }
+}
+
+fn bytes(run: SectorRange) -> u32 {
+    u32::try_from(run.sectors * SECTOR_BYTES).expect("a request is smaller than 4 GiB")
+}

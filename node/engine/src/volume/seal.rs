@@ -1,0 +1,155 @@
+//! Seals: the point in time that one commit captures.
+
+use holdfast_types::{Block, Mask};
+
+use super::{Lifecycle, Volume};
+use crate::action::{Action, DirtyBlock, Report};
+use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
+use crate::manifest::Manifest;
+use crate::record::{Body, SegmentRef};
+use crate::sector_map::Side;
+
+/// Which sides a seal covers: one, or both after the loss of the host.
+pub(super) type Sides = [bool; 2];
+
+/// Where the seal stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seal {
+    /// Nothing is sealed.
+    Open,
+    /// Operations planned before the swap still run on the sealed side.
+    Draining(Sides),
+    /// The side is still; the round with this number makes the map durable first.
+    Round(Sides, u64),
+    /// The segment is on its way.
+    Uploading(Sides),
+    /// The commit record is on its way.
+    Committing(Sides),
+}
+
+impl Seal {
+    pub(super) fn is_open(self) -> bool {
+        self == Self::Open
+    }
+}
+
+/// A seal of one side.
+pub(super) fn only(side: Side) -> Sides {
+    [side == Side::A, side == Side::B]
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn advance_seal(&mut self, out: &mut Vec<Action>) {
+        if self.seal.is_open() && self.should_seal() {
+            let sealed = self.map.active();
+            self.map.set_active(sealed.other());
+            self.header.active = sealed.other();
+            self.round.header_changed();
+            self.seal = Seal::Draining(only(sealed));
+        }
+        let Some(manifest) = &self.manifest else { return };
+        if let Seal::Draining(sides) = self.seal
+            && Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
+        {
+            // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
+            match self.pending.take() {
+                Some(pending) if pending.seq == manifest.seq().next() => {
+                    self.seal = Seal::Committing(sides);
+                    self.repeat_record(pending, out);
+                }
+                Some(_) | None => {
+                    let number = self.want_round(out);
+                    self.seal = Seal::Round(sides, number);
+                }
+            }
+        }
+        if let Seal::Round(sides, number) = self.seal {
+            if self.round.ended >= number {
+                self.seal = Seal::Uploading(sides);
+                out.push(Action::Upload(self.dirty_blocks(sides)));
+            } else if self.round.begun >= number && self.may_retry_round() {
+                // The round failed: ask again.
+                let number = self.want_round(out);
+                self.seal = Seal::Round(sides, number);
+            }
+        }
+    }
+
+    fn should_seal(&self) -> bool {
+        let Some(manifest) = &self.manifest else { return false };
+        let side = self.map.active();
+        if self.dirty_pages[side as usize].is_empty()
+            || self.records_after_checkpoint(manifest) >= MOST_RECORDS_AFTER_CHECKPOINT
+        {
+            return false;
+        }
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
+        self.lifecycle == Lifecycle::Detaching
+            || self.dirty_bytes(side) >= self.limits.seal_bytes
+            || age >= self.limits.max_age_ms
+    }
+
+    pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
+        manifest.seq().0.saturating_sub(self.checkpointed.0)
+    }
+
+    fn dirty_blocks(&self, sides: Sides) -> Vec<DirtyBlock> {
+        let mut pages: Vec<u64> = Vec::new();
+        for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+            pages.extend(self.dirty_pages[side as usize].iter());
+        }
+        pages.sort_unstable();
+        pages.dedup();
+        let mut blocks: Vec<DirtyBlock> = Vec::new();
+        for page in pages {
+            let from = blocks.len();
+            for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+                for (block, mask) in self.map.dirty_blocks(page, side) {
+                    add(&mut blocks, from, block, mask, side);
+                }
+            }
+            blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
+        }
+        blocks
+    }
+
+    pub(super) fn uploaded(&mut self, segment: SegmentRef, out: &mut Vec<Action>) {
+        let Seal::Uploading(sides) = self.seal else { unreachable!("no upload was asked for") };
+        if self.lifecycle == Lifecycle::Fenced {
+            return;
+        }
+        self.seal = Seal::Committing(sides);
+        self.create_record(Body::Commit(segment), out);
+    }
+
+    /// The commit of the sealed sides is in the log: their data is clean from here on.
+    pub(super) fn sealed_is_committed(&mut self, out: &mut Vec<Action>) {
+        let Seal::Committing(sides) = self.seal else { unreachable!("a commit belongs to a seal") };
+        for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+            for page in self.dirty_pages[side as usize].take() {
+                self.map.clear_dirty(page, side);
+                self.round.page_changed(page);
+            }
+            self.dirty_sectors[side as usize] = 0;
+            self.dirty_since[side as usize] = None;
+        }
+        self.seal = Seal::Open;
+        if self.lifecycle == Lifecycle::Recovering {
+            self.lifecycle = Lifecycle::Serving;
+            out.push(Action::Report(Report::Ready));
+        }
+        self.unpark(out);
+    }
+}
+
+fn add(blocks: &mut Vec<DirtyBlock>, from: usize, block: Block, mask: Mask, side: Side) {
+    let at = blocks[from..].iter().position(|dirty| dirty.block == block).map(|found| from + found);
+    let at = at.unwrap_or_else(|| {
+        blocks.push(DirtyBlock { block, a: Mask::EMPTY, b: Mask::EMPTY });
+        blocks.len() - 1
+    });
+    match side {
+        Side::A => blocks[at].a = mask,
+        Side::B => blocks[at].b = mask,
+    }
+}

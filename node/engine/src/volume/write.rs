@@ -1,0 +1,114 @@
+//! Writes, discards and zeroes: only the active side is touched, nothing is read, nothing is asked of the object store.
+
+use holdfast_types::{CHUNK_SECTORS, SectorRange};
+
+use super::{Request, Volume};
+use crate::action::Action;
+use crate::event::{Errno, Op, RequestId};
+use crate::sector_map::Side;
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
+        if !self.has_room() {
+            return self.park(id);
+        }
+        let mut waits = false;
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            waits |= self.needs_preparing(piece.start.chunk(), out);
+        }
+        if waits {
+            return self.park(id);
+        }
+        let side = self.start_store(id);
+        out.push(Action::Write { id, range, side });
+    }
+
+    pub(super) fn plan_zero(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
+        let Some(manifest) = &self.manifest else { return self.park(id) };
+        let mut affected = Vec::new();
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            let chunk = piece.start.chunk();
+            if manifest.layers(chunk).is_some() || self.map.is_prepared(chunk) {
+                affected.push(chunk);
+            }
+        }
+        let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
+            // Nothing was ever written there: it is zero already.
+            return self.complete(id, Ok(()), out);
+        };
+        let hull = SectorRange::new(first.first_sector().0, (last.0 - first.0 + 1) * CHUNK_SECTORS);
+        let touched = range.intersect(hull).expect("the chunks came from the range");
+        let mut waits = false;
+        for chunk in affected {
+            waits |= self.needs_preparing(chunk, out);
+        }
+        if waits {
+            return self.park(id);
+        }
+        let side = self.start_store(id);
+        out.push(Action::Punch { id, range: touched, side });
+    }
+
+    fn has_room(&self) -> bool {
+        self.seal.is_open() || self.dirty_bytes(self.map.active()) < self.limits.most_bytes
+    }
+
+    fn start_store(&mut self, id: RequestId) -> Side {
+        let side = self.map.active();
+        self.in_flight[side as usize] += 1;
+        let slot = self.in_slot(id);
+        slot.side = side;
+        slot.pending = 1;
+        slot.failed = None;
+        side
+    }
+
+    /// The bytes are in the side's file, or not.
+    pub(super) fn stored(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
+        let side = request.side;
+        self.in_flight[side as usize] -= 1;
+        self.round.side_touched(side);
+        match request.failed {
+            None => {
+                self.disk_full = false;
+                match request.op {
+                    Op::Write => self.record_write(request.range, side),
+                    Op::Discard | Op::WriteZeroes => self.record_zeroes(request.range, side),
+                    Op::Read | Op::Flush => unreachable!("they store nothing"),
+                }
+                self.complete(id, Ok(()), out);
+            }
+            // A full disk delays; eviction or the commit in progress will make room.
+            Some(Errno::ENOSPC) => {
+                self.disk_full = true;
+                self.park(id);
+            }
+            Some(errno) => self.complete(id, Err(errno), out),
+        }
+    }
+
+    fn record_write(&mut self, range: SectorRange, side: Side) {
+        let (fresh, changed) = self.map.mark_written(range, side);
+        self.dirty_sectors[side as usize] += fresh;
+        if changed {
+            self.now_dirty(range, side);
+        }
+    }
+
+    fn record_zeroes(&mut self, range: SectorRange, side: Side) {
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            let chunk = piece.start.chunk();
+            let remote_data = self.manifest.as_ref().is_none_or(|manifest| manifest.layers(chunk).is_some());
+            if self.map.is_prepared(chunk) && self.map.mark_zeroed(piece, side, remote_data) {
+                self.now_dirty(piece, side);
+            }
+        }
+    }
+
+    fn now_dirty(&mut self, range: SectorRange, side: Side) {
+        self.round.range_changed(range);
+        self.dirty_pages[side as usize].insert_range(range);
+        let since = &mut self.dirty_since[side as usize];
+        *since = since.or(Some(self.now));
+    }
+}

@@ -1,0 +1,243 @@
+//! Little-endian fields and the envelope every stored structure lies in.
+//!
+//! ```text
+//! 0   4  magic "HFST"
+//! 4   2  format version (1)
+//! 6   2  kind (see `Kind`)
+//! 8   4  payload length in bytes
+//! 12  4  zero
+//! 16 16  BLAKE3-128 of bytes 0..16 and the payload
+//! 32     payload
+//! ```
+//! Invariant: nothing is decoded before its checksum, kind and version were found right.
+
+/// Bytes in front of a payload.
+pub(crate) const ENVELOPE_BYTES: usize = 32;
+/// The one version written and read.
+const VERSION: u16 = 1;
+const MAGIC: [u8; 4] = *b"HFST";
+
+/// What an envelope holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub(crate) enum Kind {
+    Record = 1,
+    Checkpoint = 2,
+    SegmentIndex = 3,
+    MapHeader = 4,
+    MapPage = 5,
+}
+
+/// Why stored bytes were refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DecodeError {
+    /// Fewer bytes than the structure says.
+    #[error("{what} is cut short: {have} bytes where {need} are needed")]
+    Short {
+        /// The structure.
+        what: &'static str,
+        /// Bytes there.
+        have: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// Not one of Holdfast's structures.
+    #[error("{0} does not begin with Holdfast's magic number")]
+    Magic(&'static str),
+    /// Written by a version this program does not know.
+    #[error("{what} has format version {found}; this program reads version {VERSION}: upgrade it")]
+    Version {
+        /// The structure.
+        what: &'static str,
+        /// Version found.
+        found: u16,
+    },
+    /// A different structure than the one asked for.
+    #[error("{what} holds a structure of kind {found}")]
+    Kind {
+        /// The structure expected.
+        what: &'static str,
+        /// Kind found.
+        found: u16,
+    },
+    /// The bytes changed since they were written.
+    #[error("{0} fails its checksum")]
+    Checksum(&'static str),
+    /// A field holds a value that cannot be.
+    #[error("{what}: {field} cannot be {value}")]
+    Field {
+        /// The structure.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+/// The first 128 bits of BLAKE3 over the parts.
+pub(crate) fn checksum(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hasher = blake3::Hasher::new();
+    for part in parts {
+        hasher.update(part);
+    }
+    let mut short = [0; 16];
+    short.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+    short
+}
+
+/// Puts `payload` into an envelope.
+pub(crate) fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(ENVELOPE_BYTES + payload.len());
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&(kind as u16).to_le_bytes());
+    let length = u32::try_from(payload.len()).expect("a structure is smaller than 4 GiB");
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    let sum = checksum(&[&out, payload]);
+    out.extend_from_slice(&sum);
+    out.extend_from_slice(payload);
+    out
+}
+
+/// Takes the payload out of an envelope; bytes behind it are ignored.
+pub(crate) fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], DecodeError> {
+    let mut head = Reader::new(what, bytes);
+    let magic = head.array::<4>()?;
+    if magic != MAGIC {
+        return Err(DecodeError::Magic(what));
+    }
+    let version = head.u16()?;
+    let found = head.u16()?;
+    let length = head.u32()? as usize;
+    let _zero = head.u32()?;
+    let sum = head.array::<16>()?;
+    let payload = head.take(length)?;
+    if checksum(&[&bytes[..16], payload]) != sum {
+        return Err(DecodeError::Checksum(what));
+    }
+    if version != VERSION {
+        return Err(DecodeError::Version { what, found: version });
+    }
+    if found != kind as u16 {
+        return Err(DecodeError::Kind { what, found });
+    }
+    Ok(payload)
+}
+
+/// Reads fields from the front of a slice.
+pub(crate) struct Reader<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(what: &'static str, bytes: &'a [u8]) -> Self {
+        Self { what, rest: bytes }
+    }
+
+    pub(crate) fn take(&mut self, count: usize) -> Result<&'a [u8], DecodeError> {
+        let (front, rest) = self.rest.split_at_checked(count).ok_or(DecodeError::Short {
+            what: self.what,
+            have: self.rest.len(),
+            need: count,
+        })?;
+        self.rest = rest;
+        Ok(front)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N)?);
+        Ok(out)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8, DecodeError> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, DecodeError> {
+        Ok(u16::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, DecodeError> {
+        Ok(u32::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, DecodeError> {
+        Ok(u64::from_le_bytes(self.array()?))
+    }
+
+    pub(crate) fn u128(&mut self) -> Result<u128, DecodeError> {
+        Ok(u128::from_le_bytes(self.array()?))
+    }
+
+    /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
+    pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
+        let count = self.u32()? as usize;
+        let need = count.saturating_mul(item_bytes);
+        if need > self.rest.len() {
+            return Err(DecodeError::Short { what: self.what, have: self.rest.len(), need });
+        }
+        Ok(count)
+    }
+
+    /// Text of at most 255 bytes behind a length byte.
+    pub(crate) fn text(&mut self) -> Result<String, DecodeError> {
+        let length = usize::from(self.u8()?);
+        let bytes = self.take(length)?.to_vec();
+        String::from_utf8(bytes).map_err(|error| DecodeError::Field {
+            what: self.what,
+            field: "text",
+            value: error.utf8_error().valid_up_to() as u64,
+        })
+    }
+
+    pub(crate) fn bad(&self, field: &'static str, value: u64) -> DecodeError {
+        DecodeError::Field { what: self.what, field, value }
+    }
+
+    pub(crate) fn end(self) -> Result<(), DecodeError> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError::Field {
+                what: self.what,
+                field: "bytes behind the end",
+                value: self.rest.len() as u64,
+            })
+        }
+    }
+}
+
+/// Appends `text` behind a length byte; longer text is cut at 255 bytes.
+pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
+    let end = (0..=text.len().min(255)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    out.push(u8::try_from(end).expect("cut to 255"));
+    out.extend_from_slice(&text.as_bytes()[..end]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let whole = enclose(Kind::Record, b"payload");
+        assert_eq!(open(Kind::Record, "record", &whole), Ok(&b"payload"[..]));
+        for bit in 0..whole.len() * 8 {
+            let mut bent = whole.clone();
+            bent[bit / 8] ^= 1 << (bit % 8);
+            assert!(open(Kind::Record, "record", &bent).is_err(), "bit {bit}");
+        }
+        for length in 0..whole.len() {
+            assert!(open(Kind::Record, "record", &whole[..length]).is_err(), "cut at {length}");
+        }
+        assert_eq!(
+            open(Kind::Checkpoint, "checkpoint", &whole),
+            Err(DecodeError::Kind { what: "checkpoint", found: 1 })
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! Names of objects, relative to the prefix of their store.
+//!
+//! ```text
+//! volumes/<volume>/log/<seq:020>
+//! volumes/<volume>/checkpoints/<seq:020>
+//! volumes/<volume>/segments/<ulid>
+//! ```
+//! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and `a/b`).
+
+use std::fmt;
+
+use crate::{SegmentId, Seq, VolumeId};
+
+/// The name of one object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum ObjectKey {
+    /// A log record; creating it is the commit.
+    Log(VolumeId, Seq),
+    /// A whole manifest as of a seq.
+    Checkpoint(VolumeId, Seq),
+    /// Compressed frames and their index.
+    Segment(VolumeId, SegmentId),
+}
+
+/// The prefix of everything that belongs to `volume`, ending in `/`.
+pub fn volume_prefix(volume: &VolumeId) -> String {
+    format!("volumes/{volume}/")
+}
+
+/// The prefix of `volume`'s log, ending in `/`.
+pub fn log_prefix(volume: &VolumeId) -> String {
+    format!("volumes/{volume}/log/")
+}
+
+/// The prefix of `volume`'s checkpoints, ending in `/`.
+pub fn checkpoint_prefix(volume: &VolumeId) -> String {
+    format!("volumes/{volume}/checkpoints/")
+}
+
+impl ObjectKey {
+    /// Reads a key; `None` if it is not one of Holdfast's.
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix("volumes/")?;
+        let (volume, rest) = rest.split_once('/')?;
+        let volume: VolumeId = volume.parse().ok()?;
+        let (kind, name) = rest.split_once('/')?;
+        let seq = || (name.len() == 20).then(|| name.parse().ok().map(Seq)).flatten();
+        match kind {
+            "log" => Some(Self::Log(volume, seq()?)),
+            "checkpoints" => Some(Self::Checkpoint(volume, seq()?)),
+            "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
+            Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
+            Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_key_survives_its_text() {
+        let volume: VolumeId = "v1".parse().unwrap();
+        for key in [
+            ObjectKey::Log(volume.clone(), Seq(7)),
+            ObjectKey::Checkpoint(volume.clone(), Seq(u64::MAX)),
+            ObjectKey::Segment(volume.clone(), SegmentId::new(5, [1; 10])),
+        ] {
+            assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
+        }
+        for foreign in ["volumes/v1", "volumes/v1/log/7", "volumes/V/log/00000000000000000007", "x/v1/log/1"]
+        {
+            assert_eq!(ObjectKey::parse(foreign), None, "{foreign}");
+        }
+    }
+}
