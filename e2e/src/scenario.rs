@@ -9,6 +9,7 @@ use crate::world::World;
 mod control_plane;
 mod s3;
 mod smoke;
+mod ublk;
 
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
@@ -42,5 +43,23 @@ pub const ALL: &[Scenario] = &[
         about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
         expected: Duration::from_secs(25),
         run: control_plane::run,
+    },
+    Scenario {
+        name: "ublk-zero-copy",
+        about: "a device served with zero copy keeps its data under load while its server is killed",
+        expected: Duration::from_secs(90),
+        run: ublk::zero_copy,
+    },
+    Scenario {
+        name: "ublk-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(90),
+        run: ublk::user_copy,
+    },
+    Scenario {
+        name: "ublk-many",
+        about: "64 devices are served by as many threads as one",
+        expected: Duration::from_secs(60),
+        run: ublk::many,
     },
 ];

@@ -19,6 +19,9 @@ pub mod go;
 pub mod kernel;
 pub mod root_fs;
 
+/// Packages whose programs and examples are tested.
+const UNDER_TEST: &[&str] = &["holdfast-node", "holdfast-operator", "holdfast-ublk"];
+
 /// How the workspace's programs are compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
@@ -94,16 +97,18 @@ impl Toolbox {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/kubectl"))
     }
 
-    /// Builds programs of this workspace; each is named as its package. Returns the directory they are in.
+    /// Builds the programs and examples under test and returns the directory they are in; examples are in
+    /// `examples` below it. Always the same selection: cargo resolves features for what is selected
+    /// together, and another selection would compile the dependencies once more.
     ///
     /// # Errors
     /// When cargo fails.
-    pub fn programs(&self, packages: &[&str], profile: Profile) -> Result<PathBuf> {
-        report::step(format_args!("cargo build {}", packages.join(" ")));
+    pub fn programs(&self, profile: Profile) -> Result<PathBuf> {
+        report::step("cargo build the programs under test");
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut build = Command::new(cargo);
-        build.current_dir(&self.workspace).arg("build");
-        for package in packages {
+        build.current_dir(&self.workspace).args(["build", "--bins", "--examples"]);
+        for package in UNDER_TEST {
             build.args(["--package", package]);
         }
         let directory = match profile {

@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::process::{Process, tail};
+use crate::wait::until;
 use crate::wire::{Exit, Program, Reply, Request, log_of};
 use agent::Agent;
 use machine::{BootFiles, Options};
@@ -187,6 +188,22 @@ impl Vm {
     /// When nothing of that name was ever spawned.
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.get(&log_of(name))?).into_owned())
+    }
+
+    /// Waits until the log of a spawned program has a line that contains `text`, and returns the line.
+    ///
+    /// # Errors
+    /// When the program has ended, or `limit` has passed, without such a line; the error has the log's end.
+    pub fn wait_log(&self, name: &str, text: &str, limit: Duration) -> Result<String> {
+        let found = until(&format!("{text:?} in the log of {name}"), limit, || {
+            // Asked first: what it wrote before it ended is in the log by then.
+            let ended = self.status(name)?;
+            let log = self.log(name)?;
+            let line = log.lines().find(|line| line.contains(text)).map(str::to_owned);
+            ensure!(line.is_some() || ended.is_none(), "{name} ended: {ended:?}");
+            Ok(line)
+        });
+        found.with_context(|| format!("log of {name}:\n{}", self.log(name).unwrap_or_default()))
     }
 
     /// Waits until `path` is a block device, at most `limit` of the machine's time.

@@ -127,7 +127,8 @@ impl World {
         Ok(vm)
     }
 
-    /// Adds a file to what test machines booted later see at `/holdfast/<path>`.
+    /// Adds a program, without its debug information, to what test machines booted later see at
+    /// `/holdfast/<path>`.
     ///
     /// # Errors
     /// When it cannot be copied.
@@ -141,8 +142,7 @@ impl World {
         if let Some(parent) = to.parent() {
             fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
         }
-        fs::copy(file, &to).with_context(|| format!("copy {}", file.display()))?;
-        Ok(())
+        strip(file, &to)
     }
 
     /// Runs kubectl with administrator's rights and returns what it printed.
@@ -154,6 +154,14 @@ impl World {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<String> {
         output(self.control_plane()?.kubectl().args(arguments))
+    }
+
+    /// The directory of the programs under test, built if need be.
+    ///
+    /// # Errors
+    /// When cargo fails.
+    pub fn programs(&self) -> Result<PathBuf> {
+        self.toolbox.programs(self.profile)
     }
 
     /// The ends of all logs there are.
@@ -180,7 +188,7 @@ impl World {
 
     /// What test machines see at `/holdfast`: the programs under test, without debug information.
     fn make_share(&self) -> Result<PathBuf> {
-        let built = self.toolbox.programs(NODE_PROGRAMS, self.profile)?;
+        let built = self.programs()?;
         let share = self.dir().join("share");
         fs::create_dir_all(share.join("bin")).context("create the share")?;
         let agent = std::env::current_exe().context("find this program")?;
