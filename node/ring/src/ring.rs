@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::squeue::{self, Entry};
+use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
@@ -169,18 +169,24 @@ impl Ring {
         self.backlog.push_back(Queued::One(entry));
     }
 
-    /// Queues two entries of which the second starts when the first has ended in full. Their order of
-    /// completion and what happens on failure are io_uring's (`IOSQE_IO_LINK`).
+    /// Queues two transfers of which the second starts when the first has ended in full, as one operation:
+    /// exactly one completion with `user_data` comes out of them. It is the second's; or the first's, if
+    /// that failed or fell short, and then the second does not run.
+    ///
+    /// A first half that ends in full is silent, and one that does not silences the second
+    /// (`req_set_fail` and `io_fail_links` in the kernel's `io_uring/`).
     ///
     /// # Safety
     /// As for [`push`](Self::push), for both.
-    pub unsafe fn push_linked(&mut self, first: Entry, second: Entry) {
-        let pair = [first.flags(squeue::Flags::IO_LINK), second];
+    pub unsafe fn push_pair(&mut self, first: Entry, second: Entry, user_data: UserData) {
+        let first = first.flags(Flags::IO_LINK | Flags::SKIP_SUCCESS).user_data(user_data.to_bits());
+        let pair = [first, second.user_data(user_data.to_bits())];
         if self.backlog.is_empty() {
             // SAFETY: what the entries name is valid by this function's contract.
             if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
                 return;
             }
+            // A batch must not end between the two: the first would run alone.
             let _ = self.uring.submit();
             // SAFETY: as above.
             if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
@@ -314,3 +320,6 @@ impl std::fmt::Debug for Ring {
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
 }
+
+#[cfg(test)]
+mod tests;

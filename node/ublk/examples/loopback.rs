@@ -104,7 +104,8 @@ fn record(dir: &Path) -> PathBuf {
 fn add(options: &Options, features: &Features, transport: Transport, worker: &Worker) -> Result<Vec<Device>> {
     let mut devices = Vec::new();
     for index in 0..options.devices {
-        let file = File::create(options.dir.join(format!("{index}.img")))?;
+        let path = options.dir.join(format!("{index}.img"));
+        let file = OpenOptions::new().create(true).write(true).truncate(false).open(path)?;
         file.set_len(options.size_mib << 20)?;
         let device = Device::add(
             features,

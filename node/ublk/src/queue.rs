@@ -15,8 +15,7 @@
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use holdfast_ring::{BufferRange, Completion, Errno, FileSlot, FixedTransfer, Ring, UserData};
-use io_uring::squeue::Flags;
-use io_uring::{opcode, squeue};
+use io_uring::opcode;
 use libublk::sys;
 
 use crate::char_device::Descriptors;
@@ -188,7 +187,9 @@ impl Queue {
                 let hand_over = opcode::Write::new(self.char_file.fixed(), address, part.len_bytes)
                     .offset(self.copy_position(request.tag(), part.request_offset_bytes))
                     .build();
-                self.push_copy(ring, fill, hand_over, part.user_data);
+                // SAFETY: both name a range of the copy buffer of this request's tag. The buffers are unmapped
+                // only when no request is with the owner, else leaked.
+                unsafe { ring.push_pair(fill, hand_over, part.user_data) };
             }
         }
     }
@@ -209,7 +210,8 @@ impl Queue {
                 let store = opcode::Write::new(part.file.fixed(), address, part.len_bytes)
                     .offset(part.file_offset_bytes)
                     .build();
-                self.push_copy(ring, take, store, part.user_data);
+                // SAFETY: as for `read_part`.
+                unsafe { ring.push_pair(take, store, part.user_data) };
             }
         }
     }
@@ -320,17 +322,6 @@ impl Queue {
             + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)
             + (u64::from(tag) << sys::UBLK_TAG_OFF)
             + u64::from(offset_bytes)
-    }
-
-    /// Pushes the two halves of a copied part so that exactly one completion comes out of them: a first
-    /// half that ends in full is silent, and one that fails or falls short silences the second
-    /// (`req_set_fail` and `io_fail_links` in `io_uring/`).
-    fn push_copy(&self, ring: &mut Ring, first: squeue::Entry, second: squeue::Entry, user_data: UserData) {
-        let first = first.flags(Flags::SKIP_SUCCESS).user_data(user_data.to_bits());
-        let second = second.user_data(user_data.to_bits());
-        // SAFETY: both name the same range inside the copy buffer of a tag that is with the owner. The
-        // buffers are unmapped only when no request is with the owner, else leaked.
-        unsafe { ring.push_linked(first, second) };
     }
 }
 
