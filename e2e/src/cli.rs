@@ -1,11 +1,12 @@
 //! The command line: `cargo e2e <command>`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{guest, report, scenario, setup::Toolbox, suite};
+use crate::{bench, guest, report, scenario, setup::Toolbox, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -20,6 +21,11 @@ enum Order {
     /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER
     Test {
         /// Part of a scenario's name
+        filter: Option<String>,
+    },
+    /// Run the benchmarks, or those whose name contains FILTER, and print their figures
+    Bench {
+        /// Part of a benchmark's name
         filter: Option<String>,
     },
     /// Name every scenario and benchmark with its expected time
@@ -41,16 +47,9 @@ pub fn run() -> Result<ExitCode> {
             let passed = suite::run(filter.as_deref())?;
             Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::List => {
-            report::line("host-tests      300 s  cargo test --workspace");
-            for scenario in scenario::ALL {
-                report::line(format_args!(
-                    "{:<15} {:>3} s  {}",
-                    scenario.name,
-                    scenario.expected.as_secs(),
-                    scenario.about
-                ));
-            }
+            list();
             Ok(ExitCode::SUCCESS)
         }
         Order::Setup => {
@@ -63,4 +62,22 @@ pub fn run() -> Result<ExitCode> {
         }
         Order::GuestAgent => guest::run().map(|()| ExitCode::SUCCESS),
     }
+}
+
+/// Names everything that can be run, with the time it takes on two quiet cores.
+fn list() {
+    report::line("cargo e2e test");
+    let about = "cargo test --workspace, with the real S3 server; not with a filter";
+    entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);
+    for scenario in scenario::ALL {
+        entry(scenario.name, scenario.expected, scenario.about);
+    }
+    report::line("cargo e2e bench");
+    for benchmark in bench::ALL {
+        entry(benchmark.name, benchmark.expected, benchmark.about);
+    }
+}
+
+fn entry(name: &str, expected: Duration, about: &str) {
+    report::line(format_args!("  {name:<16} {:>4} s  {about}", expected.as_secs()));
 }

@@ -5,6 +5,7 @@
 //!
 //! A scenario gets a [`world::World`] and asks it for what it needs.
 
+pub mod bench;
 pub mod cache;
 pub mod cli;
 pub mod command;

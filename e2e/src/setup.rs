@@ -17,6 +17,7 @@ use crate::vm::machine::{Accelerator, BootFiles};
 pub mod apt;
 pub mod go;
 pub mod kernel;
+pub mod kublk;
 pub mod root_fs;
 
 /// Packages whose programs and examples are tested.
@@ -63,6 +64,14 @@ impl Toolbox {
         let root_fs = root_fs::prepare(&self.cache, &kernel)?;
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
         Ok(BootFiles { vmlinux: kernel.vmlinux, initramfs: kernel.initramfs, root_fs, accelerator })
+    }
+
+    /// The kernel's own ublk server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn kublk(&self) -> Result<PathBuf> {
+        kublk::prepare(&self.cache, &kernel::prepare(&self.cache)?)
     }
 
     /// The S3 server.
