@@ -1,1 +1,21 @@
-//! Object-store vocabulary, keys, reference store and conformance suite.
+//! Object-store vocabulary, retry policy, reference store and conformance suite.
+//!
+//! Owns: the [`ObjectStore`] trait and what its answers mean, the errors and their kinds, when a request is tried
+//! again, how requests are counted, the in-memory reference store with its faults, and the suite every store passes.
+//! Does not own: object names (`holdfast_types::key`), any network protocol, any policy of a volume.
+//! Invariants: objects are immutable; the only conditional request is a create-once PUT.
+
+pub mod conformance;
+mod error;
+mod fault;
+mod memory;
+mod requests;
+mod retry;
+mod store;
+
+pub use error::{Cause, CreateError, ErrorKind, StoreError};
+pub use fault::{Fault, Gate};
+pub use memory::MemoryStore;
+pub use requests::{RequestCounts, RequestMeter, Verb, VerbMeter};
+pub use retry::{Decision, RetryPolicy};
+pub use store::{Created, Entry, MAX_KEY_BYTES, MAX_PAGE_ENTRIES, ObjectStore, Page, Suffix, check_key};

@@ -1,1 +1,24 @@
 //! Object store on Amazon S3 and servers that speak its protocol.
+//!
+//! Owns: the connection to one bucket and everything that names the AWS SDK; one operation a file.
+//! Does not own: object names, what an object means, what a volume does while its bucket is away.
+//! Runs on: a tokio runtime with timers.
+//! Invariants: a create is sent at most once a call; every request has an attempt time-out and holds a permit; a
+//! body is never longer than what was asked for.
+//! On failure: a [`holdfast_objects::StoreError`] whose kind says what the caller may do.
+
+mod attempt;
+mod classify;
+mod config;
+mod connect;
+mod create;
+mod delete;
+mod get;
+mod list;
+mod probe;
+mod put_segment;
+mod store;
+
+pub use config::{Credentials, InvalidConfig, S3Config, Timeouts};
+pub use probe::ProbeFailure;
+pub use store::S3Store;

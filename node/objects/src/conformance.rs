@@ -1,0 +1,167 @@
+//! What every store must do, as a list of named cases that run against any [`ObjectStore`].
+//!
+//! Each case works under keys of its own, so that they may share a bucket and run side by side, and removes what it
+//! wrote. A case returns what the store did wrong; it never panics.
+
+mod create;
+mod list;
+mod read;
+mod segment;
+
+use std::{fmt, future::Future, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+
+use crate::{ObjectStore, StoreError};
+
+/// The store under test and where a case may write.
+#[derive(Debug, Clone)]
+pub struct Ground {
+    /// The store.
+    pub store: Arc<dyn ObjectStore>,
+    /// A prefix without trailing `/` that nothing else uses; each case adds its name.
+    pub scope: String,
+    /// Length of a segment that the store uploads in several requests, in bytes.
+    pub large_bytes: usize,
+}
+
+/// What a store did wrong.
+#[derive(Debug)]
+pub struct Violation(String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+type Verdict<'a> = Pin<Box<dyn Future<Output = Result<(), Violation>> + Send + 'a>>;
+
+/// One thing every store must do.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// What must hold, as a file-name-like phrase.
+    pub name: &'static str,
+    check: for<'a> fn(&'a Ground) -> Verdict<'a>,
+}
+
+/// Everything a store must do.
+pub const CASES: &[Case] = &[
+    Case { name: "create-then-read", check: |ground| Box::pin(create::then_read(ground)) },
+    Case { name: "second-create-loses", check: |ground| Box::pin(create::second_loses(ground)) },
+    Case { name: "one-of-many-creates-wins", check: |ground| Box::pin(create::one_of_many_wins(ground)) },
+    Case { name: "bad-keys-are-refused", check: |ground| Box::pin(create::bad_keys(ground)) },
+    Case { name: "missing-is-not-found", check: |ground| Box::pin(read::missing(ground)) },
+    Case { name: "get-is-bounded", check: |ground| Box::pin(read::bounded(ground)) },
+    Case { name: "ranges-are-exact", check: |ground| Box::pin(read::ranges(ground)) },
+    Case { name: "suffixes-know-the-size", check: |ground| Box::pin(read::suffixes(ground)) },
+    Case { name: "lists-are-ordered-pages", check: |ground| Box::pin(list::pages(ground)) },
+    Case { name: "lists-start-after-any-key", check: |ground| Box::pin(list::start_after(ground)) },
+    Case { name: "lists-see-creates-and-deletes", check: |ground| Box::pin(list::fresh(ground)) },
+    Case { name: "delete-is-repeatable", check: |ground| Box::pin(list::delete_twice(ground)) },
+    Case { name: "segment-in-one-request", check: |ground| Box::pin(segment::small(ground)) },
+    Case { name: "segment-in-parts", check: |ground| Box::pin(segment::large(ground)) },
+];
+
+impl Case {
+    /// Runs the case under its own part of `ground.scope`.
+    ///
+    /// # Errors
+    /// What the store did wrong, with the case's name.
+    pub async fn run(&self, ground: &Ground) -> Result<(), Violation> {
+        let own = Ground { scope: format!("{}/{}", ground.scope, self.name), ..ground.clone() };
+        let verdict = (self.check)(&own).await;
+        let swept = own.sweep().await;
+        verdict.and(swept).map_err(|violation| Violation(format!("{}: {violation}", self.name)))
+    }
+}
+
+/// Runs every case, one after the other.
+///
+/// # Errors
+/// Everything the store did wrong, a line a case.
+pub async fn run_all(ground: &Ground) -> Result<(), Violation> {
+    let mut wrong = Vec::new();
+    for case in CASES {
+        if let Err(violation) = case.run(ground).await {
+            wrong.push(violation.0);
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Violation(wrong.join("\n"))) }
+}
+
+impl Ground {
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.scope)
+    }
+
+    async fn must_create(&self, key: &str, body: Bytes) -> Result<(), Violation> {
+        match self.store.create(key, body).await {
+            Ok(_created) => Ok(()),
+            Err(error) => Err(Violation(format!("creating {key}: {}", chain(&error)))),
+        }
+    }
+
+    /// Deletes everything under the scope.
+    async fn sweep(&self) -> Result<(), Violation> {
+        let prefix = format!("{}/", self.scope);
+        loop {
+            let page = self.store.list(&prefix, None, 1000).await.map_err(during("sweeping"))?;
+            for entry in &page.entries {
+                self.store.delete(&entry.key).await.map_err(during("sweeping"))?;
+            }
+            if !page.more {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Names what was under way when the store failed.
+fn during(what: &str) -> impl FnOnce(StoreError) -> Violation {
+    move |error| Violation(format!("{what}: {}", chain(&error)))
+}
+
+/// An error with its causes.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut at = error.source();
+    while let Some(cause) = at {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        at = cause.source();
+    }
+    text
+}
+
+/// Bytes that differ at every offset a mistake would mix up.
+fn pattern(len: usize) -> Bytes {
+    (0..len).map(|at| ((at * 31) ^ (at >> 8) ^ (at >> 16)) as u8).collect::<Vec<u8>>().into()
+}
+
+/// Ends the case with a violation unless the condition holds.
+macro_rules! must {
+    ($holds:expr, $($text:tt)+) => {
+        if !$holds {
+            return Err($crate::conformance::Violation(format!($($text)+)));
+        }
+    };
+}
+use must;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    #[tokio::test]
+    async fn the_reference_store_passes_and_nothing_is_left() {
+        let store = MemoryStore::new();
+        let ground =
+            Ground { store: Arc::new(store.clone()), scope: "conformance".to_owned(), large_bytes: 1 << 20 };
+        run_all(&ground).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+        assert_eq!(store.keys(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,98 @@
+//! Lists: ordered, complete over pages, fresh; and deletion, which lists must show.
+
+use bytes::Bytes;
+
+use super::{Ground, Violation, during, must};
+use crate::{ErrorKind, Page};
+
+const BODY: Bytes = Bytes::from_static(b"x");
+
+fn names(page: &Page) -> Vec<&str> {
+    page.entries.iter().map(|entry| entry.key.as_str()).collect()
+}
+
+pub(super) async fn pages(ground: &Ground) -> Result<(), Violation> {
+    let prefix = ground.key("log/");
+    let mut due = Vec::new();
+    // Not in order: the store sorts, not the writer.
+    for seq in [7, 3, 0, 9, 1, 8, 2, 6, 4, 5] {
+        let key = format!("{prefix}{seq:020}");
+        ground.must_create(&key, Bytes::from(vec![0; seq])).await?;
+        due.push((key, seq as u64));
+    }
+    ground.must_create(&ground.key("logx"), BODY).await?;
+    due.sort();
+    for limit in [1, 3, 10, 5000] {
+        let mut seen = Vec::new();
+        let mut after: Option<String> = None;
+        loop {
+            let page = ground.store.list(&prefix, after.as_deref(), limit).await.map_err(during("a page"))?;
+            must!(page.entries.len() <= limit, "a page of {limit} has {} entries", page.entries.len());
+            seen.extend(page.entries.iter().map(|entry| (entry.key.clone(), entry.size_bytes)));
+            if !page.more {
+                break;
+            }
+            must!(seen.len() <= due.len(), "paging with limit {limit} does not end");
+            after = page.entries.last().map(|entry| entry.key.clone());
+        }
+        must!(seen == due, "pages of {limit} gave {seen:?}");
+    }
+    let nothing = ground.store.list(&prefix, None, 0).await;
+    must!(
+        nothing.as_ref().is_err_and(|error| error.kind() == ErrorKind::Invalid),
+        "a page of nothing gave {nothing:?}"
+    );
+    Ok(())
+}
+
+pub(super) async fn start_after(ground: &Ground) -> Result<(), Violation> {
+    let key = |name: &str| ground.key(&format!("log/{name}"));
+    for name in ["a", "c", "e"] {
+        ground.must_create(&key(name), BODY).await?;
+    }
+    let prefix = ground.key("log/");
+    let cases: [(String, &[&str]); 6] = [
+        (ground.key("a-before-the-prefix"), &["a", "c", "e"]),
+        (key("a"), &["c", "e"]),
+        (key("b-not-there"), &["c", "e"]),
+        (key("d"), &["e"]),
+        (key("e"), &[]),
+        (ground.key("z-after-the-prefix"), &[]),
+    ];
+    for (after, due) in cases {
+        let page = ground.store.list(&prefix, Some(&after), 10).await.map_err(during("start after"))?;
+        let due: Vec<String> = due.iter().map(|name| key(name)).collect();
+        must!(names(&page) == due && !page.more, "after {after} came {:?}", names(&page));
+    }
+    Ok(())
+}
+
+pub(super) async fn fresh(ground: &Ground) -> Result<(), Violation> {
+    let prefix = format!("{}/", ground.scope);
+    let empty = ground.store.list(&prefix, None, 10).await.map_err(during("listing nothing"))?;
+    must!(empty.entries.is_empty() && !empty.more, "nothing was listed as {empty:?}");
+    let key = ground.key("comes-and-goes");
+    ground.must_create(&key, BODY).await?;
+    let there = ground.store.list(&prefix, None, 10).await.map_err(during("listing one"))?;
+    must!(names(&there) == [key.as_str()], "after its create, {key} was listed as {:?}", names(&there));
+    ground.store.delete(&key).await.map_err(during("deleting"))?;
+    let gone = ground.store.list(&prefix, None, 10).await.map_err(during("listing none"))?;
+    must!(gone.entries.is_empty(), "after its delete, {:?} was listed", names(&gone));
+    Ok(())
+}
+
+pub(super) async fn delete_twice(ground: &Ground) -> Result<(), Violation> {
+    let key = ground.key("object");
+    ground.must_create(&key, BODY).await?;
+    ground.must_create(&ground.key("object-sibling"), BODY).await?;
+    for time in ["first", "second"] {
+        ground.store.delete(&key).await.map_err(during(&format!("the {time} delete")))?;
+    }
+    let read = ground.store.get(&key, 1).await;
+    must!(
+        read.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound),
+        "a deleted object gave {read:?}"
+    );
+    ground.store.get(&ground.key("object-sibling"), 1).await.map_err(during("reading the sibling"))?;
+    Ok(())
+}

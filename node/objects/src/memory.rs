@@ -1,0 +1,293 @@
+//! The reference store: a map in memory that answers as S3 does, counts requests and fails on demand.
+//!
+//! Runs on: any tokio runtime (only [`Fault::Delay`] needs its timer). Clones share one map.
+
+use std::{
+    collections::BTreeMap,
+    ops::{Bound, Range},
+    sync::{Arc, Mutex, MutexGuard},
+    time::SystemTime,
+};
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+
+use crate::{
+    Cause, CreateError, Created, Entry, ErrorKind, Fault, MAX_PAGE_ENTRIES, ObjectStore, Page, RequestCounts,
+    RequestMeter, StoreError, Suffix, Verb, check_key, fault::FaultPlan,
+};
+
+/// An object store in memory.
+#[derive(Debug, Clone, Default)]
+pub struct MemoryStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    objects: Mutex<BTreeMap<String, Object>>,
+    faults: Mutex<FaultPlan>,
+    requests: RequestMeter,
+}
+
+#[derive(Debug, Clone)]
+struct Object {
+    body: Bytes,
+    last_modified: SystemTime,
+}
+
+/// Whether the sender of a request that took its effect hears of it.
+#[derive(PartialEq, Eq)]
+enum Reply {
+    Sent,
+    Lost,
+}
+
+/// Why a request has no effect.
+enum Stopped {
+    /// The sender knows.
+    Failed(StoreError),
+    /// The sender cannot know.
+    LostOnTheWay,
+}
+
+impl From<Stopped> for StoreError {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Failed(error) => error,
+            Stopped::LostOnTheWay => lost_reply(),
+        }
+    }
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives `fault` to the next request of `verb` that has none yet. Several are taken in order.
+    pub fn fail_next(&self, verb: Verb, fault: Fault) {
+        self.faults().push(verb, fault);
+    }
+
+    /// Gives `fault` to every request of `verb` until [`MemoryStore::heal`].
+    pub fn fail_always(&self, verb: Verb, fault: Fault) {
+        self.faults().set_always(verb, fault);
+    }
+
+    /// Takes the store away: every request fails as unavailable until [`MemoryStore::heal`].
+    pub fn go_away(&self) {
+        for verb in Verb::ALL {
+            self.fail_always(verb, Fault::Before(ErrorKind::Unavailable));
+        }
+    }
+
+    /// Forgets every fault.
+    pub fn heal(&self) {
+        self.faults().clear();
+    }
+
+    /// Requests so far.
+    pub fn counts(&self) -> RequestCounts {
+        self.shared.requests.counts()
+    }
+
+    /// Every key, ascending: what a test looks at without sending a request.
+    pub fn keys(&self) -> Vec<String> {
+        self.objects().keys().cloned().collect()
+    }
+
+    /// Replaces an object's bytes behind the store's back, as a fault of the medium would.
+    ///
+    /// # Panics
+    /// If no object has this key.
+    pub fn corrupt(&self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let mut objects = self.objects();
+        let object = objects.get_mut(key).unwrap_or_else(|| panic!("no object {key} to corrupt"));
+        let mut body = object.body.to_vec();
+        change(&mut body);
+        object.body = body.into();
+    }
+
+    fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
+        self.shared.objects.lock().expect("no thread panics while it holds the objects")
+    }
+
+    fn faults(&self) -> MutexGuard<'_, FaultPlan> {
+        self.shared.faults.lock().expect("no thread panics while it holds the faults")
+    }
+
+    /// Counts a request and lives through its fault up to the point where it takes effect.
+    async fn arrive(&self, verb: Verb) -> Result<Reply, Stopped> {
+        self.shared.requests.begin(verb);
+        let fault = self.faults().take(verb);
+        match fault {
+            None => Ok(Reply::Sent),
+            Some(Fault::Before(kind)) => Err(Stopped::Failed(planned_error(kind))),
+            Some(Fault::LostReply) => Ok(Reply::Lost),
+            Some(Fault::LostRequest) => Err(Stopped::LostOnTheWay),
+            Some(Fault::Delay(wait)) => {
+                tokio::time::sleep(wait).await;
+                Ok(Reply::Sent)
+            }
+            Some(Fault::Hold(gate)) => {
+                gate.pass().await;
+                Ok(Reply::Sent)
+            }
+        }
+    }
+
+    async fn read(&self, key: &str) -> Result<Bytes, StoreError> {
+        check_key(key)?;
+        if self.arrive(Verb::Get).await? == Reply::Lost {
+            return Err(lost_reply());
+        }
+        let found = self.objects().get(key).map(|object| object.body.clone());
+        found.ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
+    }
+
+    /// Refuses a key that a file-backed server could not hold beside those that are there.
+    fn check_room(&self, key: &str) -> Result<(), StoreError> {
+        let objects = self.objects();
+        let below = format!("{key}/");
+        let parents = key.match_indices('/').map(|(at, _)| &key[..at]);
+        let child = objects.range(below.clone()..).next().is_some_and(|(other, _)| other.starts_with(&below));
+        if child || parents.into_iter().any(|parent| objects.contains_key(parent)) {
+            let rule = "no key may be another key followed by '/' and more";
+            return Err(StoreError::Invalid { what: "key", value: key.to_owned(), rule });
+        }
+        Ok(())
+    }
+
+    /// Puts an object if the key is free; says whether it was.
+    fn insert(&self, key: &str, body: Bytes) -> bool {
+        let mut objects = self.objects();
+        let free = !objects.contains_key(key);
+        if free {
+            objects.insert(key.to_owned(), Object { body, last_modified: SystemTime::now() });
+        }
+        free
+    }
+}
+
+#[async_trait]
+impl ObjectStore for MemoryStore {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        let body = self.read(key).await?;
+        let size_bytes = body.len() as u64;
+        if size_bytes > max_bytes {
+            return Err(StoreError::TooLarge { key: key.to_owned(), size_bytes, max_bytes });
+        }
+        Ok(body)
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        if range.is_empty() {
+            return Err(empty_range(&range));
+        }
+        let body = self.read(key).await?;
+        if range.end > body.len() as u64 {
+            return Err(StoreError::OutOfRange { key: key.to_owned(), end: range.end });
+        }
+        Ok(body.slice(range.start as usize..range.end as usize))
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        if len == 0 {
+            return Err(empty_range(&(0..0)));
+        }
+        let body = self.read(key).await?;
+        let size_bytes = body.len() as u64;
+        let start = size_bytes.saturating_sub(len) as usize;
+        Ok(Suffix { bytes: body.slice(start..), size_bytes })
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        check_key(key).and_then(|()| self.check_room(key)).map_err(CreateError::Failed)?;
+        let reply = match self.arrive(Verb::Put).await {
+            Ok(reply) => reply,
+            Err(Stopped::Failed(error)) => return Err(CreateError::Failed(error)),
+            Err(Stopped::LostOnTheWay) => return Err(CreateError::Ambiguous(lost_reply())),
+        };
+        let created = self.insert(key, body);
+        match (reply, created) {
+            (Reply::Lost, _) => Err(CreateError::Ambiguous(lost_reply())),
+            (Reply::Sent, true) => Ok(Created),
+            (Reply::Sent, false) => Err(CreateError::Exists { key: key.to_owned() }),
+        }
+    }
+
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        check_key(key)?;
+        self.check_room(key)?;
+        let reply = self.arrive(Verb::Put).await?;
+        let mut body = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
+        for part in parts {
+            body.extend_from_slice(&part);
+        }
+        let object = Object { body: body.freeze(), last_modified: SystemTime::now() };
+        self.objects().insert(key.to_owned(), object);
+        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        if limit == 0 {
+            return Err(no_limit());
+        }
+        if self.arrive(Verb::List).await? == Reply::Lost {
+            return Err(lost_reply());
+        }
+        let from = match start_after {
+            Some(key) if key >= prefix => Bound::Excluded(key),
+            Some(_) | None => Bound::Included(prefix),
+        };
+        let objects = self.objects();
+        let mut rest = objects
+            .range::<str, _>((from, Bound::Unbounded))
+            .take_while(|(key, _)| key.starts_with(prefix))
+            .map(|(key, object)| Entry {
+                key: key.clone(),
+                size_bytes: object.body.len() as u64,
+                last_modified: object.last_modified,
+            });
+        let entries = rest.by_ref().take(limit.min(MAX_PAGE_ENTRIES)).collect();
+        let more = rest.next().is_some();
+        Ok(Page { entries, more })
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        check_key(key)?;
+        let reply = self.arrive(Verb::Delete).await?;
+        self.objects().remove(key);
+        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
+    }
+}
+
+fn empty_range(range: &Range<u64>) -> StoreError {
+    StoreError::Invalid { what: "range", value: format!("{range:?}"), rule: "ask for at least one byte" }
+}
+
+fn no_limit() -> StoreError {
+    StoreError::Invalid { what: "limit", value: "0".to_owned(), rule: "ask for at least one entry" }
+}
+
+fn lost_reply() -> StoreError {
+    StoreError::Unavailable("planned fault: the reply was lost".into())
+}
+
+fn planned_error(kind: ErrorKind) -> StoreError {
+    let cause = || Cause::from("planned fault");
+    match kind {
+        ErrorKind::Throttled => StoreError::Throttled(cause()),
+        ErrorKind::Conflict => StoreError::Conflict(cause()),
+        ErrorKind::Denied => StoreError::Denied { code: "AccessDenied".to_owned(), source: cause() },
+        ErrorKind::Invalid => StoreError::Refused { code: "InvalidRequest".to_owned(), source: cause() },
+        ErrorKind::Corrupt => StoreError::BadAnswer { field: "planned fault" },
+        ErrorKind::NotFound => StoreError::NotFound { key: "planned fault".to_owned() },
+        ErrorKind::Unavailable | ErrorKind::Ambiguous | ErrorKind::Exists => StoreError::Unavailable(cause()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,199 @@
+//! Counts and latencies of the requests a store was sent: what bars and bills are about.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+/// A kind of request as stores bill it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// A read of all or part of an object.
+    Get,
+    /// An object in one request: a create-once PUT or a small segment.
+    Put,
+    /// One page of a list.
+    List,
+    /// A deletion.
+    Delete,
+    /// The beginning of a multipart upload.
+    StartUpload,
+    /// One part of a multipart upload.
+    UploadPart,
+    /// The end of a multipart upload: the object appears.
+    CompleteUpload,
+    /// A multipart upload given up.
+    AbortUpload,
+}
+
+impl Verb {
+    /// Every verb, in the order of their counters.
+    pub const ALL: [Self; 8] = [
+        Self::Get,
+        Self::Put,
+        Self::List,
+        Self::Delete,
+        Self::StartUpload,
+        Self::UploadPart,
+        Self::CompleteUpload,
+        Self::AbortUpload,
+    ];
+
+    /// The verb as a metric label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Get => "get",
+            Self::Put => "put",
+            Self::List => "list",
+            Self::Delete => "delete",
+            Self::StartUpload => "start_upload",
+            Self::UploadPart => "upload_part",
+            Self::CompleteUpload => "complete_upload",
+            Self::AbortUpload => "abort_upload",
+        }
+    }
+}
+
+/// Requests sent, by verb. Every attempt counts: that is what a store bills.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequestCounts {
+    /// Reads.
+    pub get: u64,
+    /// Objects written in one request.
+    pub put: u64,
+    /// Pages of lists.
+    pub list: u64,
+    /// Deletions.
+    pub delete: u64,
+    /// Multipart uploads begun.
+    pub start_upload: u64,
+    /// Parts sent.
+    pub upload_part: u64,
+    /// Multipart uploads completed.
+    pub complete_upload: u64,
+    /// Multipart uploads given up.
+    pub abort_upload: u64,
+}
+
+impl RequestCounts {
+    /// All requests together.
+    pub const fn total(&self) -> u64 {
+        let Self { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload } = *self;
+        get + put + list + delete + start_upload + upload_part + complete_upload + abort_upload
+    }
+
+    /// What was sent since `earlier`, a former reading of the same meter.
+    pub const fn since(&self, earlier: &Self) -> Self {
+        Self {
+            get: self.get - earlier.get,
+            put: self.put - earlier.put,
+            list: self.list - earlier.list,
+            delete: self.delete - earlier.delete,
+            start_upload: self.start_upload - earlier.start_upload,
+            upload_part: self.upload_part - earlier.upload_part,
+            complete_upload: self.complete_upload - earlier.complete_upload,
+            abort_upload: self.abort_upload - earlier.abort_upload,
+        }
+    }
+}
+
+/// Counters of one verb. They only rise.
+#[derive(Debug, Default)]
+pub struct VerbMeter {
+    /// Attempts begun.
+    pub requests: AtomicU64,
+    /// Attempts that ended in an error, "does not exist" and "already exists" aside.
+    pub errors: AtomicU64,
+    /// Microseconds all ended attempts took together.
+    pub micros: AtomicU64,
+    /// Body bytes sent or received.
+    pub body_bytes: AtomicU64,
+    /// Attempts by duration: [`RequestMeter::BUCKETS_MS`], the last one for everything longer.
+    pub buckets: [AtomicU64; RequestMeter::BUCKETS_MS.len() + 1],
+}
+
+/// Counters of every verb; shared freely between threads.
+#[derive(Debug, Default)]
+pub struct RequestMeter {
+    verbs: [VerbMeter; Verb::ALL.len()],
+}
+
+impl RequestMeter {
+    /// Upper bounds of the latency buckets, in milliseconds.
+    pub const BUCKETS_MS: [u64; 12] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000];
+
+    /// The counters of one verb.
+    pub fn verb(&self, verb: Verb) -> &VerbMeter {
+        &self.verbs[verb as usize]
+    }
+
+    /// Counts an attempt that begins.
+    pub fn begin(&self, verb: Verb) {
+        self.verb(verb).requests.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the end of an attempt: how long it took, the body bytes it moved, and whether it failed.
+    pub fn end(&self, verb: Verb, took: Duration, body_bytes: u64, failed: bool) {
+        let meter = self.verb(verb);
+        let bucket = Self::BUCKETS_MS
+            .iter()
+            .position(|bound| took <= Duration::from_millis(*bound))
+            .unwrap_or(Self::BUCKETS_MS.len());
+        meter.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        meter.micros.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        meter.body_bytes.fetch_add(body_bytes, Ordering::Relaxed);
+        if failed {
+            meter.errors.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A reading of the request counters.
+    pub fn counts(&self) -> RequestCounts {
+        let read = |verb| self.verb(verb).requests.load(Ordering::Relaxed);
+        RequestCounts {
+            get: read(Verb::Get),
+            put: read(Verb::Put),
+            list: read(Verb::List),
+            delete: read(Verb::Delete),
+            start_upload: read(Verb::StartUpload),
+            upload_part: read(Verb::UploadPart),
+            complete_upload: read(Verb::CompleteUpload),
+            abort_upload: read(Verb::AbortUpload),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verb_has_its_own_counter() {
+        let meter = RequestMeter::default();
+        for (times, verb) in Verb::ALL.into_iter().enumerate() {
+            for _ in 0..=times {
+                meter.begin(verb);
+            }
+        }
+        let before = RequestCounts { get: 1, ..RequestCounts::default() };
+        let counts = meter.counts();
+        assert_eq!((counts.get, counts.put, counts.list, counts.delete), (1, 2, 3, 4));
+        assert_eq!((counts.start_upload, counts.upload_part), (5, 6));
+        assert_eq!((counts.complete_upload, counts.abort_upload), (7, 8));
+        assert_eq!(counts.total(), 36);
+        assert_eq!(counts.since(&before).total(), 35);
+    }
+
+    #[test]
+    fn a_slow_attempt_lands_in_the_last_bucket() {
+        let meter = RequestMeter::default();
+        meter.end(Verb::Get, Duration::from_millis(1), 4096, false);
+        meter.end(Verb::Get, Duration::from_secs(60), 0, true);
+        let get = meter.verb(Verb::Get);
+        assert_eq!(get.buckets[0].load(Ordering::Relaxed), 1);
+        assert_eq!(get.buckets[12].load(Ordering::Relaxed), 1);
+        assert_eq!(get.errors.load(Ordering::Relaxed), 1);
+        assert_eq!(get.body_bytes.load(Ordering::Relaxed), 4096);
+        assert_eq!(get.micros.load(Ordering::Relaxed), 60_001_000);
+    }
+}

@@ -1,0 +1,124 @@
+//! When a request is tried again: a pure function of what happened so far.
+
+use std::time::Duration;
+
+use crate::ErrorKind;
+
+/// How often and how long a request is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// Wait before the second attempt; it doubles with each further one. After a throttled answer it starts at
+    /// four times this.
+    pub first_delay: Duration,
+    /// The longest wait between two attempts.
+    pub max_delay: Duration,
+    /// Attempts in all.
+    pub max_attempts: u32,
+    /// No attempt begins later than this after the first.
+    pub deadline: Duration,
+}
+
+/// What to do after a failed attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Wait this long, then try again.
+    RetryAfter(Duration),
+    /// Hand the error to the caller.
+    GiveUp,
+}
+
+impl RetryPolicy {
+    /// Four attempts within twenty seconds: for reads, lists, deletes and segment uploads.
+    pub const REPEATABLE: Self = Self {
+        first_delay: Duration::from_millis(50),
+        max_delay: Duration::from_secs(5),
+        max_attempts: 4,
+        deadline: Duration::from_secs(20),
+    };
+
+    /// Decides what follows attempt number `attempt` (from 1), which failed with `kind`, `elapsed` after the first
+    /// attempt began. `jitter` is a random number from 0 up to 1: the wait is between half and all of the backoff.
+    ///
+    /// # Panics
+    /// If `jitter` is not a number.
+    pub fn decide(&self, attempt: u32, kind: ErrorKind, elapsed: Duration, jitter: f64) -> Decision {
+        let scale = match kind {
+            ErrorKind::Unavailable | ErrorKind::Conflict => 1,
+            ErrorKind::Throttled => 4,
+            ErrorKind::NotFound
+            | ErrorKind::Denied
+            | ErrorKind::Invalid
+            | ErrorKind::Corrupt
+            | ErrorKind::Ambiguous
+            | ErrorKind::Exists => return Decision::GiveUp,
+        };
+        if attempt >= self.max_attempts {
+            return Decision::GiveUp;
+        }
+        let doubled = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+        let backoff = self.first_delay.saturating_mul(scale).saturating_mul(doubled).min(self.max_delay);
+        let wait = backoff.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+        if elapsed.saturating_add(wait) > self.deadline {
+            Decision::GiveUp
+        } else {
+            Decision::RetryAfter(wait)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POLICY: RetryPolicy = RetryPolicy {
+        first_delay: Duration::from_millis(100),
+        max_delay: Duration::from_secs(1),
+        max_attempts: 8,
+        deadline: Duration::from_secs(10),
+    };
+
+    fn wait(attempt: u32, kind: ErrorKind, jitter: f64) -> Duration {
+        match POLICY.decide(attempt, kind, Duration::ZERO, jitter) {
+            Decision::RetryAfter(wait) => wait,
+            Decision::GiveUp => panic!("gave up at attempt {attempt}"),
+        }
+    }
+
+    #[test]
+    fn the_wait_doubles_up_to_its_limit() {
+        let waits: Vec<_> =
+            (1..7).map(|attempt| wait(attempt, ErrorKind::Unavailable, 1.0).as_millis()).collect();
+        assert_eq!(waits, [100, 200, 400, 800, 1000, 1000]);
+    }
+
+    #[test]
+    fn throttling_waits_longer_and_jitter_takes_up_to_half() {
+        assert_eq!(wait(1, ErrorKind::Throttled, 1.0), Duration::from_millis(400));
+        assert_eq!(wait(1, ErrorKind::Throttled, 0.0), Duration::from_millis(200));
+    }
+
+    #[test]
+    fn errors_that_cannot_heal_are_not_repeated() {
+        for kind in [
+            ErrorKind::NotFound,
+            ErrorKind::Denied,
+            ErrorKind::Invalid,
+            ErrorKind::Corrupt,
+            ErrorKind::Ambiguous,
+            ErrorKind::Exists,
+        ] {
+            assert_eq!(POLICY.decide(1, kind, Duration::ZERO, 0.5), Decision::GiveUp, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn attempts_and_time_both_end() {
+        let late = Duration::from_millis(9_950);
+        assert_eq!(POLICY.decide(8, ErrorKind::Unavailable, Duration::ZERO, 0.5), Decision::GiveUp);
+        assert_eq!(POLICY.decide(1, ErrorKind::Unavailable, late, 1.0), Decision::GiveUp);
+        assert_eq!(
+            POLICY.decide(u32::MAX - 1, ErrorKind::Unavailable, Duration::ZERO, 0.0),
+            Decision::GiveUp
+        );
+    }
+}

@@ -1,0 +1,138 @@
+//! What Holdfast asks of an object store.
+//!
+//! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never changed;
+//! creating a key once is the compare-and-swap that everything else rests on.
+
+use std::{fmt, ops::Range, time::SystemTime};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::{CreateError, StoreError};
+
+/// The longest key that [`check_key`] lets pass, in bytes. S3 allows 1024 for prefix and key together; see
+/// <https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html>.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// The most entries one page of a list holds, whatever was asked for (S3's own limit).
+pub const MAX_PAGE_ENTRIES: usize = 1000;
+
+/// Proof that a create-once PUT made the object, and nobody else did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub struct Created;
+
+/// The end of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Suffix {
+    /// The last bytes; fewer than asked for if the object is shorter.
+    pub bytes: Bytes,
+    /// Length of the whole object in bytes.
+    pub size_bytes: u64,
+}
+
+/// One object in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Key relative to the store's prefix.
+    pub key: String,
+    /// Length in bytes.
+    pub size_bytes: u64,
+    /// When the store finished writing it, by the store's clock.
+    pub last_modified: SystemTime,
+}
+
+/// Consecutive entries of a list, ascending by the bytes of their keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// The entries.
+    pub entries: Vec<Entry>,
+    /// Whether keys remain after the last entry; go on with `start_after` set to that entry's key.
+    pub more: bool,
+}
+
+/// A place that keeps immutable objects.
+///
+/// Methods retry inside their own deadline where repeating is harmless; [`ObjectStore::create`] is sent exactly once.
+/// Dropping a future leaves a write's outcome unknown.
+#[async_trait]
+pub trait ObjectStore: Send + Sync + fmt::Debug {
+    /// Reads a whole object of at most `max_bytes`.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`]; [`StoreError::TooLarge`] before any of a larger body is kept; else why the store
+    /// did not answer.
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError>;
+
+    /// Reads exactly the bytes `range` of an object.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] for an empty range; [`StoreError::OutOfRange`] if the object ends before the range does.
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError>;
+
+    /// Reads the last `len` bytes of an object, or all of a shorter one, and learns its size.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if `len` is 0; [`StoreError::NotFound`]; else why the store did not answer.
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError>;
+
+    /// Creates an object if no object has that key: one PUT with `If-None-Match: *`, sent once.
+    ///
+    /// # Errors
+    /// [`CreateError::Exists`]: another object was there (perhaps by an earlier attempt of the caller's own).
+    /// [`CreateError::Ambiguous`]: it may or may not have been written; read the key back and compare.
+    /// [`CreateError::Failed`]: nothing was written.
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError>;
+
+    /// Writes a segment, the concatenation of `parts`, under a key nobody else will ever use. Small ones are one PUT,
+    /// large ones a multipart upload. Safe to repeat with the same bytes.
+    ///
+    /// # Errors
+    /// Why the store did not take it. The object may exist nevertheless; nothing refers to it.
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError>;
+
+    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) keys that begin with `prefix` and sort after `start_after`.
+    ///
+    /// # Errors
+    /// [`StoreError::Invalid`] if `limit` is 0; else why the store did not answer.
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
+
+    /// Deletes an object; one that is not there counts as deleted. Only for keys that are never created again.
+    ///
+    /// # Errors
+    /// Why the store did not answer; the object may be gone.
+    async fn delete(&self, key: &str) -> Result<(), StoreError>;
+}
+
+/// Checks that `key` can name an object in every store: relative, no empty, `.` or `..` part, and only
+/// `A-Z a-z 0-9 . _ -` between the slashes.
+///
+/// # Errors
+/// [`StoreError::Invalid`] with the rule that is broken.
+pub fn check_key(key: &str) -> Result<(), StoreError> {
+    let broken = |rule| StoreError::Invalid { what: "key", value: key.to_owned(), rule };
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
+        return Err(broken("use 1 to 512 bytes"));
+    }
+    if key.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        return Err(broken("no part between slashes may be empty, '.' or '..'"));
+    }
+    if !key.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b)) {
+        return Err(broken("use only A-Z, a-z, 0-9, '.', '_', '-' and '/'"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_refused_with_the_rule_it_breaks() {
+        for bad in ["", "/a", "a/", "a//b", "a/../b", "a b", "a?b", &"x".repeat(513)] {
+            let refused = check_key(bad).expect_err(bad);
+            assert!(refused.to_string().starts_with("key "), "{refused}");
+        }
+        assert!(check_key("volumes/v1/log/00000000000000000001").is_ok());
+    }
+}

@@ -1,0 +1,70 @@
+//! One attempt, and its repetition: permits, time-outs, counting.
+
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
+
+use holdfast_objects::{Decision, ErrorKind, StoreError, Verb};
+
+use crate::store::S3Store;
+
+/// Bytes of a body that moved in one attempt.
+pub(crate) type BodyBytes = u64;
+
+impl S3Store {
+    /// Sends one request with a permit and within `limit`, and counts it.
+    ///
+    /// The permit is waited for outside the limit: time in the queue is not the server's.
+    pub(crate) async fn attempt<T, E>(
+        &self,
+        verb: Verb,
+        limit: Duration,
+        request: impl Future<Output = Result<(T, BodyBytes), E>>,
+        timed_out: impl FnOnce(StoreError) -> E,
+        is_failure: impl FnOnce(&E) -> bool,
+    ) -> Result<T, E> {
+        let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+        self.requests.begin(verb);
+        let begun = Instant::now();
+        let answer = match tokio::time::timeout(limit, request).await {
+            Ok(answer) => answer,
+            Err(_elapsed) => Err(timed_out(StoreError::TimedOut { after: limit })),
+        };
+        let (body_bytes, failed) = match &answer {
+            Ok((_, body_bytes)) => (*body_bytes, false),
+            Err(error) => (0, is_failure(error)),
+        };
+        self.requests.end(verb, begun.elapsed(), body_bytes, failed);
+        answer.map(|(value, _)| value)
+    }
+
+    /// Sends a harmless request until it is answered, the retry policy gives up, or the error cannot heal.
+    pub(crate) async fn repeat<T, Fut>(
+        &self,
+        verb: Verb,
+        limit: Duration,
+        mut request: impl FnMut() -> Fut,
+    ) -> Result<T, StoreError>
+    where
+        Fut: Future<Output = Result<(T, BodyBytes), StoreError>>,
+    {
+        let begun = Instant::now();
+        let mut attempt = 1;
+        loop {
+            let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
+            let error = match self.attempt(verb, limit, request(), |error| error, failed).await {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
+                Decision::GiveUp => return Err(error),
+                Decision::RetryAfter(wait) => {
+                    tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "trying again");
+                    tokio::time::sleep(wait).await;
+                    attempt += 1;
+                }
+            }
+        }
+    }
+}

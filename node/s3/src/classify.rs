@@ -1,0 +1,127 @@
+//! What an answer of the server, or its absence, means.
+
+use std::error::Error;
+
+use aws_sdk_s3::{
+    config::http::HttpResponse,
+    error::{ProvideErrorMetadata, SdkError},
+};
+use holdfast_objects::StoreError;
+
+/// A failed request: what it means, and whether the server may have acted on it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// What it means.
+    pub(crate) error: StoreError,
+    /// Whether a write may have taken effect.
+    pub(crate) effect: Effect,
+}
+
+/// What a failed write left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing: the server refused it, or never heard of it.
+    None,
+    /// Nothing, because the key was taken.
+    Exists,
+    /// Unknown.
+    Unknown,
+}
+
+/// Reads the failure of a request about `key` (empty for a list) in `bucket`.
+pub(crate) fn classify<E>(failure: SdkError<E, HttpResponse>, bucket: &str, key: &str) -> Failure
+where
+    E: Error + ProvideErrorMetadata + Send + Sync + 'static,
+{
+    let status = failure.raw_response().map(|response| response.status().as_u16());
+    let code = failure.code().unwrap_or_default().to_owned();
+    match (status, &failure) {
+        // An error answer with a code the protocol knows, or at least a status.
+        (Some(status), SdkError::ServiceError(_)) => answered(status, code, failure.into(), bucket, key),
+        // No whole answer.
+        (_, SdkError::ConstructionFailure(_)) => Failure {
+            error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
+            effect: Effect::None,
+        },
+        _ => {
+            let effect = if never_connected(&failure) { Effect::None } else { Effect::Unknown };
+            Failure { error: StoreError::Unavailable(failure.into()), effect }
+        }
+    }
+}
+
+/// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
+fn answered(
+    status: u16,
+    code: String,
+    source: Box<dyn Error + Send + Sync>,
+    bucket: &str,
+    key: &str,
+) -> Failure {
+    let none = |error| Failure { error, effect: Effect::None };
+    let unknown = |error| Failure { error, effect: Effect::Unknown };
+    match (status, code.as_str()) {
+        (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
+        (_, "SlowDown") | (429, _) => none(StoreError::Throttled(source)),
+        (_, "RequestTimeout") => unknown(StoreError::Unavailable(source)),
+        (412, _) => Failure { error: StoreError::Refused { code, source }, effect: Effect::Exists },
+        (409, _) => unknown(StoreError::Conflict(source)),
+        (404, "NoSuchKey" | "NotFound" | "") if !key.is_empty() => {
+            none(StoreError::NotFound { key: key.to_owned() })
+        }
+        (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "InvalidAccessKeyId") => {
+            none(StoreError::Denied { code: code_or_status(code, status), source })
+        }
+        (501, _) | (300..=499, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
+        _ => unknown(StoreError::Unavailable(source)),
+    }
+}
+
+fn code_or_status(code: String, status: u16) -> String {
+    if code.is_empty() { format!("HTTP {status}") } else { code }
+}
+
+/// Whether the request cannot have left, because nobody listens at the address.
+fn never_connected(failure: &(dyn Error + 'static)) -> bool {
+    let mut at = Some(failure);
+    while let Some(error) = at {
+        let refused = error
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
+        if refused {
+            return true;
+        }
+        at = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_says_what_to_do_and_whether_the_write_may_have_happened() {
+        let cases = [
+            (404, "NoSuchKey", ErrorKind::NotFound, Effect::None),
+            (404, "NoSuchBucket", ErrorKind::Invalid, Effect::None),
+            (412, "PreconditionFailed", ErrorKind::Invalid, Effect::Exists),
+            (409, "ConditionalRequestConflict", ErrorKind::Conflict, Effect::Unknown),
+            (503, "SlowDown", ErrorKind::Throttled, Effect::None),
+            (429, "", ErrorKind::Throttled, Effect::None),
+            (503, "", ErrorKind::Unavailable, Effect::Unknown),
+            (500, "InternalError", ErrorKind::Unavailable, Effect::Unknown),
+            (400, "RequestTimeout", ErrorKind::Unavailable, Effect::Unknown),
+            (403, "SignatureDoesNotMatch", ErrorKind::Denied, Effect::None),
+            (400, "ExpiredToken", ErrorKind::Denied, Effect::None),
+            (301, "PermanentRedirect", ErrorKind::Invalid, Effect::None),
+            (501, "NotImplemented", ErrorKind::Invalid, Effect::None),
+        ];
+        for (status, code, kind, effect) in cases {
+            let failure = answered(status, code.to_owned(), "x".into(), "bucket", "key");
+            assert_eq!((failure.error.kind(), failure.effect), (kind, effect), "{status} {code}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Which bucket, how to reach it and who we are there.
+
+use std::{fmt, path::PathBuf, time::Duration};
+
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+
+/// Everything needed to reach one bucket.
+#[derive(Debug, Clone)]
+pub struct S3Config {
+    /// Base URL of the server, such as `https://minio.storage:9000`; `None` for Amazon S3 itself.
+    pub endpoint: Option<String>,
+    /// Region of the bucket; servers other than Amazon's usually accept `us-east-1`.
+    pub region: String,
+    /// The bucket's name.
+    pub bucket: String,
+    /// Put before every key with a `/` between; may be empty.
+    pub prefix: String,
+    /// Whether the bucket is the first part of the path instead of a part of the host name.
+    pub path_style: bool,
+    /// The only certificate authorities to trust, as PEM; `None` for the system's.
+    pub ca_pem: Option<String>,
+    /// Who we are.
+    pub credentials: Credentials,
+    /// How long requests may take.
+    pub timeouts: Timeouts,
+    /// Most requests under way at once; the rest wait in order.
+    pub max_concurrency: usize,
+    /// Segments longer than this are uploaded in parts of this size, in bytes; at least 5 MiB, S3's smallest part.
+    pub part_bytes: usize,
+}
+
+/// Where credentials come from.
+#[derive(Clone)]
+pub enum Credentials {
+    /// A fixed key pair, from a Secret.
+    Static {
+        /// The access key id.
+        access_key_id: String,
+        /// The secret access key.
+        secret_access_key: String,
+        /// The session token of temporary credentials.
+        session_token: Option<String>,
+    },
+    /// The SDK's chain: environment variables, profile files, web identity, container and instance roles.
+    Environment,
+    /// A role assumed with a projected service-account token.
+    WebIdentity {
+        /// File that holds the token; read again whenever credentials expire.
+        token_file: PathBuf,
+        /// The role to assume.
+        role_arn: String,
+    },
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Static { access_key_id, .. } => {
+                f.debug_struct("Static").field("access_key_id", access_key_id).finish_non_exhaustive()
+            }
+            Self::Environment => f.write_str("Environment"),
+            Self::WebIdentity { role_arn, .. } => {
+                f.debug_struct("WebIdentity").field("role_arn", role_arn).finish_non_exhaustive()
+            }
+        }
+    }
+}
+
+/// How long requests may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To establish a connection.
+    pub connect: Duration,
+    /// One attempt, besides what [`Timeouts::per_mib`] adds.
+    pub attempt: Duration,
+    /// Added to an attempt for every MiB of its body.
+    pub per_mib: Duration,
+    /// From the first attempt until no further one begins.
+    pub deadline: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(2),
+            attempt: Duration::from_secs(5),
+            per_mib: Duration::from_secs(1),
+            deadline: Duration::from_secs(20),
+        }
+    }
+}
+
+impl Timeouts {
+    /// The longest one attempt with a body of `body_bytes` may take.
+    pub(crate) fn attempt_for(&self, body_bytes: u64) -> Duration {
+        let mib = u32::try_from(body_bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
+        self.attempt.saturating_add(self.per_mib.saturating_mul(mib))
+    }
+}
+
+/// A value of [`S3Config`] that can never work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {value:?} is not valid: {fix}")]
+pub struct InvalidConfig {
+    /// The field, in the words of the `ObjectStore` resource.
+    pub field: &'static str,
+    /// Its value; never a secret.
+    pub value: String,
+    /// What to write instead.
+    pub fix: &'static str,
+}
+
+/// S3's smallest part but the last. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
+const MIN_PART_BYTES: usize = 5 << 20;
+
+impl S3Config {
+    /// A configuration with the usual limits; set what differs.
+    pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: Credentials) -> Self {
+        Self {
+            endpoint: None,
+            region: region.into(),
+            bucket: bucket.into(),
+            prefix: String::new(),
+            path_style: false,
+            ca_pem: None,
+            credentials,
+            timeouts: Timeouts::default(),
+            max_concurrency: 64,
+            part_bytes: 16 << 20,
+        }
+    }
+
+    /// Whether requests travel over TLS.
+    pub(crate) fn is_tls(&self) -> bool {
+        self.endpoint.as_ref().is_none_or(|url| url.starts_with("https://"))
+    }
+
+    /// Checks every field that can be checked without a request.
+    ///
+    /// # Errors
+    /// The first field that can never work, and the fix.
+    pub fn check(&self) -> Result<(), InvalidConfig> {
+        let invalid = |field, value: &str, fix| Err(InvalidConfig { field, value: value.to_owned(), fix });
+        if let Some(url) = &self.endpoint {
+            let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+            let host = host.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+            if host.is_none_or(|host| host.is_empty() || host.contains(['/', '?', '#', '@', ' '])) {
+                return invalid("endpoint", url, "write http:// or https://, a host and perhaps :port");
+            }
+        }
+        if self.region.is_empty() || !self.region.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {
+            return invalid("region", &self.region, "write the bucket's region, such as us-east-1");
+        }
+        let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+        let bucket = self.bucket.as_bytes();
+        if !(3..=63).contains(&bucket.len())
+            || !bucket.iter().all(|b| plain(*b) || matches!(b, b'.' | b'-'))
+            || !bucket.first().is_some_and(|b| plain(*b))
+            || !bucket.last().is_some_and(|b| plain(*b))
+        {
+            return invalid(
+                "bucket",
+                &self.bucket,
+                "use 3 to 63 of a-z, 0-9, '-' and '.', letters or digits at both ends",
+            );
+        }
+        if self.prefix.len() > 256
+            || (!self.prefix.is_empty() && holdfast_objects::check_key(&self.prefix).is_err())
+        {
+            return invalid(
+                "prefix",
+                &self.prefix,
+                "use at most 256 of A-Z, a-z, 0-9, '.', '_', '-' with single slashes between parts",
+            );
+        }
+        if let Some(pem) = &self.ca_pem {
+            if !self.is_tls() {
+                return invalid("caBundle", "(set)", "remove it, or use an https:// endpoint");
+            }
+            if !readable_authorities(pem) {
+                return invalid("caBundle", "(set)", "give one or more PEM certificates");
+            }
+        }
+        if let Credentials::Static { access_key_id, secret_access_key, .. } = &self.credentials
+            && (access_key_id.is_empty() || secret_access_key.is_empty())
+        {
+            return invalid("credentials", access_key_id, "give both an access key id and its secret");
+        }
+        if self.max_concurrency == 0 {
+            return invalid("maxConcurrency", "0", "allow at least one request at a time");
+        }
+        if self.part_bytes < MIN_PART_BYTES {
+            return invalid("partBytes", &self.part_bytes.to_string(), "use at least 5242880");
+        }
+        Ok(())
+    }
+}
+
+/// Whether every certificate in `pem` can be trusted by the TLS library, and there is at least one.
+fn readable_authorities(pem: &str) -> bool {
+    let mut roots = rustls::RootCertStore::empty();
+    let added = CertificateDer::pem_slice_iter(pem.as_bytes())
+        .all(|certificate| certificate.is_ok_and(|certificate| roots.add(certificate).is_ok()));
+    added && !roots.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> S3Config {
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "hush".to_owned(),
+            session_token: None,
+        };
+        S3Config {
+            endpoint: Some("http://127.0.0.1:9".to_owned()),
+            ..S3Config::new("buck", "r-1", credentials)
+        }
+    }
+
+    #[test]
+    fn a_bad_value_is_refused_with_its_field_and_the_fix() {
+        config().check().unwrap();
+        let cases = [
+            ("endpoint", S3Config { endpoint: Some("127.0.0.1:9".to_owned()), ..config() }),
+            ("endpoint", S3Config { endpoint: Some("http://".to_owned()), ..config() }),
+            ("endpoint", S3Config { endpoint: Some("http://h/bucket".to_owned()), ..config() }),
+            ("region", S3Config { region: String::new(), ..config() }),
+            ("bucket", S3Config { bucket: "UPPER".to_owned(), ..config() }),
+            ("bucket", S3Config { bucket: "b".to_owned(), ..config() }),
+            ("prefix", S3Config { prefix: "/a".to_owned(), ..config() }),
+            ("prefix", S3Config { prefix: "a//b".to_owned(), ..config() }),
+            ("caBundle", S3Config { ca_pem: Some("x".to_owned()), ..config() }),
+            (
+                "caBundle",
+                S3Config { ca_pem: Some("x".to_owned()), endpoint: Some("https://h".to_owned()), ..config() },
+            ),
+            ("maxConcurrency", S3Config { max_concurrency: 0, ..config() }),
+            ("partBytes", S3Config { part_bytes: 1 << 20, ..config() }),
+        ];
+        for (field, config) in cases {
+            let refused = config.check().expect_err(field);
+            assert_eq!(refused.field, field);
+            assert!(!refused.fix.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_secret_is_not_in_the_debug_text() {
+        let text = format!("{:?}", config());
+        assert!(text.contains("\"id\"") && !text.contains("hush"), "{text}");
+    }
+
+    #[test]
+    fn a_large_body_gets_more_time() {
+        let timeouts = Timeouts::default();
+        assert_eq!(timeouts.attempt_for(0), Duration::from_secs(5));
+        assert_eq!(timeouts.attempt_for((16 << 20) + 1), Duration::from_secs(22));
+    }
+}

@@ -1,0 +1,43 @@
+//! Create-once PUT: sent once, and honest about not knowing.
+
+use aws_sdk_s3::primitives::ByteStream;
+use bytes::Bytes;
+use holdfast_objects::{CreateError, Created, Verb};
+
+use crate::{
+    classify::{Effect, classify},
+    store::S3Store,
+};
+
+impl S3Store {
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, bytes = body.len()))]
+    pub(crate) async fn create_object(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        let full = self.full_key(key).map_err(CreateError::Failed)?;
+        let body_bytes = body.len() as u64;
+        let request = async {
+            let put = self
+                .client
+                .put_object()
+                .bucket(&self.config.bucket)
+                .key(full)
+                .if_none_match("*")
+                .body(ByteStream::from(body))
+                .customize();
+            let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
+            match put.send().await {
+                Ok(_) => Ok((Created, body_bytes)),
+                Err(failure) => {
+                    let failure = classify(failure, &self.config.bucket, key);
+                    Err(match failure.effect {
+                        Effect::Exists => CreateError::Exists { key: key.to_owned() },
+                        Effect::Unknown => CreateError::Ambiguous(failure.error),
+                        Effect::None => CreateError::Failed(failure.error),
+                    })
+                }
+            }
+        };
+        let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
+        let limit = self.config.timeouts.attempt_for(body_bytes);
+        self.attempt(Verb::Put, limit, request, CreateError::Ambiguous, failed).await
+    }
+}

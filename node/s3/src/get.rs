@@ -1,0 +1,126 @@
+//! Reads: whole, range, suffix. The body is read inside the attempt, so that a stalled one is tried again.
+
+use std::ops::Range;
+
+use aws_sdk_s3::operation::get_object::GetObjectOutput;
+use bytes::{Bytes, BytesMut};
+use holdfast_objects::{StoreError, Suffix, Verb};
+
+use crate::{classify::classify, store::S3Store};
+
+/// A GET's answer: its body and, if it is a part, the length of the whole.
+struct Part {
+    bytes: Bytes,
+    whole_bytes: Option<u64>,
+}
+
+impl S3Store {
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
+    pub(crate) async fn get_object(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        Ok(self.get_part(key, None, max_bytes).await?.bytes)
+    }
+
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, ?range))]
+    pub(crate) async fn get_object_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        if range.is_empty() {
+            return Err(nothing_asked("range", format!("{range:?}")));
+        }
+        let want_bytes = range.end - range.start;
+        let header = format!("bytes={}-{}", range.start, range.end - 1);
+        let part = self.get_part(key, Some(&header), want_bytes).await;
+        match part {
+            Err(StoreError::OutOfRange { key, .. }) => Err(StoreError::OutOfRange { key, end: range.end }),
+            Err(error) => Err(error),
+            Ok(part) if part.whole_bytes.is_some_and(|whole| whole < range.end) => {
+                Err(StoreError::OutOfRange { key: key.to_owned(), end: range.end })
+            }
+            Ok(part) if part.bytes.len() as u64 != want_bytes => Err(StoreError::WrongLength {
+                key: key.to_owned(),
+                got_bytes: part.bytes.len() as u64,
+                want_bytes,
+            }),
+            Ok(part) => Ok(part.bytes),
+        }
+    }
+
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key, len))]
+    pub(crate) async fn get_object_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        if len == 0 {
+            return Err(nothing_asked("suffix length", "0".to_owned()));
+        }
+        let part = match self.get_part(key, Some(&format!("bytes=-{len}")), len).await {
+            // Only an empty object has no last byte.
+            Err(StoreError::OutOfRange { .. }) => return Ok(Suffix { bytes: Bytes::new(), size_bytes: 0 }),
+            part => part?,
+        };
+        let got_bytes = part.bytes.len() as u64;
+        let size_bytes = part.whole_bytes.unwrap_or(got_bytes);
+        let want_bytes = len.min(size_bytes);
+        if got_bytes != want_bytes {
+            return Err(StoreError::WrongLength { key: key.to_owned(), got_bytes, want_bytes });
+        }
+        Ok(Suffix { bytes: part.bytes, size_bytes })
+    }
+
+    async fn get_part(&self, key: &str, range: Option<&str>, max_bytes: u64) -> Result<Part, StoreError> {
+        let full = self.full_key(key)?;
+        let full = full.as_str();
+        self.repeat(Verb::Get, self.config.timeouts.attempt_for(max_bytes), || async move {
+            let get = self.client.get_object().bucket(&self.config.bucket).key(full);
+            let sent = get.set_range(range.map(str::to_owned)).send();
+            // The head of an answer never takes longer for a large object.
+            let answer = match tokio::time::timeout(self.config.timeouts.attempt, sent).await {
+                Ok(answer) => answer,
+                Err(_elapsed) => return Err(StoreError::TimedOut { after: self.config.timeouts.attempt }),
+            };
+            let answer = match answer {
+                Ok(answer) => answer,
+                Err(failure) => {
+                    let status = failure.raw_response().map(|raw| raw.status().as_u16());
+                    if status == Some(416) {
+                        return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes });
+                    }
+                    return Err(classify(failure, &self.config.bucket, key).error);
+                }
+            };
+            let part = read_body(answer, key, max_bytes).await?;
+            let moved = part.bytes.len() as u64;
+            Ok((part, moved))
+        })
+        .await
+    }
+}
+
+fn nothing_asked(what: &'static str, value: String) -> StoreError {
+    StoreError::Invalid { what, value, rule: "ask for at least one byte" }
+}
+
+/// Collects a body of at most `max_bytes`, and of exactly the length its header says.
+async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result<Part, StoreError> {
+    let whole_bytes = answer.content_range().map(whole_length).transpose()?;
+    let want_bytes = answer.content_length().and_then(|length| u64::try_from(length).ok());
+    let want_bytes = want_bytes.ok_or(StoreError::BadAnswer { field: "Content-Length" })?;
+    let too_large = |size_bytes| StoreError::TooLarge { key: key.to_owned(), size_bytes, max_bytes };
+    if want_bytes > max_bytes {
+        return Err(too_large(want_bytes));
+    }
+    let mut body = answer.body;
+    let mut bytes = BytesMut::with_capacity(want_bytes as usize);
+    while let Some(chunk) = body.next().await {
+        bytes.extend_from_slice(&chunk.map_err(|lost| StoreError::Unavailable(lost.into()))?);
+        if bytes.len() as u64 > want_bytes {
+            return Err(too_large(bytes.len() as u64));
+        }
+    }
+    let got_bytes = bytes.len() as u64;
+    if got_bytes != want_bytes {
+        return Err(StoreError::WrongLength { key: key.to_owned(), got_bytes, want_bytes });
+    }
+    Ok(Part { bytes: bytes.freeze(), whole_bytes })
+}
+
+/// The length of the whole object, from `bytes 0-9/100`.
+fn whole_length(content_range: &str) -> Result<u64, StoreError> {
+    let whole = content_range.rsplit_once('/').and_then(|(_, whole)| whole.parse().ok());
+    whole.ok_or(StoreError::BadAnswer { field: "Content-Range" })
+}

@@ -1,0 +1,72 @@
+//! One page of a list, checked: a server that skips, repeats or disorders keys is not believed.
+
+use std::time::SystemTime;
+
+use aws_sdk_s3::{operation::list_objects_v2::ListObjectsV2Output, types::Object};
+use holdfast_objects::{Entry, MAX_PAGE_ENTRIES, Page, StoreError, Verb};
+
+use crate::{classify::classify, store::S3Store};
+
+impl S3Store {
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, prefix, start_after, limit))]
+    pub(crate) async fn list_objects(
+        &self,
+        prefix: &str,
+        start_after: Option<&str>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
+        if limit == 0 {
+            let rule = "ask for at least one entry";
+            return Err(StoreError::Invalid { what: "limit", value: "0".to_owned(), rule });
+        }
+        let limit = limit.min(MAX_PAGE_ENTRIES) as i32;
+        let full_prefix = format!("{}{prefix}", self.root());
+        let full_start = start_after.map(|key| format!("{}{key}", self.root()));
+        self.repeat(Verb::List, self.config.timeouts.attempt, || async {
+            let list = self
+                .client
+                .list_objects_v2()
+                .bucket(&self.config.bucket)
+                .prefix(&full_prefix)
+                .set_start_after(full_start.clone())
+                .max_keys(limit);
+            match list.send().await {
+                Ok(answer) => Ok((page(answer, self.root(), prefix, start_after)?, 0)),
+                Err(failure) => Err(classify(failure, &self.config.bucket, "").error),
+            }
+        })
+        .await
+    }
+}
+
+fn page(
+    answer: ListObjectsV2Output,
+    root: &str,
+    prefix: &str,
+    start_after: Option<&str>,
+) -> Result<Page, StoreError> {
+    let more = answer.is_truncated.unwrap_or(false);
+    let mut entries: Vec<Entry> = Vec::with_capacity(answer.contents().len());
+    for object in answer.contents.unwrap_or_default() {
+        let entry = entry(object, root)?;
+        let after = entries.last().map(|last| last.key.as_str()).or(start_after);
+        if !entry.key.starts_with(prefix) || after.is_some_and(|after| entry.key.as_str() <= after) {
+            return Err(StoreError::BadAnswer { field: "order of keys in a list" });
+        }
+        entries.push(entry);
+    }
+    if more && entries.is_empty() {
+        return Err(StoreError::BadAnswer { field: "Contents in a truncated list" });
+    }
+    Ok(Page { entries, more })
+}
+
+fn entry(object: Object, root: &str) -> Result<Entry, StoreError> {
+    let missing = |field| StoreError::BadAnswer { field };
+    let full = object.key.ok_or(missing("Key"))?;
+    let key = full.strip_prefix(root).ok_or(missing("Key"))?.to_owned();
+    let size_bytes = object.size.and_then(|size| u64::try_from(size).ok()).ok_or(missing("Size"))?;
+    let modified = object.last_modified.ok_or(missing("LastModified"))?;
+    let last_modified = SystemTime::try_from(modified).map_err(|_before_1970| missing("LastModified"))?;
+    Ok(Entry { key, size_bytes, last_modified })
+}

@@ -1,0 +1,232 @@
+//! Whether a bucket can hold volumes: asked before an object store is Ready, and again now and then.
+
+use bytes::Bytes;
+use holdfast_objects::{CreateError, ErrorKind, StoreError};
+
+use crate::store::S3Store;
+
+/// What a bucket lacks, and what a person can do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeFailure {
+    /// The server cannot be reached or does not answer.
+    #[error("endpoint: the server cannot be reached; check the address, the network policy and the server")]
+    Unreachable(#[source] StoreError),
+    /// The server answers, but not now.
+    #[error("endpoint: the server asks for fewer requests; it is tried again")]
+    Throttled(#[source] StoreError),
+    /// The server's certificate is not trusted.
+    #[error("caBundle: the server's certificate is not trusted; give the authority that signed it")]
+    Untrusted(#[source] StoreError),
+    /// No bucket has this name.
+    #[error("bucket: {bucket} does not exist; create it or correct the name")]
+    NoBucket {
+        /// The bucket's name.
+        bucket: String,
+    },
+    /// The bucket lies in another region.
+    #[error("region: the bucket is not in {region}; set the bucket's own region")]
+    WrongRegion {
+        /// The configured region.
+        region: String,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+    /// The server does not know the credentials.
+    #[error("credentials: the server does not accept them ({code}); check the key pair or role")]
+    BadCredentials {
+        /// The server's code.
+        code: String,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+    /// The credentials are known, but not allowed to do this.
+    #[error("credentials: not allowed to {action} ({code}); extend the bucket policy or role")]
+    NotAllowed {
+        /// What was not allowed.
+        action: &'static str,
+        /// The server's code.
+        code: String,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+    /// A second create of the same key succeeded or replaced the object: two writers could both win.
+    #[error(
+        "bucket: the server accepts If-None-Match but ignores it, so two nodes could write one volume; \
+         use a server with conditional writes"
+    )]
+    CreateOnceIgnored,
+    /// The server refuses create-once requests.
+    #[error("bucket: the server does not support conditional writes (If-None-Match); use one that does")]
+    CreateOnceUnsupported(#[source] StoreError),
+    /// An object does not come back as it was written.
+    #[error("bucket: an object was not read back as it was written")]
+    BadRead(#[source] StoreError),
+    /// Something else the server refused.
+    #[error("bucket: the server refused to {action}")]
+    Refused {
+        /// What was refused.
+        action: &'static str,
+        /// The server's answer.
+        #[source]
+        source: StoreError,
+    },
+}
+
+impl ProbeFailure {
+    /// The field of the `ObjectStore` resource to look at.
+    pub const fn field(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) | Self::Throttled(_) => "endpoint",
+            Self::Untrusted(_) => "caBundle",
+            Self::WrongRegion { .. } => "region",
+            Self::BadCredentials { .. } | Self::NotAllowed { .. } => "credentials",
+            Self::NoBucket { .. }
+            | Self::CreateOnceIgnored
+            | Self::CreateOnceUnsupported(_)
+            | Self::BadRead(_)
+            | Self::Refused { .. } => "bucket",
+        }
+    }
+
+    /// The failure as a condition's reason.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Unreachable(_) => "Unreachable",
+            Self::Throttled(_) => "Throttled",
+            Self::Untrusted(_) => "CertificateNotTrusted",
+            Self::NoBucket { .. } => "BucketNotFound",
+            Self::WrongRegion { .. } => "WrongRegion",
+            Self::BadCredentials { .. } => "CredentialsRejected",
+            Self::NotAllowed { .. } => "AccessDenied",
+            Self::CreateOnceIgnored => "CreateOnceIgnored",
+            Self::CreateOnceUnsupported(_) => "CreateOnceUnsupported",
+            Self::BadRead(_) => "ReadBackFailed",
+            Self::Refused { .. } => "Refused",
+        }
+    }
+
+    /// Whether trying again later may help without anybody's action.
+    pub const fn is_passing(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Throttled(_))
+    }
+}
+
+const FIRST: &[u8] = b"holdfast probe: first";
+const SECOND: &[u8] = b"holdfast probe: second";
+
+impl S3Store {
+    /// Asks the bucket for everything volumes need: list, create-once (a second create must not win), read, delete.
+    /// Costs two PUTs, one LIST, one GET and one DELETE.
+    ///
+    /// # Errors
+    /// The first thing that is missing.
+    #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket))]
+    pub async fn probe(&self) -> Result<(), ProbeFailure> {
+        self.list_objects("probe/", None, 1).await.map_err(|error| self.explain("list objects", error))?;
+        let key = format!("probe/{:032x}", fastrand::u128(..));
+        match self.create_object(&key, Bytes::from_static(FIRST)).await {
+            Ok(_created) => {}
+            Err(error) => return Err(self.explain_create(error)),
+        }
+        let second = self.probe_second_create(&key).await;
+        let deleted = self.delete_object(&key).await;
+        second?;
+        deleted.map_err(|error| self.explain("delete objects", error))
+    }
+
+    async fn probe_second_create(&self, key: &str) -> Result<(), ProbeFailure> {
+        match self.create_object(key, Bytes::from_static(SECOND)).await {
+            Err(CreateError::Exists { .. }) => {}
+            Ok(_created) => return Err(ProbeFailure::CreateOnceIgnored),
+            Err(error @ (CreateError::Ambiguous(_) | CreateError::Failed(_))) => {
+                return Err(self.explain_create(error));
+            }
+        }
+        let longest = SECOND.len().max(FIRST.len()) as u64;
+        let body =
+            self.get_object(key, longest).await.map_err(|error| self.explain("read objects", error))?;
+        if body == FIRST { Ok(()) } else { Err(ProbeFailure::CreateOnceIgnored) }
+    }
+
+    fn explain_create(&self, error: CreateError) -> ProbeFailure {
+        match error {
+            CreateError::Failed(StoreError::Refused { code, source })
+                if matches!(code.as_str(), "NotImplemented" | "HTTP 501" | "InvalidArgument") =>
+            {
+                ProbeFailure::CreateOnceUnsupported(StoreError::Refused { code, source })
+            }
+            CreateError::Failed(error) | CreateError::Ambiguous(error) => {
+                self.explain("create objects", error)
+            }
+            // A fresh random key that exists: the server answers 412 to everything.
+            CreateError::Exists { key } => ProbeFailure::CreateOnceUnsupported(StoreError::Conflict(
+                format!("{key} was never there").into(),
+            )),
+        }
+    }
+
+    fn explain(&self, action: &'static str, error: StoreError) -> ProbeFailure {
+        const WRONG_REGION: [&str; 6] = [
+            "PermanentRedirect",
+            "TemporaryRedirect",
+            "AuthorizationHeaderMalformed",
+            "IllegalLocationConstraintException",
+            "IncorrectEndpoint",
+            "HTTP 301",
+        ];
+        const UNKNOWN_CALLER: [&str; 6] = [
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "InvalidToken",
+            "ExpiredToken",
+            "RequestTimeTooSkewed",
+            "InvalidClientTokenId",
+        ];
+        if let StoreError::NoBucket { bucket } = error {
+            return ProbeFailure::NoBucket { bucket };
+        }
+        if let StoreError::Denied { code, .. } = &error {
+            let code = code.clone();
+            return if UNKNOWN_CALLER.contains(&code.as_str()) {
+                ProbeFailure::BadCredentials { code, source: error }
+            } else {
+                ProbeFailure::NotAllowed { action, code, source: error }
+            };
+        }
+        if matches!(&error, StoreError::Refused { code, .. } if WRONG_REGION.contains(&code.as_str())) {
+            return ProbeFailure::WrongRegion { region: self.config.region.clone(), source: error };
+        }
+        if matches!(&error, StoreError::Unavailable(cause) if names_certificate(cause.as_ref())) {
+            return ProbeFailure::Untrusted(error);
+        }
+        match error.kind() {
+            ErrorKind::Throttled => ProbeFailure::Throttled(error),
+            ErrorKind::Unavailable | ErrorKind::Conflict | ErrorKind::Ambiguous => {
+                ProbeFailure::Unreachable(error)
+            }
+            ErrorKind::NotFound | ErrorKind::Corrupt => ProbeFailure::BadRead(error),
+            ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Exists => {
+                ProbeFailure::Refused { action, source: error }
+            }
+        }
+    }
+}
+
+/// Whether a lost connection is about trust, not about the network.
+fn names_certificate(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let mut at = Some(cause);
+    while let Some(error) = at {
+        let tls = error.downcast_ref::<rustls::Error>().or_else(|| {
+            let io = error.downcast_ref::<std::io::Error>()?;
+            io.get_ref()?.downcast_ref::<rustls::Error>()
+        });
+        if tls.is_some_and(|tls| matches!(tls, rustls::Error::InvalidCertificate(_))) {
+            return true;
+        }
+        at = error.source();
+    }
+    false
+}

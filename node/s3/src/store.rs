@@ -1,0 +1,96 @@
+//! One bucket and prefix, and the operations on it.
+
+use std::{fmt, ops::Range};
+
+use async_trait::async_trait;
+use aws_sdk_s3::Client;
+use bytes::Bytes;
+use holdfast_objects::{
+    CreateError, Created, ObjectStore, Page, RequestCounts, RequestMeter, RetryPolicy, StoreError, Suffix,
+    check_key,
+};
+use tokio::sync::Semaphore;
+
+use crate::config::S3Config;
+
+/// An object store in one bucket. Share it behind an `Arc`: it holds connections and permits.
+pub struct S3Store {
+    pub(crate) client: Client,
+    pub(crate) config: S3Config,
+    pub(crate) permits: Semaphore,
+    pub(crate) requests: RequestMeter,
+    pub(crate) retry: RetryPolicy,
+    root: String,
+}
+
+impl S3Store {
+    pub(crate) fn new(client: Client, config: S3Config) -> Self {
+        let root = if config.prefix.is_empty() { String::new() } else { format!("{}/", config.prefix) };
+        Self {
+            client,
+            permits: Semaphore::new(config.max_concurrency),
+            requests: RequestMeter::default(),
+            retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
+            root,
+            config,
+        }
+    }
+
+    /// Counters and latencies of every attempt, for metrics.
+    pub fn requests(&self) -> &RequestMeter {
+        &self.requests
+    }
+
+    /// Requests sent so far.
+    pub fn counts(&self) -> RequestCounts {
+        self.requests.counts()
+    }
+
+    /// What every key of the bucket that is ours begins with: empty, or the prefix and `/`.
+    pub(crate) fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The bucket's name for a key of ours.
+    pub(crate) fn full_key(&self, key: &str) -> Result<String, StoreError> {
+        check_key(key)?;
+        Ok(format!("{}{key}", self.root))
+    }
+}
+
+impl fmt::Debug for S3Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("S3Store").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl ObjectStore for S3Store {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.get_object(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.get_object_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.get_object_suffix(key, len).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.create_object(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        self.put_segment_object(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.list_objects(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.delete_object(key).await
+    }
+}
