@@ -1,1 +1,33 @@
 //! ublk devices: control plane and queue protocol.
+//!
+//! *Owns*: the life of a ublk device ([`Device`]), what the running kernel can do ([`Features`]) and
+//! the queue protocol ([`Queue`]): fetching requests, moving their data, completing them.
+//! *Does not own*: what a request means for a volume, nor the ring and its thread.
+//! *Runs on*: control calls block and belong on a control thread, never on a ring thread: starting and
+//! recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
+//! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`] and
+//! [`Device::delete`]; a [`Request`] that was handed out is completed exactly once.
+//! *On failure*: control errors name the device and the command; a queue error is an event.
+
+mod char_device;
+mod command;
+mod device;
+mod error;
+mod features;
+mod kernel_release;
+mod queue;
+mod request;
+mod tag_buffers;
+
+pub use char_device::CharDevice;
+pub use device::{Device, DeviceInfo, DeviceSpec, DeviceState};
+pub use error::{ControlError, QueueError};
+pub use features::{Features, Transport, Unsupported};
+pub use kernel_release::KernelRelease;
+pub use queue::{COMMAND_KIND, Part, Queue, QueueEvent, QueueSpec};
+pub use request::{Operation, Request};
+
+/// Bytes of a sector, the unit of every position and length in this crate's interface.
+pub const SECTOR_BYTES: u64 = 4096;
+/// The kernel's sectors (512 bytes) in one of ours.
+const KERNEL_SECTORS_PER_SECTOR: u64 = SECTOR_BYTES / 512;

@@ -1,0 +1,100 @@
+//! The end of one operation.
+
+use crate::UserData;
+
+/// An error number of the kernel, positive, as in `errno.h`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Errno(i32);
+
+impl Errno {
+    /// The device or the file failed the I/O.
+    pub const EIO: Self = Self(libc::EIO);
+    /// The file system has no room left.
+    pub const ENOSPC: Self = Self(libc::ENOSPC);
+    /// The operation is not supported.
+    pub const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+    /// An argument was not acceptable.
+    pub const EINVAL: Self = Self(libc::EINVAL);
+    /// The device has gone.
+    pub const ENODEV: Self = Self(libc::ENODEV);
+    /// Somebody else has it; try again.
+    pub const EBUSY: Self = Self(libc::EBUSY);
+
+    /// The error number itself (positive). A value that is no error number becomes `EIO`.
+    #[must_use]
+    pub const fn new(number: i32) -> Self {
+        if number > 0 && number < 4096 { Self(number) } else { Self::EIO }
+    }
+
+    /// The positive number.
+    #[must_use]
+    pub const fn number(self) -> i32 {
+        self.0
+    }
+}
+
+impl std::fmt::Debug for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Errno({self})")
+    }
+}
+
+impl std::fmt::Display for Errno {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl std::error::Error for Errno {}
+
+/// One completion, as the kernel gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What the operation was submitted with.
+    pub user_data: UserData,
+    /// Not negative: the operation's result (for transfers: bytes). Negative: minus an error number.
+    pub raw_result: i32,
+}
+
+impl Completion {
+    /// The result as a count of bytes.
+    ///
+    /// # Errors
+    /// The error number the operation ended with.
+    pub const fn result(&self) -> Result<u32, Errno> {
+        if self.raw_result < 0 {
+            Err(Errno::new(self.raw_result.wrapping_neg()))
+        } else {
+            Ok(self.raw_result as u32)
+        }
+    }
+
+    /// Whether exactly `expected_bytes` were moved.
+    ///
+    /// # Errors
+    /// The error number the operation ended with; `EIO` where it moved another number of bytes: a
+    /// transfer between a request and a file that holds the device's whole range is never short
+    /// without a reason.
+    pub const fn exactly(&self, expected_bytes: u32) -> Result<(), Errno> {
+        match self.result() {
+            Ok(bytes) if bytes == expected_bytes => Ok(()),
+            Ok(_) => Err(Errno::EIO),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Completion, Errno};
+    use crate::UserData;
+
+    #[test]
+    fn a_negative_result_is_an_error_and_a_short_one_is_not_success() {
+        let completion = |raw_result| Completion { user_data: UserData::new(16, 0, 0, 0), raw_result };
+        assert_eq!(completion(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
+        assert_eq!(completion(4096).exactly(4096), Ok(()));
+        assert_eq!(completion(512).exactly(4096), Err(Errno::EIO));
+        assert_eq!(completion(i32::MIN).result(), Err(Errno::EIO));
+    }
+}

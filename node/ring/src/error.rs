@@ -1,0 +1,52 @@
+//! What can go wrong with a ring.
+
+use std::io;
+
+/// Why a ring could not be made, or could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The kernel refused to make the ring; it may be older than 6.1 or forbid io_uring
+    /// (`kernel.io_uring_disabled`, a seccomp profile).
+    #[error("io_uring_setup failed; the kernel must be 6.1 or newer and allow io_uring to this process")]
+    Setup(#[source] io::Error),
+    /// The table of fixed files or buffers could not be registered.
+    #[error("io_uring could not register a table of {entries} {what}")]
+    RegisterTable {
+        /// "files" or "buffers".
+        what: &'static str,
+        /// How many entries were asked for.
+        entries: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file could not be put into its slot, or taken out of it.
+    #[error("io_uring could not update fixed file slot {slot}")]
+    UpdateFile {
+        /// The slot.
+        slot: u32,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// All slots for fixed files are taken.
+    #[error("all {capacity} fixed file slots of the ring are taken")]
+    FilesExhausted {
+        /// The ring's limit.
+        capacity: u32,
+    },
+    /// No run of free fixed buffers is long enough.
+    #[error("no {wanted} adjacent fixed buffers are free, the ring has {capacity} in all")]
+    BuffersExhausted {
+        /// How many adjacent buffers were asked for.
+        wanted: u32,
+        /// The ring's limit.
+        capacity: u32,
+    },
+    /// The eventfd of the waker could not be made.
+    #[error("eventfd failed")]
+    Eventfd(#[source] io::Error),
+    /// `io_uring_enter` failed for a reason that trying again does not cure.
+    #[error("io_uring_enter failed")]
+    Enter(#[source] io::Error),
+}

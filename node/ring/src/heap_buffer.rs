@@ -1,0 +1,116 @@
+//! Page-aligned memory of our own that operations may read from or write to.
+#![allow(unsafe_code)] // an aligned allocation, and the slices over it
+
+use std::alloc::{self, Layout};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const ALIGNMENT: usize = 4096;
+
+/// Zeroed memory, aligned to 4096 bytes, so that it suits direct I/O.
+///
+/// It is moved into [`Ring::read`](crate::Ring::read) or [`Ring::write`](crate::Ring::write) and comes
+/// back through [`Ring::reclaim`](crate::Ring::reclaim): while the kernel may touch it nobody else can.
+pub struct HeapBuffer {
+    memory: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone and has no tie to a thread.
+unsafe impl Send for HeapBuffer {}
+
+impl HeapBuffer {
+    /// `len_bytes` zeroed bytes.
+    ///
+    /// # Panics
+    /// If `len_bytes` is zero or larger than `u32::MAX`, which no single operation can move.
+    #[must_use]
+    pub fn zeroed(len_bytes: usize) -> Self {
+        assert!(len_bytes > 0 && u32::try_from(len_bytes).is_ok(), "one operation moves 1..=u32::MAX bytes");
+        let layout = Self::layout(len_bytes);
+        // SAFETY: the layout's size is not zero, see the assertion above.
+        let memory = unsafe { alloc::alloc_zeroed(layout) };
+        let Some(memory) = NonNull::new(memory) else { alloc::handle_alloc_error(layout) };
+        Self { memory, len: len_bytes }
+    }
+
+    /// A buffer with these contents.
+    #[must_use]
+    pub fn from_slice(bytes: &[u8]) -> Self {
+        let mut buffer = Self::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    fn layout(len: usize) -> Layout {
+        Layout::from_size_align(len, ALIGNMENT).expect("at most 4 GiB, aligned to a page")
+    }
+
+    pub(crate) fn as_raw(&self) -> *mut u8 {
+        self.memory.as_ptr()
+    }
+}
+
+impl Drop for HeapBuffer {
+    fn drop(&mut self) {
+        // SAFETY: `memory` came from `alloc_zeroed` with this same layout and is freed once, here.
+        unsafe { alloc::dealloc(self.memory.as_ptr(), Self::layout(self.len)) }
+    }
+}
+
+impl Deref for HeapBuffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `len` initialised bytes are owned by this value; the kernel has no access while it can
+        // be borrowed, because it is moved into the ring for the time of an operation.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for HeapBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`, and `self` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
+    }
+}
+
+impl std::fmt::Debug for HeapBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeapBuffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// The buffers that the kernel has at the moment, by the number that travels in `aux`.
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    buffers: Vec<Option<HeapBuffer>>,
+    free: Vec<u32>,
+}
+
+impl Lent {
+    pub(crate) fn lend(&mut self, buffer: HeapBuffer) -> u32 {
+        if let Some(at) = self.free.pop() {
+            self.buffers[at as usize] = Some(buffer);
+            return at;
+        }
+        self.buffers.push(Some(buffer));
+        u32::try_from(self.buffers.len() - 1).expect("far fewer operations than 2^24 are in flight")
+    }
+
+    pub(crate) fn take_back(&mut self, at: u32) -> Option<HeapBuffer> {
+        let buffer = self.buffers.get_mut(at as usize)?.take()?;
+        self.free.push(at);
+        Some(buffer)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.buffers.len()
+    }
+
+    /// Gives up the memory for good: the kernel may still write to it.
+    pub(crate) fn leak(&mut self) {
+        self.buffers.drain(..).flatten().for_each(std::mem::forget);
+        self.free.clear();
+    }
+}

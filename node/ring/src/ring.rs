@@ -1,0 +1,316 @@
+//! The ring: pushing entries, waiting, handing out completions.
+#![allow(unsafe_code)] // entries of the submission queue name memory the kernel will touch
+
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use io_uring::squeue::{self, Entry};
+use io_uring::types::{Fd, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+
+use crate::heap_buffer::Lent;
+use crate::slot::{BufferTable, FileTable};
+use crate::{BufferRange, Completion, FileSlot, HeapBuffer, RingError, UserData, Waker};
+
+/// How large a ring and its tables are. Nothing grows later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RingOptions {
+    /// Entries of the submission queue. More are submitted in several batches, none is lost.
+    pub submission_entries: u32,
+    /// Entries of the completion queue: at least `submission_entries`, and for speed at least the sum
+    /// of the depths of all queues on the ring, twice.
+    pub completion_entries: u32,
+    /// Slots for fixed files.
+    pub files: u32,
+    /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
+    /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
+    pub buffers: u16,
+}
+
+impl RingOptions {
+    /// The most fixed buffers a ring can have (`IORING_MAX_REG_BUFFERS` in `io_uring/rsrc.c`).
+    pub const MAX_BUFFERS: u16 = 1 << 14;
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        Self { submission_entries: 512, completion_entries: 8192, files: 8192, buffers: Self::MAX_BUFFERS }
+    }
+}
+
+/// What waits for room in the submission queue. A pair must not be torn apart between two batches.
+enum Queued {
+    One(Entry),
+    Pair([Entry; 2]),
+}
+
+/// One io_uring with its tables, owned by the thread that made it.
+///
+/// Operations are started by the methods of [`crate::operation`](crate::FixedTransfer) or pushed as raw
+/// entries; [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
+pub struct Ring {
+    uring: IoUring,
+    /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.
+    backlog: VecDeque<Queued>,
+    files: FileTable,
+    buffers: BufferTable,
+    pub(crate) lent: Lent,
+    waker: Waker,
+    waker_armed: bool,
+    /// `SINGLE_ISSUER`: only the thread that made the ring may use it.
+    _thread_confined: PhantomData<*const ()>,
+}
+
+impl Ring {
+    /// Makes a ring; the calling thread becomes the only one that may use it.
+    ///
+    /// # Errors
+    /// [`RingError::Setup`] where the kernel has no io_uring with deferred task work (6.1) or forbids
+    /// it; [`RingError::RegisterTable`] where a table is too large; [`RingError::Eventfd`].
+    pub fn new(options: &RingOptions) -> Result<Self, RingError> {
+        let uring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_cqsize(options.completion_entries.max(options.submission_entries))
+            .build(options.submission_entries)
+            .map_err(RingError::Setup)?;
+        let table = |what, entries| move |source| RingError::RegisterTable { what, entries, source };
+        uring.submitter().register_files_sparse(options.files).map_err(table("files", options.files))?;
+        if options.buffers > 0 {
+            let entries = options.buffers.into();
+            uring.submitter().register_buffers_sparse(entries).map_err(table("buffers", entries))?;
+        }
+        Ok(Self {
+            uring,
+            backlog: VecDeque::new(),
+            files: FileTable::new(options.files),
+            buffers: BufferTable::new(options.buffers),
+            lent: Lent::default(),
+            waker: Waker::new()?,
+            waker_armed: false,
+            _thread_confined: PhantomData,
+        })
+    }
+
+    /// A handle by which other threads end this thread's wait.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Puts a file into a free slot. The ring holds its own reference, the caller may close `file`.
+    ///
+    /// # Errors
+    /// [`RingError::FilesExhausted`], [`RingError::UpdateFile`].
+    pub fn register_file(&mut self, file: BorrowedFd<'_>) -> Result<FileSlot, RingError> {
+        let slot = self.files.take()?;
+        match self.uring.submitter().register_files_update(slot.0, &[file.as_raw_fd()]) {
+            Ok(_) => Ok(slot),
+            Err(source) => {
+                self.files.give_back(slot);
+                Err(RingError::UpdateFile { slot: slot.0, source })
+            }
+        }
+    }
+
+    /// Empties a slot. Operations in flight keep the file until they end; `slot` may be given to
+    /// another file afterwards.
+    ///
+    /// # Errors
+    /// [`RingError::UpdateFile`]; the slot is then lost until the ring is dropped.
+    pub fn unregister_file(&mut self, slot: FileSlot) -> Result<(), RingError> {
+        self.uring
+            .submitter()
+            .register_files_update(slot.0, &[-1])
+            .map_err(|source| RingError::UpdateFile { slot: slot.0, source })?;
+        self.files.give_back(slot);
+        Ok(())
+    }
+
+    /// Reserves adjacent slots of the buffer table, which the kernel fills itself (ublk's automatic
+    /// buffer registration).
+    ///
+    /// # Errors
+    /// [`RingError::BuffersExhausted`].
+    pub fn reserve_buffers(&mut self, count: u16) -> Result<BufferRange, RingError> {
+        self.buffers.take(count)
+    }
+
+    /// Returns slots that hold no buffer any more.
+    pub fn release_buffers(&mut self, range: BufferRange) {
+        self.buffers.give_back(range);
+    }
+
+    /// Queues one entry. It is submitted by the next wait, or now if the queue is full; it is never
+    /// lost and never refused.
+    ///
+    /// # Safety
+    /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
+    /// the entry's completion has been handed out or the process ends.
+    pub unsafe fn push(&mut self, entry: Entry) {
+        if self.backlog.is_empty() {
+            // SAFETY: what the entry names is valid by this function's contract.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // A full queue: hand it to the kernel. An error shows again at the next wait.
+            let _ = self.uring.submit();
+            // SAFETY: as above.
+            if unsafe { self.uring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(Queued::One(entry));
+    }
+
+    /// Queues two entries of which the second starts when the first has ended in full. Their order of
+    /// completion and what happens on failure are io_uring's (`IOSQE_IO_LINK`).
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push), for both.
+    pub unsafe fn push_linked(&mut self, first: Entry, second: Entry) {
+        let pair = [first.flags(squeue::Flags::IO_LINK), second];
+        if self.backlog.is_empty() {
+            // SAFETY: what the entries name is valid by this function's contract.
+            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
+                return;
+            }
+            let _ = self.uring.submit();
+            // SAFETY: as above.
+            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(Queued::Pair(pair));
+    }
+
+    /// Hands what was pushed to the kernel without waiting. Needed only before the ring is dropped
+    /// with entries that must still take effect.
+    ///
+    /// # Errors
+    /// [`RingError::Enter`]: drop the ring.
+    pub fn submit(&mut self) -> Result<(), RingError> {
+        loop {
+            let all_queued = self.refill();
+            match self.uring.submit() {
+                Ok(_) if all_queued => return Ok(()),
+                Ok(_) => {}
+                Err(error) if is_transient(&error) => {}
+                Err(error) => return Err(RingError::Enter(error)),
+            }
+        }
+    }
+
+    /// Submits everything, waits until at least one operation has ended, a [`Waker`] fired or `timeout`
+    /// passed (`None`: no limit; zero: don't wait), and appends what has ended to `completions`.
+    ///
+    /// Returns whether a waker fired.
+    ///
+    /// # Errors
+    /// [`RingError::Enter`]: the ring is broken, drop it.
+    pub fn submit_and_wait(
+        &mut self,
+        timeout: Option<Duration>,
+        completions: &mut Vec<Completion>,
+    ) -> Result<bool, RingError> {
+        if !self.waker_armed {
+            self.arm_waker();
+        }
+        let all_queued = self.refill();
+        let wait_for = usize::from(all_queued && timeout != Some(Duration::ZERO));
+        let entered = match timeout {
+            Some(limit) if wait_for > 0 => {
+                let limit = Timespec::from(limit);
+                self.uring.submitter().submit_with_args(wait_for, &SubmitArgs::new().timespec(&limit))
+            }
+            Some(_) | None => self.uring.submit_and_wait(wait_for),
+        };
+        match entered {
+            Ok(_) => {}
+            Err(error) if is_transient(&error) => {}
+            Err(error) => return Err(RingError::Enter(error)),
+        }
+        Ok(self.drain(completions))
+    }
+
+    /// Moves the backlog into the submission queue as far as it fits; says whether all did.
+    fn refill(&mut self) -> bool {
+        if self.backlog.is_empty() {
+            return true;
+        }
+        let mut queue = self.uring.submission();
+        while let Some(queued) = self.backlog.front() {
+            let entries = match queued {
+                Queued::One(entry) => std::slice::from_ref(entry),
+                Queued::Pair(pair) => pair.as_slice(),
+            };
+            // SAFETY: what the entries name is valid by the contract under which they were pushed.
+            if unsafe { queue.push_multiple(entries) }.is_err() {
+                return false;
+            }
+            self.backlog.pop_front();
+        }
+        true
+    }
+
+    fn drain(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let mut woken = false;
+        for entry in self.uring.completion() {
+            let user_data = UserData::from_bits(entry.user_data());
+            if user_data == UserData::WAKE {
+                woken = true;
+                self.waker_armed = cqueue::more(entry.flags());
+            } else {
+                completions.push(Completion { user_data, raw_result: entry.result() });
+            }
+        }
+        if woken {
+            self.waker.acknowledge();
+        }
+        woken
+    }
+
+    fn arm_waker(&mut self) {
+        let events = u32::try_from(libc::POLLIN).expect("a small positive constant");
+        let poll = opcode::PollAdd::new(Fd(self.waker.raw_fd()), events).multi(true).build();
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(poll.user_data(UserData::WAKE.to_bits())) };
+        self.waker_armed = true;
+    }
+
+    /// Takes back the buffer that a [`read`](Self::read) or [`write`](Self::write) was given, by the user
+    /// data of its completion. `None` if that was no such operation, or the buffer was taken already.
+    pub fn reclaim(&mut self, user_data: UserData) -> Option<HeapBuffer> {
+        self.lent.take_back(user_data.aux())
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // Closing the ring cancels operations in the background, after this returns.
+        if !self.lent.is_empty() {
+            self.lent.leak();
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("files", &self.files)
+            .field("buffers", &self.buffers)
+            .field("backlog", &self.backlog.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Errors after which the same call may be made again: a signal, the time limit, a shortage.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
+}

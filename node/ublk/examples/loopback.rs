@@ -1,0 +1,400 @@
+//! Serves files as ublk devices: the smallest program that uses this crate in full.
+//!
+//! `loopback --dir D --devices N` makes (or takes up) `D/<i>.img` and serves each as a device, all on one
+//! ring and one thread, and prints `READY` with the block devices. The ids are kept in `D/ids`; started
+//! again with `--recover`, it takes the devices up where the last run left them, however that ended.
+//! SIGTERM leaves the devices quiesced, SIGINT deletes them.
+#![allow(unsafe_code)] // signal masks
+#![allow(clippy::print_stdout)] // its output is for people and scripts
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Parser;
+use holdfast_ring::{Completion, Errno, FileRange, FileSlot, Ring, RingOptions, UserData, Waker};
+use holdfast_ublk::{
+    COMMAND_KIND, CharDevice, Device, DeviceSpec, Features, Operation, Part, Queue, QueueEvent, QueueSpec,
+    Request, SECTOR_BYTES, Transport,
+};
+
+/// The kind of everything that is done to the files.
+const FILE_KIND: u8 = 16;
+
+#[derive(Parser)]
+struct Options {
+    /// Where the files and the record of the device ids are.
+    #[arg(long)]
+    dir: PathBuf,
+    /// How many devices.
+    #[arg(long, default_value_t = 1)]
+    devices: u16,
+    /// Size of each device.
+    #[arg(long, default_value_t = 256)]
+    size_mib: u64,
+    /// Requests a device holds.
+    #[arg(long, default_value_t = 32)]
+    depth: u16,
+    /// "zero-copy" or "user-copy"; the best one the kernel has if not given.
+    #[arg(long)]
+    transport: Option<Transport>,
+    /// Move requests in parts of at most this size.
+    #[arg(long, default_value_t = 1 << 20)]
+    part_bytes: u32,
+    /// Go through the page cache.
+    #[arg(long)]
+    buffered: bool,
+    /// Take up the devices of the last run.
+    #[arg(long)]
+    recover: bool,
+}
+
+fn main() -> Result<()> {
+    let signals = Signals::block();
+    let options = Options::parse();
+    let features = Features::probe()?;
+    let transport = match options.transport {
+        Some(transport) => features.check(transport).map(|()| transport)?,
+        None => features.best_transport()?,
+    };
+    let worker = Worker::spawn(options.part_bytes)?;
+    let begin = Instant::now();
+    let devices = if options.recover {
+        recover(&options, &worker)?
+    } else {
+        add(&options, &features, transport, &worker)?
+    };
+    let paths: Vec<String> = devices.iter().map(|device| device.block_path().display().to_string()).collect();
+    let threads = std::fs::read_dir("/proc/self/task")?.count();
+    println!(
+        "READY in {} us, {threads} threads, {transport}: {}",
+        begin.elapsed().as_micros(),
+        paths.join(" ")
+    );
+
+    match signals.wait() {
+        libc::SIGINT => {
+            for (index, device) in (0..).zip(&devices) {
+                device.stop()?;
+                worker.call(|reply| Message::Close { index, reply })??;
+                device.delete()?;
+            }
+            std::fs::remove_file(record(&options.dir))?;
+            worker.call(|reply| Message::Leave { reply })?;
+            println!("DELETED");
+        }
+        _ => {
+            worker.call(|reply| Message::Leave { reply })?;
+            println!("LEFT");
+        }
+    }
+    Ok(())
+}
+
+fn record(dir: &Path) -> PathBuf {
+    dir.join("ids")
+}
+
+fn add(options: &Options, features: &Features, transport: Transport, worker: &Worker) -> Result<Vec<Device>> {
+    let mut devices = Vec::new();
+    for index in 0..options.devices {
+        let file = File::create(options.dir.join(format!("{index}.img")))?;
+        file.set_len(options.size_mib << 20)?;
+        let device = Device::add(
+            features,
+            &DeviceSpec {
+                id: None,
+                sectors: (options.size_mib << 20) / SECTOR_BYTES,
+                queues: 1,
+                depth: options.depth,
+                max_io_bytes: 1 << 20,
+                transport,
+            },
+        )?;
+        devices.push(device);
+        let ids: Vec<String> = devices.iter().map(|device| device.id().to_string()).collect();
+        std::fs::write(record(&options.dir), ids.join("\n"))?;
+        worker.serve(options, index, &device)?;
+        device.start()?;
+        device.tune()?;
+    }
+    Ok(devices)
+}
+
+fn recover(options: &Options, worker: &Worker) -> Result<Vec<Device>> {
+    let ids = std::fs::read_to_string(record(&options.dir)).context("no record of an earlier run")?;
+    let mut devices = Vec::new();
+    for (index, id) in (0..).zip(ids.lines()) {
+        let device = Device::find(id.parse()?)?;
+        device.start_recovery(Duration::from_secs(30))?;
+        worker.serve(options, index, &device)?;
+        device.end_recovery()?;
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
+enum Message {
+    Serve { index: u16, device: Device, char_device: CharDevice, file: File, reply: mpsc::Sender<Result<()>> },
+    Close { index: u16, reply: mpsc::Sender<Result<()>> },
+    Leave { reply: mpsc::Sender<()> },
+}
+
+/// The ring thread, seen from the main thread.
+struct Worker {
+    inbox: Arc<Mutex<VecDeque<Message>>>,
+    waker: Waker,
+}
+
+impl Worker {
+    fn spawn(part_bytes: u32) -> Result<Self> {
+        let inbox = Arc::new(Mutex::new(VecDeque::new()));
+        let (ready, started) = mpsc::channel();
+        let messages = Arc::clone(&inbox);
+        thread::spawn(move || match Ring::new(&RingOptions::default()) {
+            Ok(ring) => {
+                let waker = ring.waker();
+                let mut ring_thread = RingThread { ring, served: Vec::new(), part_bytes, leave: None };
+                if ready.send(Ok(waker)).is_err() {
+                    return;
+                }
+                match ring_thread.run(&messages) {
+                    Ok(left) => {
+                        drop(ring_thread);
+                        let _ = left.send(());
+                    }
+                    Err(error) => {
+                        eprintln!("the ring thread failed: {error:#}");
+                        std::process::exit(1);
+                    }
+                }
+            }
+            Err(error) => drop(ready.send(Err(error))),
+        });
+        Ok(Self { inbox, waker: started.recv()?? })
+    }
+
+    fn call<T>(&self, message: impl FnOnce(mpsc::Sender<T>) -> Message) -> Result<T> {
+        let (reply, answer) = mpsc::channel();
+        self.inbox.lock().map_err(|_poisoned| anyhow!("the ring thread panicked"))?.push_back(message(reply));
+        self.waker.wake();
+        Ok(answer.recv()?)
+    }
+
+    fn serve(&self, options: &Options, index: u16, device: &Device) -> Result<()> {
+        let path = options.dir.join(format!("{index}.img"));
+        let flags = if options.buffered { 0 } else { libc::O_DIRECT };
+        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+        let char_device = device.open_char()?;
+        self.call(|reply| Message::Serve { index, device: *device, char_device, file, reply })?
+    }
+}
+
+struct Served {
+    queue: Queue,
+    file: FileSlot,
+    active: Vec<Option<Active>>,
+    closing: Option<mpsc::Sender<Result<()>>>,
+}
+
+/// A request whose parts are being moved.
+struct Active {
+    request: Request,
+    parts: u32,
+    outcome: Result<(), Errno>,
+}
+
+struct RingThread {
+    ring: Ring,
+    served: Vec<Option<Served>>,
+    part_bytes: u32,
+    leave: Option<mpsc::Sender<()>>,
+}
+
+impl RingThread {
+    fn run(&mut self, inbox: &Mutex<VecDeque<Message>>) -> Result<mpsc::Sender<()>> {
+        let mut completions = Vec::with_capacity(1024);
+        loop {
+            completions.clear();
+            if self.ring.submit_and_wait(None, &mut completions)? {
+                let messages: Vec<Message> = inbox
+                    .lock()
+                    .map_err(|_poisoned| anyhow!("the main thread panicked"))?
+                    .drain(..)
+                    .collect();
+                for message in messages {
+                    self.on_message(message);
+                }
+            }
+            for completion in &completions {
+                match completion.user_data.kind() {
+                    COMMAND_KIND => self.on_command(completion)?,
+                    FILE_KIND => self.on_file(completion)?,
+                    kind => bail!("nothing of kind {kind} was started"),
+                }
+            }
+            let idle = self.served.iter().flatten().all(|served| served.queue.requests_with_owner() == 0);
+            if idle && let Some(reply) = self.leave.take() {
+                self.ring.submit()?;
+                self.served.clear();
+                return Ok(reply);
+            }
+        }
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Serve { index, device, char_device, file, reply } => {
+                drop(reply.send(self.serve(index, &device, &char_device, &file)));
+            }
+            Message::Close { index, reply } => {
+                let slot = &mut self.served[usize::from(index)];
+                let served = slot.as_mut().expect("a device is closed once");
+                served.closing = Some(reply);
+                self.close_if_idle(index);
+            }
+            Message::Leave { reply } => {
+                self.leave = Some(reply);
+                for served in self.served.iter_mut().flatten() {
+                    served.queue.drain();
+                }
+            }
+        }
+    }
+
+    fn serve(&mut self, index: u16, device: &Device, char_device: &CharDevice, file: &File) -> Result<()> {
+        let spec = QueueSpec { device_index: index, queue_id: 0 };
+        let mut queue = Queue::open(&mut self.ring, device, char_device, spec)?;
+        let file = self.ring.register_file(file.as_fd())?;
+        queue.arm(&mut self.ring);
+        self.ring.submit()?;
+        let active = (0..device.depth()).map(|_| None).collect();
+        self.served.push(Some(Served { queue, file, active, closing: None }));
+        Ok(())
+    }
+
+    fn on_command(&mut self, completion: &Completion) -> Result<()> {
+        let index = completion.user_data.device();
+        let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
+        match served.queue.on_completion(&mut self.ring, completion) {
+            QueueEvent::Request(request) => start(&mut self.ring, served, index, request, self.part_bytes),
+            QueueEvent::Held | QueueEvent::Refused => {}
+            QueueEvent::Aborted { .. } => self.close_if_idle(index),
+            QueueEvent::Failed { tag, errno } => bail!("device {index}: tag {tag} is lost: {errno}"),
+        }
+        Ok(())
+    }
+
+    fn on_file(&mut self, completion: &Completion) -> Result<()> {
+        let UserDataFields { index, tag, expected_bytes } = UserDataFields::of(completion.user_data);
+        let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
+        let slot = &mut served.active[usize::from(tag)];
+        let active = slot.as_mut().context("a completion of a request that has ended")?;
+        active.outcome = active.outcome.and(completion.exactly(expected_bytes));
+        active.parts -= 1;
+        if active.parts == 0
+            && let Some(Active { request, outcome, parts: _ }) = slot.take()
+        {
+            served.queue.complete(&mut self.ring, request, outcome);
+        }
+        Ok(())
+    }
+
+    fn close_if_idle(&mut self, index: u16) {
+        let slot = &mut self.served[usize::from(index)];
+        let idle = slot.as_ref().is_some_and(|served| {
+            served.closing.is_some()
+                && served.queue.tags_with_kernel() == 0
+                && served.queue.requests_with_owner() == 0
+        });
+        if idle && let Some(Served { queue, file, closing: Some(reply), .. }) = slot.take() {
+            let closed = queue.close(&mut self.ring).map_err(anyhow::Error::from);
+            let closed = closed.and_then(|()| Ok(self.ring.unregister_file(file)?));
+            drop(reply.send(closed));
+        }
+    }
+}
+
+/// The result a part should end with travels in `aux`, in sectors.
+struct UserDataFields {
+    index: u16,
+    tag: u16,
+    expected_bytes: u32,
+}
+
+impl UserDataFields {
+    fn pack(index: u16, tag: u16, expected_bytes: u32) -> UserData {
+        UserData::new(FILE_KIND, index, tag, expected_bytes / SECTOR_BYTES as u32)
+    }
+
+    fn of(data: UserData) -> Self {
+        Self { index: data.device(), tag: data.tag(), expected_bytes: data.aux() * SECTOR_BYTES as u32 }
+    }
+}
+
+fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, part_bytes: u32) {
+    let tag = request.tag();
+    let begin_bytes = request.start_sector() * SECTOR_BYTES;
+    let range = FileRange { offset_bytes: begin_bytes, len_bytes: request.len_bytes() };
+    let mut parts = 1;
+    match request.operation() {
+        operation @ (Operation::Read | Operation::Write) => {
+            let len = request.len_bytes() as u32;
+            parts = len.div_ceil(part_bytes);
+            for number in 0..parts {
+                let offset = number * part_bytes;
+                let len_bytes = part_bytes.min(len - offset);
+                let part = Part {
+                    request_offset_bytes: offset,
+                    len_bytes,
+                    file: served.file,
+                    file_offset_bytes: begin_bytes + u64::from(offset),
+                    user_data: UserDataFields::pack(index, tag, len_bytes),
+                };
+                if operation == Operation::Read {
+                    served.queue.read_part(ring, &request, &part);
+                } else {
+                    served.queue.write_part(ring, &request, &part);
+                }
+            }
+        }
+        Operation::Flush => ring.sync_data(served.file, UserDataFields::pack(index, tag, 0)),
+        Operation::Discard | Operation::WriteZeroes => {
+            ring.punch_hole(served.file, range, UserDataFields::pack(index, tag, 0));
+        }
+    }
+    served.active[usize::from(tag)] = Some(Active { request, parts, outcome: Ok(()) });
+}
+
+/// SIGTERM and SIGINT, taken by the main thread only.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn block() -> Self {
+        let mut set = std::mem::MaybeUninit::uninit();
+        // SAFETY: valid for writing a signal set.
+        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+        // SAFETY: initialised by the line above.
+        let mut set = unsafe { set.assume_init() };
+        for signal in [libc::SIGTERM, libc::SIGINT] {
+            // SAFETY: an initialised set and a valid signal number.
+            unsafe { libc::sigaddset(&raw mut set, signal) };
+        }
+        // SAFETY: an initialised set; the old mask is not wanted.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        Self(set)
+    }
+
+    fn wait(&self) -> i32 {
+        let mut signal = 0;
+        // SAFETY: an initialised set and a place for the number.
+        unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
+        signal
+    }
+}

@@ -1,0 +1,107 @@
+//! The character device of a ublk device: the server's side of it.
+#![allow(unsafe_code)] // mmap of the request descriptors
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use libublk::sys;
+
+use crate::ControlError;
+
+/// How long a fresh device's node may take to appear.
+const NODE_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(1);
+
+/// `/dev/ublkcN`, opened. The kernel lets one process at a time have it open.
+///
+/// Each [`Queue`](crate::Queue) keeps what it needs of it, so it can be dropped once all queues are
+/// open. The device is quiesced only when the last use has gone: this value, each queue, and each ring
+/// that had a queue of the device.
+#[derive(Debug)]
+pub struct CharDevice {
+    file: File,
+}
+
+impl CharDevice {
+    /// Opens the character device, waiting for its node to appear.
+    pub(crate) fn open(id: u32) -> Result<Self, ControlError> {
+        let path = PathBuf::from(format!("/dev/ublkc{id}"));
+        let deadline = Instant::now() + NODE_TIMEOUT;
+        loop {
+            match OpenOptions::new().read(true).write(true).open(&path) {
+                Ok(file) => return Ok(Self { file }),
+                Err(error) if error.kind() == ErrorKind::NotFound && Instant::now() < deadline => sleep(POLL),
+                Err(source) => return Err(ControlError::File { path, action: "opened", source }),
+            }
+        }
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub(crate) fn map_descriptors(&self, queue_id: u16, depth: u16) -> io::Result<Descriptors> {
+        Descriptors::map(&self.file, queue_id, depth)
+    }
+}
+
+/// The shared memory in which the kernel describes the requests of one queue, an entry for each tag.
+#[derive(Debug)]
+pub(crate) struct Descriptors {
+    first: NonNull<sys::ublksrv_io_desc>,
+    depth: u16,
+    mapped_bytes: usize,
+}
+
+impl Descriptors {
+    /// Each queue's descriptors begin where a queue of the greatest depth would have ended
+    /// (`ublk_max_cmd_buf_size` in `drivers/block/ublk_drv.c`).
+    const STRIDE: usize = mapped_size(sys::UBLK_MAX_QUEUE_DEPTH as u16);
+
+    fn map(file: &File, queue_id: u16, depth: u16) -> io::Result<Self> {
+        let mapped_bytes = mapped_size(depth);
+        let offset = Self::STRIDE * usize::from(queue_id) + sys::UBLKSRV_CMD_BUF_OFFSET as usize;
+        // SAFETY: a new mapping at an address of the kernel's choice; the file descriptor is open.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                libc::PROT_READ,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let first = NonNull::new(address.cast()).expect("mmap does not return null");
+        Ok(Self { first, depth, mapped_bytes })
+    }
+
+    /// What the kernel has written for a tag whose fetch has completed.
+    pub(crate) fn read(&self, tag: u16) -> sys::ublksrv_io_desc {
+        assert!(tag < self.depth, "tag {tag} is below the queue's depth");
+        // SAFETY: `first` points at `depth` descriptors and `tag` is below `depth`.
+        let descriptor = unsafe { self.first.add(usize::from(tag)) };
+        // SAFETY: the descriptor lies in the mapping and every bit pattern is a valid value. The kernel wrote
+        // it before it posted the completion that led here, and not again until the tag is committed.
+        unsafe { descriptor.read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `map`; no reference into it is ever handed out.
+        unsafe { libc::munmap(self.first.as_ptr().cast(), self.mapped_bytes) };
+    }
+}
+
+const fn mapped_size(depth: u16) -> usize {
+    (depth as usize * size_of::<sys::ublksrv_io_desc>()).next_multiple_of(4096)
+}

@@ -1,0 +1,196 @@
+//! Sending one control command straight to the driver.
+//!
+//! For devices that exist already; why not by `libublk` is in `docs/adr/0001-ublk-control.md`.
+#![allow(unsafe_code)] // an entry that names memory, and pthread_sigmask
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd;
+
+use holdfast_ring::Errno;
+use io_uring::squeue::Entry128;
+use io_uring::{IoUring, cqueue, opcode, types};
+use libublk::sys;
+
+use crate::ControlError;
+use crate::features::CONTROL_PATH;
+
+/// Room for the largest payload, `struct ublksrv_ctrl_dev_info`.
+const PAYLOAD_BYTES: usize = size_of::<sys::ublksrv_ctrl_dev_info>();
+
+/// One command to the control device, in the words of `struct ublksrv_ctrl_cmd`.
+#[derive(Clone, Copy)]
+pub(crate) struct Command {
+    /// The name without `UBLK_U_CMD_`, for errors.
+    pub(crate) name: &'static str,
+    pub(crate) code: u32,
+    pub(crate) device: u32,
+    /// The inline argument.
+    pub(crate) data: u64,
+}
+
+struct Channel {
+    control: File,
+    ring: IoUring<Entry128, cqueue::Entry>,
+    /// Where the kernel puts a command's answer; on the heap so that it can outlive a broken ring.
+    payload: Box<[u64; PAYLOAD_BYTES / 8]>,
+}
+
+thread_local! {
+    /// One ring for each thread that has sent a command: rings are costly to make, and START_DEV blocks
+    /// the thread that sends it.
+    static CHANNEL: RefCell<Option<Channel>> = const { RefCell::new(None) };
+}
+
+/// Sends a command without payload and waits for its answer.
+pub(crate) fn send(command: Command) -> Result<(), ControlError> {
+    with_channel(|channel| channel.send(command, false))
+}
+
+/// Asks for the `ublksrv_ctrl_dev_info` of a device.
+pub(crate) fn device_info(device: u32) -> Result<sys::ublksrv_ctrl_dev_info, ControlError> {
+    let command = Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device, data: 0 };
+    with_channel(|channel| {
+        channel.send(command, true)?;
+        let payload = channel.payload.as_ptr().cast::<sys::ublksrv_ctrl_dev_info>();
+        // SAFETY: the payload has exactly the size of the struct, is aligned to 8 bytes as the struct asks,
+        // and every bit pattern is a valid value of its integers.
+        Ok(unsafe { payload.read() })
+    })
+}
+
+fn with_channel<T>(run: impl FnOnce(&mut Channel) -> Result<T, ControlError>) -> Result<T, ControlError> {
+    CHANNEL.with_borrow_mut(|slot| {
+        let channel = match slot {
+            Some(channel) => channel,
+            None => slot.insert(Channel::open().map_err(ControlError::Channel)?),
+        };
+        let outcome = run(channel);
+        if matches!(outcome, Err(ControlError::Channel(_))) {
+            // The kernel may still hold the payload's address: give up the memory with the ring.
+            std::mem::forget(slot.take());
+        }
+        outcome
+    })
+}
+
+impl Channel {
+    fn open() -> io::Result<Self> {
+        let control = OpenOptions::new().read(true).write(true).open(CONTROL_PATH)?;
+        let ring = IoUring::builder().build(4)?;
+        Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_BYTES / 8]) })
+    }
+
+    fn send(&mut self, command: Command, with_payload: bool) -> Result<(), ControlError> {
+        let Command { name, code, device, data } = command;
+        self.payload.fill(0);
+        let argument = sys::ublksrv_ctrl_cmd {
+            dev_id: device,
+            queue_id: u16::MAX,
+            len: if with_payload { PAYLOAD_BYTES as u16 } else { 0 },
+            addr: if with_payload { self.payload.as_mut_ptr() as u64 } else { 0 },
+            data: [data],
+            ..Default::default()
+        };
+        let control = types::Fd(self.control.as_raw_fd());
+        let entry = opcode::UringCmd80::new(control, code).cmd(encode(&argument)).build();
+        // SAFETY: the one address in the entry is that of `payload`, which lives until the completion has
+        // been seen below, or is leaked by `with_channel`.
+        unsafe { self.ring.submission().push(&entry) }.expect("an empty queue has room for one entry");
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => {}
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                Err(error) => return Err(ControlError::Channel(error)),
+            }
+            if let Some(completion) = self.ring.completion().next() {
+                return match completion.result() {
+                    0.. => Ok(()),
+                    negative => Err(ControlError::Command {
+                        id: device,
+                        command: name,
+                        source: Errno::new(negative.wrapping_neg()),
+                    }),
+                };
+            }
+        }
+    }
+}
+
+/// The bytes of the argument, as the 80 bytes of a large entry carry them.
+///
+/// ```text
+/// 0        4          6     8        16       24             26    28        32
+/// +--------+----------+-----+--------+--------+--------------+-----+---------+- - -
+/// | dev_id | queue_id | len |  addr  |  data  | dev_path_len | pad | reserved| 0
+/// +--------+----------+-----+--------+--------+--------------+-----+---------+- - -
+/// ```
+fn encode(argument: &sys::ublksrv_ctrl_cmd) -> [u8; 80] {
+    let &sys::ublksrv_ctrl_cmd { dev_id, queue_id, len, addr, data: [data], dev_path_len, pad, reserved } =
+        argument;
+    let mut bytes = [0; 80];
+    bytes[0..4].copy_from_slice(&dev_id.to_ne_bytes());
+    bytes[4..6].copy_from_slice(&queue_id.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&len.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&addr.to_ne_bytes());
+    bytes[16..24].copy_from_slice(&data.to_ne_bytes());
+    bytes[24..26].copy_from_slice(&dev_path_len.to_ne_bytes());
+    bytes[26..28].copy_from_slice(&pad.to_ne_bytes());
+    bytes[28..32].copy_from_slice(&reserved.to_ne_bytes());
+    bytes
+}
+
+/// Runs `work` with all signals of this thread blocked: `libublk` takes an interrupted wait for a failed
+/// command and sends the command again.
+pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `all` is valid for writing a signal set, which sigfillset initialises.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: `all` was initialised above, `before` is valid for writing a signal set.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    let result = work();
+    // SAFETY: `before` was written by the call above, which cannot fail with SIG_SETMASK; a null pointer
+    // says that the mask being replaced is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{encode, without_signals};
+    use libublk::sys;
+
+    #[test]
+    fn the_argument_is_laid_out_as_the_kernel_header_draws_it() {
+        let bytes = encode(&sys::ublksrv_ctrl_cmd {
+            dev_id: 0x0403_0201,
+            queue_id: 0x0605,
+            len: 0x0807,
+            addr: 0x100f_0e0d_0c0b_0a09,
+            data: [0x1817_1615_1413_1211],
+            dev_path_len: 0x1a19,
+            pad: 0,
+            reserved: 0,
+        });
+        let expected: Vec<u8> = (1..=26).chain(std::iter::repeat_n(0, 54)).collect();
+        assert_eq!(bytes.as_slice(), expected);
+        assert_eq!(size_of::<sys::ublksrv_ctrl_cmd>(), 32);
+    }
+
+    #[test]
+    fn signals_are_blocked_only_while_the_work_runs() {
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
+            u64::from_str_radix(line, 16).unwrap()
+        };
+        let before = blocked();
+        let term = 1 << (libc::SIGTERM - 1);
+        assert_eq!(without_signals(blocked) & term, term);
+        assert_eq!(blocked(), before);
+    }
+}

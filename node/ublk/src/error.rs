@@ -1,0 +1,90 @@
+//! What can go wrong with devices and queues.
+
+use std::io;
+use std::path::PathBuf;
+
+use holdfast_ring::{Errno, RingError};
+
+use crate::{DeviceState, Unsupported};
+
+/// Why a control operation on a device failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// A field of the [`DeviceSpec`](crate::DeviceSpec) is not acceptable; nothing was done.
+    #[error("{field}: {rule}")]
+    Invalid {
+        /// The field.
+        field: &'static str,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// The kernel cannot do what the device needs.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// A device with this id exists already.
+    #[error("ublk device {id} exists already")]
+    IdTaken {
+        /// The id asked for.
+        id: u32,
+    },
+    /// No device has this id.
+    #[error("ublk device {id} does not exist")]
+    NotFound {
+        /// The id asked for.
+        id: u32,
+    },
+    /// The kernel refused a command.
+    #[error("ublk device {id}: {command} failed")]
+    Command {
+        /// The device; `u32::MAX` before the kernel has chosen an id.
+        id: u32,
+        /// The command, as in `linux/ublk_cmd.h`.
+        command: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Errno,
+    },
+    /// The device did not become free for recovery in time: another process still holds it.
+    #[error("ublk device {id} is {state} and still held by another process after {waited_ms} ms")]
+    StillHeld {
+        /// The device.
+        id: u32,
+        /// Its state at the end of the wait.
+        state: DeviceState,
+        /// How long was waited.
+        waited_ms: u64,
+    },
+    /// The control device or its ring could not be used.
+    #[error("the ublk control device cannot be used")]
+    Channel(#[source] io::Error),
+    /// A file that belongs to the device could not be opened or written.
+    #[error("{path} cannot be {action}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// "opened" or "written".
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a queue could not be opened or closed.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// The ring has no room for the queue, or broke.
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    /// Memory could not be mapped.
+    #[error("{what} of queue {queue_id} cannot be mapped")]
+    Map {
+        /// What was to be mapped.
+        what: &'static str,
+        /// The queue.
+        queue_id: u16,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}

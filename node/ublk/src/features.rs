@@ -1,0 +1,240 @@
+//! What the kernel's ublk driver can do, and which transport follows from it.
+
+use std::fs::OpenOptions;
+use std::io::ErrorKind;
+
+use libublk::ctrl::UblkCtrl;
+use libublk::sys;
+
+use crate::KernelRelease;
+
+pub(crate) const CONTROL_PATH: &str = "/dev/ublk-control";
+
+/// How the data of a request reaches the local files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Transport {
+    /// The request's own pages are a registered buffer of the ring.
+    ZeroCopy,
+    /// Through a buffer per tag, copied by reads and writes of the character device.
+    UserCopy,
+}
+
+impl Transport {
+    /// All transports, the fastest first.
+    pub const ALL: [Self; 2] = [Self::ZeroCopy, Self::UserCopy];
+
+    /// The name used in configuration and status.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::ZeroCopy => "zero-copy",
+            Self::UserCopy => "user-copy",
+        }
+    }
+
+    /// The driver features the transport is made of.
+    pub(crate) const fn flags(self) -> u64 {
+        match self {
+            Self::ZeroCopy => (sys::UBLK_F_SUPPORT_ZERO_COPY | sys::UBLK_F_AUTO_BUF_REG) as u64,
+            Self::UserCopy => sys::UBLK_F_USER_COPY as u64,
+        }
+    }
+}
+
+impl std::fmt::Display for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Transport {
+    type Err = Unsupported;
+
+    fn from_str(name: &str) -> Result<Self, Unsupported> {
+        Self::ALL
+            .into_iter()
+            .find(|transport| transport.name() == name)
+            .ok_or_else(|| Unsupported::UnknownTransport { name: name.to_owned() })
+    }
+}
+
+/// Why this node cannot serve devices, or not by the transport asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsupported {
+    /// The kernel is one on which adding a ublk device can crash the machine.
+    #[error("kernel {release} can crash when a ublk device is added; update the kernel")]
+    BrokenKernel {
+        /// The running kernel.
+        release: KernelRelease,
+    },
+    /// The running kernel's release could not be read.
+    #[error("the kernel release could not be read")]
+    Release(#[source] std::io::Error),
+    /// There is no `/dev/ublk-control`.
+    #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.3 or newer)")]
+    NoDriver,
+    /// `/dev/ublk-control` is there but cannot be opened.
+    #[error("{CONTROL_PATH} cannot be opened; run as root with access to the device")]
+    NoAccess(#[source] std::io::Error),
+    /// The driver does not answer GET_FEATURES (before 6.5).
+    #[error("the ublk driver of kernel {release} does not report its features; Linux 6.5 or newer is needed")]
+    NoFeatures {
+        /// The running kernel.
+        release: KernelRelease,
+    },
+    /// A driver feature that every device needs is missing.
+    #[error("the ublk driver of kernel {release} lacks {missing}")]
+    MissingFeature {
+        /// The running kernel.
+        release: KernelRelease,
+        /// The names of what is missing, as in `linux/ublk_cmd.h`.
+        missing: MissingFeatures,
+    },
+    /// No transport has this name.
+    #[error("transport {name:?} is unknown; use \"zero-copy\" or \"user-copy\"")]
+    UnknownTransport {
+        /// What was given.
+        name: String,
+    },
+}
+
+/// Names of driver features that are not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MissingFeatures(u64);
+
+const FEATURE_NAMES: [(u32, &str); 6] = [
+    (sys::UBLK_F_SUPPORT_ZERO_COPY, "SUPPORT_ZERO_COPY"),
+    (sys::UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"),
+    (sys::UBLK_F_USER_COPY, "USER_COPY"),
+    (sys::UBLK_F_USER_RECOVERY, "USER_RECOVERY"),
+    (sys::UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"),
+    (sys::UBLK_F_CMD_IOCTL_ENCODE, "CMD_IOCTL_ENCODE"),
+];
+
+impl std::fmt::Display for MissingFeatures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut separator = "";
+        for (_, name) in FEATURE_NAMES.into_iter().filter(|&(bit, _)| self.0 & u64::from(bit) != 0) {
+            write!(f, "{separator}{name}")?;
+            separator = ", ";
+        }
+        Ok(())
+    }
+}
+
+/// Features without which a device could not outlive its daemon.
+const REQUIRED: u64 =
+    (sys::UBLK_F_USER_RECOVERY | sys::UBLK_F_USER_RECOVERY_REISSUE | sys::UBLK_F_CMD_IOCTL_ENCODE) as u64;
+/// Features a device asks for where they are there.
+const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE) as u64;
+
+/// The features of the running kernel's ublk driver.
+#[derive(Clone, Debug)]
+pub struct Features {
+    release: KernelRelease,
+    bits: u64,
+}
+
+impl Features {
+    /// Asks the running kernel, after making sure that it is not one of those that must not be asked.
+    ///
+    /// # Errors
+    /// Any [`Unsupported`] but the two that are about a single transport.
+    pub fn probe() -> Result<Self, Unsupported> {
+        let release = KernelRelease::running().map_err(Unsupported::Release)?;
+        if release.is_known_broken() {
+            return Err(Unsupported::BrokenKernel { release });
+        }
+        if let Err(error) = OpenOptions::new().read(true).write(true).open(CONTROL_PATH) {
+            let absent = error.kind() == ErrorKind::NotFound;
+            return Err(if absent { Unsupported::NoDriver } else { Unsupported::NoAccess(error) });
+        }
+        let Some(bits) = UblkCtrl::get_features() else {
+            return Err(Unsupported::NoFeatures { release });
+        };
+        let features = Self { release, bits };
+        features.require(REQUIRED)?;
+        Ok(features)
+    }
+
+    /// The running kernel.
+    #[must_use]
+    pub const fn release(&self) -> &KernelRelease {
+        &self.release
+    }
+
+    /// The raw feature bits (`UBLK_F_*` in `linux/ublk_cmd.h`).
+    #[must_use]
+    pub const fn bits(&self) -> u64 {
+        self.bits
+    }
+
+    /// Whether [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
+    #[must_use]
+    pub const fn can_quiesce(&self) -> bool {
+        self.bits & sys::UBLK_F_QUIESCE as u64 != 0
+    }
+
+    /// Whether a transport can be used.
+    ///
+    /// # Errors
+    /// [`Unsupported::MissingFeature`] with what is missing.
+    pub fn check(&self, transport: Transport) -> Result<(), Unsupported> {
+        self.require(transport.flags())
+    }
+
+    /// The fastest transport that can be used.
+    ///
+    /// # Errors
+    /// Why the slowest one is refused, if all are.
+    pub fn best_transport(&self) -> Result<Transport, Unsupported> {
+        match self.check(Transport::ZeroCopy) {
+            Ok(()) => Ok(Transport::ZeroCopy),
+            Err(_) => self.check(Transport::UserCopy).map(|()| Transport::UserCopy),
+        }
+    }
+
+    /// The flags a device with this transport is added with.
+    pub(crate) const fn device_flags(&self, transport: Transport) -> u64 {
+        REQUIRED | transport.flags() | (WELCOME & self.bits)
+    }
+
+    fn require(&self, wanted: u64) -> Result<(), Unsupported> {
+        let missing = wanted & !self.bits;
+        if missing == 0 {
+            return Ok(());
+        }
+        Err(Unsupported::MissingFeature { release: self.release.clone(), missing: MissingFeatures(missing) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Features, REQUIRED, Transport};
+    use crate::KernelRelease;
+
+    fn features(bits: u64) -> Features {
+        Features { release: KernelRelease::new("6.8.0"), bits }
+    }
+
+    #[test]
+    fn the_fastest_possible_transport_is_chosen_and_a_refusal_names_what_is_missing() {
+        let all = features(REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags());
+        assert_eq!(all.best_transport().unwrap(), Transport::ZeroCopy);
+
+        let old = features(REQUIRED | Transport::UserCopy.flags());
+        assert_eq!(old.best_transport().unwrap(), Transport::UserCopy);
+        let refusal = old.check(Transport::ZeroCopy).unwrap_err().to_string();
+        assert_eq!(refusal, "the ublk driver of kernel 6.8.0 lacks SUPPORT_ZERO_COPY, AUTO_BUF_REG");
+
+        assert!(features(REQUIRED).best_transport().unwrap_err().to_string().ends_with("lacks USER_COPY"));
+    }
+
+    #[test]
+    fn a_transport_is_known_by_the_name_it_prints() {
+        for transport in Transport::ALL {
+            assert_eq!(transport.to_string().parse::<Transport>().unwrap(), transport);
+        }
+        assert!("zerocopy".parse::<Transport>().unwrap_err().to_string().contains("use \"zero-copy\""));
+    }
+}

@@ -1,0 +1,367 @@
+//! One queue of a device: the conversation with the kernel about its requests.
+//!
+//! ```text
+//!            arm                      kernel has a request
+//! UNARMED ---------> WITH KERNEL ------------------------------> WITH OWNER
+//!    ^                 |     ^                                       |
+//!    |  device stops   |     '---------------------------------------'
+//!    '-----------------'          complete (COMMIT_AND_FETCH)
+//! ```
+//!
+//! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy.
+//! *Runs on*: the ring thread. No allocation, no lock and no system call for a request.
+//! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved
+//! only while the owner has it.
+#![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
+
+use holdfast_ring::{BufferRange, Completion, Errno, FileSlot, FixedTransfer, Ring, UserData};
+use io_uring::squeue::Flags;
+use io_uring::{opcode, squeue};
+use libublk::sys;
+
+use crate::char_device::Descriptors;
+use crate::tag_buffers::TagBuffers;
+use crate::{
+    CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
+};
+
+/// The [`UserData::kind`] of a queue's own operations; `device` is [`QueueSpec::device_index`], `aux` the
+/// queue id. Give such completions to [`Queue::on_completion`].
+pub const COMMAND_KIND: u8 = 1;
+
+/// Which queue of which device, in the ring owner's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSpec {
+    /// The number by which the owner finds this queue again, in [`UserData::device`].
+    pub device_index: u16,
+    /// Which of the device's queues, from 0.
+    pub queue_id: u16,
+}
+
+/// A piece of a request and its place in a file. Both are multiples of 4096 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Where the piece begins within the request.
+    pub request_offset_bytes: u32,
+    /// How long it is.
+    pub len_bytes: u32,
+    /// The file, in the ring that the queue belongs to.
+    pub file: FileSlot,
+    /// Where the piece lies in the file.
+    pub file_offset_bytes: u64,
+    /// Comes back with the one completion of this part, whose result is the number of bytes moved. Check
+    /// it with [`Completion::exactly`].
+    pub user_data: UserData,
+}
+
+/// What a completion means.
+#[derive(Debug)]
+#[must_use]
+pub enum QueueEvent {
+    /// The kernel has a request.
+    Request(Request),
+    /// The kernel had a request while the queue was draining; it is left to the successor.
+    Held,
+    /// The kernel was answered already: it asked for an operation the device never announced.
+    Refused,
+    /// The kernel took a tag back, because the device is stopping or quiescing.
+    Aborted {
+        /// The tag.
+        tag: u16,
+        /// Whether no tag is with the kernel any more.
+        last: bool,
+    },
+    /// The kernel did not accept a fetch or a commit; the tag is out of use. A bug, or a device that
+    /// another process has taken.
+    Failed {
+        /// The tag.
+        tag: u16,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+enum Data {
+    ZeroCopy(BufferRange),
+    UserCopy(TagBuffers),
+}
+
+/// One queue of a device, on one ring.
+pub struct Queue {
+    device_index: u16,
+    queue_id: u16,
+    depth: u16,
+    char_file: FileSlot,
+    descriptors: Descriptors,
+    /// `None` only while closing.
+    data: Option<Data>,
+    with_kernel: u16,
+    with_owner: u16,
+    draining: bool,
+}
+
+impl Queue {
+    /// Makes a queue of an added (or quiesced) device ready on a ring. Next: [`arm`](Self::arm).
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`] if the ring's tables are full, [`QueueError::Map`].
+    ///
+    /// # Panics
+    /// If the device has no such queue.
+    pub fn open(
+        ring: &mut Ring,
+        device: &Device,
+        char_device: &CharDevice,
+        spec: QueueSpec,
+    ) -> Result<Self, QueueError> {
+        let QueueSpec { device_index, queue_id } = spec;
+        assert!(queue_id < device.queues(), "the device has {} queues", device.queues());
+        let depth = device.depth();
+        let map = |what| move |source| QueueError::Map { what, queue_id, source };
+        let descriptors =
+            char_device.map_descriptors(queue_id, depth).map_err(map("the request descriptors"))?;
+        let data = match device.transport() {
+            Transport::ZeroCopy => Data::ZeroCopy(ring.reserve_buffers(depth)?),
+            Transport::UserCopy => Data::UserCopy(
+                TagBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?,
+            ),
+        };
+        let char_file = match ring.register_file(char_device.file()) {
+            Ok(slot) => slot,
+            Err(error) => {
+                if let Data::ZeroCopy(buffers) = data {
+                    ring.release_buffers(buffers);
+                }
+                return Err(error.into());
+            }
+        };
+        Ok(Self {
+            device_index,
+            queue_id,
+            depth,
+            char_file,
+            descriptors,
+            data: Some(data),
+            with_kernel: 0,
+            with_owner: 0,
+            draining: false,
+        })
+    }
+
+    /// Offers every tag to the kernel. Starting or recovering the device completes once all of its queues
+    /// have been armed and the ring has submitted that.
+    ///
+    /// # Panics
+    /// If the queue was armed before.
+    pub fn arm(&mut self, ring: &mut Ring) {
+        assert!(self.with_kernel == 0 && self.with_owner == 0, "a queue is armed once");
+        for tag in 0..self.depth {
+            self.push_command(ring, sys::UBLK_U_IO_FETCH_REQ, tag, -1);
+        }
+    }
+
+    /// Takes in a completion of kind [`COMMAND_KIND`] that names this queue.
+    pub fn on_completion(&mut self, ring: &mut Ring, completion: &Completion) -> QueueEvent {
+        let tag = completion.user_data.tag();
+        self.with_kernel -= 1;
+        match completion.raw_result {
+            0 if self.draining => QueueEvent::Held,
+            0 => self.take_request(ring, tag),
+            sys::UBLK_IO_RES_ABORT => QueueEvent::Aborted { tag, last: self.with_kernel == 0 },
+            _ => QueueEvent::Failed { tag, errno: completion.result().err().unwrap_or(Errno::EINVAL) },
+        }
+    }
+
+    /// Moves a part of a read request's memory out of a file.
+    ///
+    /// # Panics
+    /// If the request is no read, or the part does not lie inside it.
+    pub fn read_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
+        assert_eq!(request.operation(), Operation::Read, "only a read takes data");
+        match self.data_of(request, part) {
+            Data::ZeroCopy(buffers) => ring.read_fixed(&transfer(buffers, request.tag(), part)),
+            Data::UserCopy(buffers) => {
+                let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
+                let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
+                    .offset(part.file_offset_bytes)
+                    .build();
+                let hand_over = opcode::Write::new(self.char_file.fixed(), address, part.len_bytes)
+                    .offset(self.copy_position(request.tag(), part.request_offset_bytes))
+                    .build();
+                self.push_copy(ring, fill, hand_over, part.user_data);
+            }
+        }
+    }
+
+    /// Moves a part of a write request's memory into a file.
+    ///
+    /// # Panics
+    /// If the request is no write, or the part does not lie inside it.
+    pub fn write_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
+        assert_eq!(request.operation(), Operation::Write, "only a write gives data");
+        match self.data_of(request, part) {
+            Data::ZeroCopy(buffers) => ring.write_fixed(&transfer(buffers, request.tag(), part)),
+            Data::UserCopy(buffers) => {
+                let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
+                let take = opcode::Read::new(self.char_file.fixed(), address, part.len_bytes)
+                    .offset(self.copy_position(request.tag(), part.request_offset_bytes))
+                    .build();
+                let store = opcode::Write::new(part.file.fixed(), address, part.len_bytes)
+                    .offset(part.file_offset_bytes)
+                    .build();
+                self.push_copy(ring, take, store, part.user_data);
+            }
+        }
+    }
+
+    /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
+    /// completed.
+    pub fn complete(&mut self, ring: &mut Ring, request: Request, outcome: Result<(), Errno>) {
+        let (tag, operation, sectors) = request.disarm();
+        let result = match (outcome, operation) {
+            (Ok(()), Operation::Read | Operation::Write) => (sectors * SECTOR_BYTES as u32).cast_signed(),
+            (Ok(()), Operation::Flush | Operation::Discard | Operation::WriteZeroes) => 0,
+            (Err(errno), _) => -errno.number(),
+        };
+        self.with_owner -= 1;
+        self.push_command(ring, sys::UBLK_U_IO_COMMIT_AND_FETCH_REQ, tag, result);
+    }
+
+    /// From now on requests are left to the successor ([`QueueEvent::Held`]). When
+    /// [`requests_with_owner`](Self::requests_with_owner) is zero, [`Ring::submit`] and drop the ring: the
+    /// kernel keeps what was held and hands it out again after recovery.
+    pub const fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// How many requests were handed out and not completed.
+    #[must_use]
+    pub const fn requests_with_owner(&self) -> u16 {
+        self.with_owner
+    }
+
+    /// How many tags the kernel has.
+    #[must_use]
+    pub const fn tags_with_kernel(&self) -> u16 {
+        self.with_kernel
+    }
+
+    /// Lets go of the device after it was stopped and all tags have come back, so that it can be deleted
+    /// while the ring lives on. To leave the device to a successor, drop the ring instead.
+    ///
+    /// # Errors
+    /// [`QueueError::Ring`]: the ring still holds the character device.
+    ///
+    /// # Panics
+    /// If a tag is with the kernel or a request with the owner.
+    pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
+        assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
+        if let Some(Data::ZeroCopy(buffers)) = self.data.take() {
+            ring.release_buffers(buffers);
+        }
+        ring.unregister_file(self.char_file)?;
+        Ok(())
+    }
+
+    fn take_request(&mut self, ring: &mut Ring, tag: u16) -> QueueEvent {
+        let descriptor = self.descriptors.read(tag);
+        self.with_owner += 1;
+        let operation = match descriptor.op_flags & 0xff {
+            sys::UBLK_IO_OP_READ => Operation::Read,
+            sys::UBLK_IO_OP_WRITE => Operation::Write,
+            sys::UBLK_IO_OP_FLUSH => Operation::Flush,
+            sys::UBLK_IO_OP_DISCARD => Operation::Discard,
+            sys::UBLK_IO_OP_WRITE_ZEROES => Operation::WriteZeroes,
+            _ => {
+                let request = Request::new(tag, Operation::Flush, 0, 0);
+                self.complete(ring, request, Err(Errno::EOPNOTSUPP));
+                return QueueEvent::Refused;
+            }
+        };
+        if operation == Operation::Flush {
+            return QueueEvent::Request(Request::new(tag, operation, 0, 0));
+        }
+        let (start, count) = (descriptor.start_sector, u64::from(descriptor.nr_sectors));
+        debug_assert!(
+            (start | count).is_multiple_of(KERNEL_SECTORS_PER_SECTOR),
+            "logical blocks have 4096 bytes"
+        );
+        let sectors = descriptor.nr_sectors / KERNEL_SECTORS_PER_SECTOR as u32;
+        QueueEvent::Request(Request::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors))
+    }
+
+    fn push_command(&mut self, ring: &mut Ring, command: u32, tag: u16, result: i32) {
+        let mut argument = [0; 16];
+        argument[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
+        argument[2..4].copy_from_slice(&tag.to_ne_bytes());
+        argument[4..8].copy_from_slice(&result.to_ne_bytes());
+        let mut entry = opcode::UringCmd16::new(self.char_file.fixed(), command).cmd(argument);
+        if let Some(Data::ZeroCopy(buffers)) = &self.data {
+            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, the rest stays zero.
+            entry = entry.addr(Some(buffers.index(tag).into()));
+        }
+        let user_data = UserData::new(COMMAND_KIND, self.device_index, tag, self.queue_id.into());
+        self.with_kernel += 1;
+        // SAFETY: the entry names no memory: the argument is copied into it, and its address field is an
+        // index into the ring's buffer table or zero.
+        unsafe { ring.push(entry.build().user_data(user_data.to_bits())) };
+    }
+
+    fn data_of(&self, request: &Request, part: &Part) -> &Data {
+        let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
+        assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
+        self.data.as_ref().expect("data goes only in close(), which consumes the queue")
+    }
+
+    /// Where the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
+    /// `linux/ublk_cmd.h`).
+    fn copy_position(&self, tag: u16, offset_bytes: u32) -> u64 {
+        u64::from(sys::UBLKSRV_IO_BUF_OFFSET)
+            + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)
+            + (u64::from(tag) << sys::UBLK_TAG_OFF)
+            + u64::from(offset_bytes)
+    }
+
+    /// Pushes the two halves of a copied part so that exactly one completion comes out of them: a first
+    /// half that ends in full is silent, and one that fails or falls short silences the second
+    /// (`req_set_fail` and `io_fail_links` in `io_uring/`).
+    fn push_copy(&self, ring: &mut Ring, first: squeue::Entry, second: squeue::Entry, user_data: UserData) {
+        let first = first.flags(Flags::SKIP_SUCCESS).user_data(user_data.to_bits());
+        let second = second.user_data(user_data.to_bits());
+        // SAFETY: both name the same range inside the copy buffer of a tag that is with the owner. The
+        // buffers are unmapped only when no request is with the owner, else leaked.
+        unsafe { ring.push_linked(first, second) };
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        if self.with_owner > 0 {
+            // Copies may be in flight.
+            std::mem::forget(self.data.take());
+        }
+    }
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Queue")
+            .field("device_index", &self.device_index)
+            .field("queue_id", &self.queue_id)
+            .field("with_kernel", &self.with_kernel)
+            .field("with_owner", &self.with_owner)
+            .field("draining", &self.draining)
+            .finish_non_exhaustive()
+    }
+}
+
+const fn transfer(buffers: &BufferRange, tag: u16, part: &Part) -> FixedTransfer {
+    FixedTransfer {
+        file: part.file,
+        file_offset_bytes: part.file_offset_bytes,
+        buffer_index: buffers.index(tag),
+        buffer_offset_bytes: part.request_offset_bytes,
+        len_bytes: part.len_bytes,
+        user_data: part.user_data,
+    }
+}

@@ -1,0 +1,104 @@
+//! One request of the kernel, as a token that must be completed.
+
+use crate::SECTOR_BYTES;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Fill the request's memory.
+    Read,
+    /// Store the request's memory.
+    Write,
+    /// Make all completed writes durable. Covers no sectors.
+    Flush,
+    /// The contents of the sectors are no longer needed.
+    Discard,
+    /// The sectors must read as zeros.
+    WriteZeroes,
+}
+
+/// A request that the kernel has handed out and waits for.
+///
+/// It can neither be copied nor forgotten: give it to [`Queue::complete`](crate::Queue::complete).
+/// Dropping one panics, because a request without completion hangs its issuer for ever, while a daemon
+/// that dies is recovered from.
+#[derive(Debug)]
+#[must_use = "a request that is not completed hangs its issuer"]
+pub struct Request {
+    tag: u16,
+    operation: Operation,
+    start_sector: u64,
+    sectors: u32,
+}
+
+impl Request {
+    pub(crate) const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
+        Self { tag, operation, start_sector, sectors }
+    }
+
+    /// The request's number within its queue, below the queue's depth; free for the next request once
+    /// this one is completed.
+    #[must_use]
+    pub const fn tag(&self) -> u16 {
+        self.tag
+    }
+
+    /// What it asks for.
+    #[must_use]
+    pub const fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// The first sector (of 4096 bytes) it covers; 0 for a flush.
+    #[must_use]
+    pub const fn start_sector(&self) -> u64 {
+        self.start_sector
+    }
+
+    /// How many sectors (of 4096 bytes) it covers; 0 for a flush.
+    #[must_use]
+    pub const fn sectors(&self) -> u32 {
+        self.sectors
+    }
+
+    /// How many bytes it covers.
+    #[must_use]
+    pub const fn len_bytes(&self) -> u64 {
+        self.sectors as u64 * SECTOR_BYTES
+    }
+
+    /// Gives the request up without completing it. Right only when the ring is about to be closed: the
+    /// kernel then hands the request to whoever recovers the device.
+    pub fn leave_to_successor(self) {
+        std::mem::forget(self);
+    }
+
+    /// Ends the token's life; the caller tells the kernel.
+    pub(crate) const fn disarm(self) -> (u16, Operation, u32) {
+        let parts = (self.tag, self.operation, self.sectors);
+        std::mem::forget(self);
+        parts
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "request {} was dropped without completion", self.tag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Operation, Request};
+
+    #[test]
+    #[should_panic(expected = "request 7 was dropped without completion")]
+    fn a_lost_request_is_a_bug_that_shows() {
+        drop(Request::new(7, Operation::Read, 0, 1));
+    }
+
+    #[test]
+    fn a_request_left_to_the_successor_does_not_panic() {
+        Request::new(7, Operation::Write, 0, 1).leave_to_successor();
+    }
+}
