@@ -12,6 +12,7 @@
 mod char_device;
 mod command;
 mod device;
+mod device_spec;
 mod error;
 mod features;
 mod io_flusher;
@@ -21,7 +22,8 @@ mod request;
 mod tag_buffers;
 
 pub use char_device::CharDevice;
-pub use device::{Device, DeviceInfo, DeviceSpec, DeviceState};
+pub use device::{Device, DeviceInfo, DeviceState};
+pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
 pub use features::{Features, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;

@@ -268,8 +268,10 @@ impl Queue {
     /// [`QueueError::Ring`]: the ring still holds the character device.
     ///
     /// # Panics
-    /// If a tag is with the kernel or a request with the owner.
+    /// If a tag is with the kernel or a request with the owner, or the queue was draining: what it held is
+    /// still registered with the ring.
     pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
+        assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
         if let Some(Data::ZeroCopy(buffers)) = self.data.take() {
             ring.release_buffers(buffers);
