@@ -11,6 +11,7 @@
 
 mod char_device;
 mod command;
+mod copy_buffers;
 mod device;
 mod device_spec;
 mod error;
@@ -19,7 +20,6 @@ mod io_flusher;
 mod kernel_release;
 mod queue;
 mod request;
-mod tag_buffers;
 
 pub use char_device::CharDevice;
 pub use device::{Device, DeviceInfo, DeviceState};
