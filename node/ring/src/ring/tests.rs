@@ -4,8 +4,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use io_uring::{opcode, types};
-
 use crate::{Completion, Errno, FileRange, FileSlot, HeapBuffer, Ring, RingError, RingOptions, UserData};
 
 const KIND: u8 = 20;
@@ -107,64 +105,20 @@ fn more_operations_than_the_queue_holds_all_end() {
     assert!(contents.chunks(512).zip(0..).all(|(chunk, tag)| chunk.iter().all(|&byte| byte == tag)));
 }
 
-/// Copies `len` bytes from the start of one file to another as a pair.
-fn copy(ring: &mut Ring, buffer: &mut [u8], from: FileSlot, to: FileSlot, offset: u64, tag: u16) {
-    let (address, len) = (buffer.as_mut_ptr(), buffer.len() as u32);
-    let first = opcode::Read::new(types::Fixed(from.index()), address, len).offset(offset).build();
-    let second = opcode::Write::new(types::Fixed(to.index()), address, len).offset(offset).build();
-    // SAFETY: every test below waits for all completions before its buffers go out of scope.
-    unsafe { ring.push_pair(first, second, data(tag)) };
-}
-
 #[test]
-fn a_pair_gives_one_completion_whether_it_succeeds_fails_or_falls_short() {
+fn a_failed_and_a_short_operation_are_told_apart_from_success() {
     let mut ring = ring(8);
-    let (source, from) = open(&mut ring);
-    let (target, to) = open(&mut ring);
-    source.write_all_at(&[9; 6000], 0).unwrap();
-    let mut buffer = vec![0; 4096];
-
-    copy(&mut ring, &mut buffer, from, to, 0, 1);
-    assert_eq!(wait_for_one(&mut ring).exactly(4096), Ok(()));
-    assert_eq!(target.metadata().unwrap().len(), 4096);
-
-    copy(&mut ring, &mut buffer, from, to, 4096, 2);
+    let (file, slot) = open(&mut ring);
+    file.write_all_at(&[9; 6000], 0).unwrap();
+    ring.read(slot, 4096, HeapBuffer::zeroed(4096), data(1));
     let short = wait_for_one(&mut ring);
     assert_eq!((short.result(), short.exactly(4096)), (Ok(6000 - 4096), Err(Errno::EIO)));
-    assert_eq!(target.metadata().unwrap().len(), 4096, "the second half did not run");
 
-    let (_keep, empty_slot) = open(&mut ring);
-    ring.unregister_file(empty_slot).unwrap();
-    copy(&mut ring, &mut buffer, empty_slot, to, 0, 3);
-    assert_eq!(wait_for_one(&mut ring).result(), Err(Errno::new(libc::EBADF)));
-    copy(&mut ring, &mut buffer, from, empty_slot, 0, 4);
-    assert_eq!(wait_for_one(&mut ring).result(), Err(Errno::new(libc::EBADF)));
-
-    let mut rest = Vec::new();
-    ring.submit_and_wait(Some(Duration::ZERO), &mut rest).unwrap();
-    assert_eq!(rest, [], "no pair had a second completion");
-}
-
-#[test]
-fn pairs_stay_together_however_the_queue_fills() {
-    let mut ring = ring(4);
-    let (source, from) = open(&mut ring);
-    let (target, to) = open(&mut ring);
-    let contents: Vec<u8> = (0..64 * 512u32).map(|at| (at / 512) as u8 + 1).collect();
-    source.write_all_at(&contents, 0).unwrap();
-    let mut buffers = vec![[0u8; 512]; 64];
-    for (tag, buffer) in (0..).zip(&mut buffers) {
-        if tag % 3 == 0 {
-            ring.sync_data(from, data(1000 + tag)); // shifts the pairs against the queue's end
-        }
-        copy(&mut ring, buffer, from, to, u64::from(tag) * 512, tag);
-    }
-    for completion in wait_for(&mut ring, 64 + 22) {
-        completion.exactly(if completion.user_data.tag() < 1000 { 512 } else { 0 }).unwrap();
-    }
-    let mut copied = vec![0; contents.len()];
-    target.read_exact_at(&mut copied, 0).unwrap();
-    assert_eq!(copied, contents);
+    ring.unregister_file(slot).unwrap();
+    ring.read(slot, 0, HeapBuffer::zeroed(4096), data(2));
+    let failed = wait_for_one(&mut ring);
+    assert_eq!(failed.exactly(4096), Err(Errno::new(libc::EBADF)));
+    assert!(ring.reclaim(failed.user_data).is_some(), "the buffer comes back from a failure too");
 }
 
 #[test]
