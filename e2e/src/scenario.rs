@@ -45,6 +45,12 @@ pub const ALL: &[Scenario] = &[
         run: control_plane::run,
     },
     Scenario {
+        name: "ublk-devices",
+        about: "the device tests of node/ublk pass on a kernel with the driver",
+        expected: Duration::from_secs(60),
+        run: ublk::device_tests,
+    },
+    Scenario {
         name: "ublk-zero-copy",
         about: "a device served with zero copy keeps its data under load while its server is killed",
         expected: Duration::from_secs(90),
