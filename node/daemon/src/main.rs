@@ -1,3 +1,5 @@
 //! The Holdfast node daemon.
 
+mod node;
+
 fn main() {}
