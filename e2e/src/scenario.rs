@@ -6,6 +6,7 @@ use anyhow::Result;
 
 use crate::world::World;
 
+mod api_rules;
 mod control_plane;
 mod s3;
 mod smoke;
@@ -43,6 +44,12 @@ pub const ALL: &[Scenario] = &[
         about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
         expected: Duration::from_secs(25),
         run: control_plane::run,
+    },
+    Scenario {
+        name: "api-rules",
+        about: "the API server accepts what it should and refuses the rest, naming the field",
+        expected: Duration::from_secs(40),
+        run: api_rules::run,
     },
     Scenario {
         name: "ublk-devices",

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
@@ -154,6 +154,26 @@ impl World {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<String> {
         output(self.control_plane()?.kubectl().args(arguments))
+    }
+
+    /// Installs the kinds of `crds/` and waits until the API server serves them.
+    ///
+    /// # Errors
+    /// When it refuses one.
+    pub fn install_crds(&self) -> Result<()> {
+        let crds = self.toolbox.workspace().join("crds");
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&crds).with_context(|| format!("list {}", crds.display()))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "yaml") {
+                files.push(format!("--filename={}", path.display()));
+            }
+        }
+        ensure!(!files.is_empty(), "no kinds in {}", crds.display());
+        let apply = ["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str));
+        self.kubectl(apply)?;
+        let wait = ["wait", "--for=condition=Established", "--timeout=60s"];
+        self.kubectl(wait.into_iter().chain(files.iter().map(String::as_str))).map(drop)
     }
 
     /// The directory of the programs under test, built if need be.
