@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
+use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
 use crate::report;
 use crate::run_dir::RunDir;
@@ -38,6 +39,7 @@ pub struct World {
 #[derive(Debug, Default)]
 struct Parts {
     vms: BTreeMap<String, Arc<Vm>>,
+    operator: Option<Arc<Operator>>,
     control_plane: Option<Arc<ControlPlane>>,
     s3: Option<Arc<S3Server>>,
     share: Option<PathBuf>,
@@ -95,6 +97,24 @@ impl World {
         report::step("start the S3 server");
         let started = Arc::new(S3Server::start(&self.toolbox, &self.dir().join("s3"))?);
         parts.s3 = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// The operator, with the kinds it works on installed.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn operator(&self) -> Result<Arc<Operator>> {
+        if let Some(running) = &self.lock().operator {
+            return Ok(Arc::clone(running));
+        }
+        let program = self.programs()?.join("holdfast-operator");
+        self.install_crds()?;
+        self.kubectl(["create", "namespace", NAMESPACE])?;
+        report::step("start the operator");
+        let kubeconfig = self.control_plane()?.admin_kubeconfig();
+        let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
+        self.lock().operator = Some(Arc::clone(&started));
         Ok(started)
     }
 
