@@ -1,4 +1,4 @@
-//! gRPC interfaces: of CSI, which the kubelet and the CSI sidecars speak.
+//! gRPC interfaces: of the node daemon, and of CSI, which the kubelet and the CSI sidecars speak.
 //!
 //! Owns: the `.proto` files and the Rust generated from them (`src/gen`), which is checked in so that a build needs no
 //! protobuf compiler.
@@ -12,5 +12,15 @@ pub mod csi {
     #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
     pub mod v1 {
         include!("gen/csi.v1.rs");
+    }
+}
+
+/// The node daemon's local interface.
+pub mod node {
+    /// Version 1: package `holdfast.node.v1`.
+    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+    #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
+    pub mod v1 {
+        include!("gen/holdfast.node.v1.rs");
     }
 }

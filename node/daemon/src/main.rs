@@ -1,5 +1,17 @@
-//! The Holdfast node daemon.
+//! The Holdfast node daemon and its command line.
 
+mod api;
+mod cli;
+mod config;
+mod daemon;
+mod error_kind;
+mod metrics;
 mod node;
+mod telemetry;
+mod volumes;
 
-fn main() {}
+use clap::Parser;
+
+fn main() -> std::process::ExitCode {
+    cli::Cli::parse().run()
+}

@@ -21,14 +21,13 @@ pub(crate) enum Phase {
 
 /// Figures that only grow. Written by the ring thread at every tick, never per request.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct Served {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
-    pub(crate) cold_reads: AtomicU64,
     pub(crate) errors: AtomicU64,
 }
 
@@ -37,7 +36,7 @@ pub(crate) struct Counters {
 pub(crate) struct Board {
     status: Mutex<Status>,
     phase: watch::Sender<Phase>,
-    pub(crate) counters: Counters,
+    pub(crate) served: Served,
 }
 
 impl Board {
@@ -45,7 +44,7 @@ impl Board {
         Self {
             status: Mutex::default(),
             phase: watch::Sender::new(Phase::Recovering),
-            counters: Counters::default(),
+            served: Served::default(),
         }
     }
 
@@ -75,7 +74,7 @@ impl Board {
     }
 }
 
-impl Counters {
+impl Served {
     pub(crate) fn get(counter: &AtomicU64) -> u64 {
         counter.load(Ordering::Relaxed)
     }
