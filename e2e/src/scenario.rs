@@ -8,6 +8,7 @@ use crate::world::World;
 
 mod api_rules;
 mod control_plane;
+mod provisioning;
 mod s3;
 mod smoke;
 mod ublk;
@@ -50,6 +51,12 @@ pub const ALL: &[Scenario] = &[
         about: "the API server accepts what it should and refuses the rest, naming the field",
         expected: Duration::from_secs(40),
         run: api_rules::run,
+    },
+    Scenario {
+        name: "provisioning",
+        about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
+        expected: Duration::from_secs(40),
+        run: provisioning::run,
     },
     Scenario {
         name: "ublk-devices",
