@@ -19,6 +19,8 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
         .message("metadata.name must have at most 63 characters: choose a shorter name"),
+    validation = kube::core::Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must consist of lower-case letters, digits and '-' and begin and end with a letter or digit: remove other characters such as '.'"),
     printcolumn(name = "Bucket", type_ = "string", json_path = ".spec.bucket"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
@@ -26,6 +28,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Prefix", type_ = "string", json_path = ".spec.prefix", priority = 1),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
+#[x_kube(validation = kube::core::Rule::new("!has(self.caBundle) || !has(self.caBundleRef)")
+    .message("spec.caBundle and spec.caBundleRef exclude each other: remove one of them"))]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStoreSpec {
     /// URL of the server. Absent: Amazon S3 in `region`.

@@ -52,6 +52,7 @@ pub struct StorageNodeStatus {
     pub available_bytes: Option<u64>,
     /// Number of volumes the node serves now.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>")]
     pub attached_volumes: Option<u32>,
     /// Every transport the daemon knows, and why one cannot be used here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -106,6 +107,7 @@ pub struct Handoff {
     /// When it ended.
     pub time: Time,
     /// Number of devices passed.
+    #[schemars(with = "i32")]
     pub devices: u32,
     /// Longest time one device answered nothing, in milliseconds.
     #[schemars(with = "i64")]

@@ -72,7 +72,9 @@ pub struct VolumeSpec {
     pub size: String,
     /// Name of the ObjectStore that holds the volume. Required with backend `object`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("spec.objectStore must be the name of an ObjectStore: lower-case letters, digits and '-'"))]
     pub object_store: Option<String>,
     /// What the volume holds at first. Immutable.
     #[serde(default)]
@@ -82,6 +84,8 @@ pub struct VolumeSpec {
     /// Name of the node that shall serve the volume. Empty: nobody serves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
+    #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
+        .message("spec.nodeName must be the name of a node: lower-case letters, digits, '-' and '.'"))]
     pub node_name: Option<String>,
     /// How many nodes may use the volume at a time.
     #[serde(default)]

@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
         .message("metadata.name must have at most 63 characters: choose a shorter name"),
+    validation = kube::core::Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must consist of lower-case letters, digits and '-' and begin and end with a letter or digit: remove other characters such as '.'"),
     printcolumn(name = "Volume", type_ = "string", json_path = ".spec.volume"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Taken", type_ = "date", json_path = ".status.takenTime"),

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::Path;
 
 /// Interfaces to generate, as paths from the crate's directory.
-const SOURCES: [&str; 1] = ["node/v1/node.proto"];
+const SOURCES: [&str; 2] = ["csi/v1/csi.proto", "node/v1/node.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     generate(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/gen"))

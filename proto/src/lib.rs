@@ -5,4 +5,5 @@
 //! Does not own: the conversion of messages into typed values; each server does that at its edge.
 //! Invariants: `src/gen` is what `cargo run -p holdfast-proto --example generate-proto` writes; a test compares it.
 
+pub mod csi;
 pub mod node;

@@ -1,206 +1,483 @@
-//! The data plane of this node: its ring threads, devices and volumes.
+//! The node's data plane: volumes in, block devices out.
+//!
+//! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of Kubernetes or gRPC.
+//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is taken up
+//! again before anything else happens; only a detach deletes a device.
 
+mod attach;
+mod background;
+mod board;
+mod cold;
+mod detach;
+mod error;
+mod live_map;
+mod local;
+mod recover;
+mod ring_thread;
+mod served;
+mod slab;
+mod store;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_s3::S3Config;
-use holdfast_types::VolumeId;
-use holdfast_ublk::Transport;
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_objects::RequestCounts;
+use holdfast_s3::{S3Config, S3Store};
+use holdfast_types::{SECTOR_BYTES, VolumeId};
+use holdfast_ublk::{Device, Features, Transport, Unsupported};
+use tokio::sync::Semaphore;
 
-use crate::error_kind::ErrorKind;
+pub use error::{ErrorKind, NodeError};
 
-/// Which transport new devices use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransportChoice {
-    /// The fastest one the kernel offers.
+use board::{Board, Counters, Phase};
+use cold::ColdReads;
+use error::file;
+use local::{Local, open_direct, random};
+use ring_thread::{Clock, Message, RingHandle, VolumeKey};
+use slab::Slab;
+use store::{StoreRecord, Stores};
+
+/// Requests a queue holds.
+const QUEUE_DEPTH: u16 = 128;
+/// Queues a device has: one ring thread owns a volume.
+const QUEUES: u16 = 1;
+/// Segments being built or uploaded on the node at once; each lies in memory.
+const PARALLEL_UPLOADS: usize = 2;
+/// How often volumes look at their limits and show their figures.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Which transport devices are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
+    /// The best one the kernel has.
+    #[default]
     Auto,
-    /// Zero copy, or no device.
-    ZeroCopy,
-    /// User copy, or no device.
-    UserCopy,
+    /// This one or none.
+    Only(Transport),
 }
 
-/// How the data plane runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeConfig {
-    /// Directory of sides, durable maps and the slab.
-    pub(crate) state_dir: PathBuf,
-    /// Directory of live maps, on tmpfs.
-    pub(crate) run_dir: PathBuf,
-    /// Name of the node in records and status.
-    pub(crate) node_name: String,
-    /// Number of ring threads.
-    pub(crate) ring_threads: usize,
-    /// Transport of new devices.
-    pub(crate) transport: TransportChoice,
-    /// Size of the slab, in bytes.
-    pub(crate) slab_bytes: u64,
-    /// Dirty bytes of a volume at which it seals.
-    pub(crate) seal_bytes: u64,
-    /// Dirty bytes of a volume at which its writes wait.
-    pub(crate) most_dirty_bytes: u64,
-    /// Age of dirty data at which a volume seals.
-    pub(crate) max_dirty_age: Duration,
+/// How the node runs. All fields were validated by whoever read them.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The node's name, for people and for attach records.
+    pub node_name: String,
+    /// Directory on the local NVMe.
+    pub state_dir: PathBuf,
+    /// Directory in a tmpfs that outlives the process and not the host.
+    pub run_dir: PathBuf,
+    /// Threads that carry devices, at least 1.
+    pub ring_threads: usize,
+    /// Which transport devices are given.
+    pub transport: TransportChoice,
+    /// Size of the cache of fetched blocks, in bytes.
+    pub slab_bytes: u64,
+    /// Dirty bytes of a volume at which they are uploaded.
+    pub seal_bytes: u64,
+    /// Dirty bytes of a volume at which writes wait.
+    pub most_dirty_bytes: u64,
+    /// Age of the oldest dirty byte at which it is uploaded.
+    pub max_dirty_age: Duration,
 }
 
-/// The data plane; clones share it.
-#[derive(Clone, Debug)]
-pub(crate) struct Node;
-
-/// The data plane is not part of this build.
-#[derive(Debug, thiserror::Error)]
-#[error("the data plane is not part of this build")]
-pub(crate) struct Absent;
-
-impl Absent {
-    /// What may be done about it.
-    pub(crate) fn kind(&self) -> ErrorKind {
-        ErrorKind::Unavailable
-    }
-}
-
-/// What to attach and how.
-#[derive(Clone, Debug)]
-pub(crate) struct AttachRequest {
+/// What is to be attached.
+#[derive(Debug, Clone)]
+pub struct AttachRequest {
     /// Which volume.
-    pub(crate) volume: VolumeId,
-    /// Name of its store, for reports.
-    pub(crate) store_name: String,
-    /// Its store.
-    pub(crate) store: S3Config,
-    /// Grow to this size, in bytes.
-    pub(crate) bytes: Option<u64>,
-    /// Fence another writer.
-    pub(crate) take_over: bool,
-    /// Age of dirty data at which the volume seals, where it differs from the node's.
-    pub(crate) max_dirty_age: Option<Duration>,
+    pub volume: VolumeId,
+    /// The store's name, for people.
+    pub store_name: String,
+    /// The store.
+    pub store: S3Config,
+    /// Grow the volume to this size, in bytes.
+    pub bytes: Option<u64>,
+    /// Fence a writer on another node.
+    pub take_over: bool,
+    /// In place of the node's own.
+    pub max_dirty_age: Option<Duration>,
 }
 
 /// An attached volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Attached {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
     /// Its block device.
-    pub(crate) device_path: PathBuf,
-    /// The device's transport.
-    pub(crate) transport: Transport,
-    /// The writer's fencing number.
-    pub(crate) epoch: u64,
-    /// Size of the device, in bytes.
-    pub(crate) bytes: u64,
+    pub device_path: PathBuf,
+    /// How data is moved.
+    pub transport: Transport,
+    /// The writer's epoch.
+    pub epoch: u64,
+    /// Size in bytes.
+    pub bytes: u64,
 }
 
-/// Where a volume stands on this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum VolumeState {
-    /// Its device is being made.
+/// How far a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum VolumeState {
+    /// Being attached.
     Attaching,
-    /// Its device serves requests.
+    /// Served.
     Attached,
-    /// Its final commit is on its way.
+    /// Its last commit is on its way.
     Detaching,
-    /// Another writer took it over.
+    /// Another writer holds it; all I/O fails.
     Fenced,
 }
 
-/// What a volume has done since this process attached it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counters {
-    pub(crate) read_requests: u64,
-    pub(crate) read_bytes: u64,
-    pub(crate) write_requests: u64,
-    pub(crate) write_bytes: u64,
-    pub(crate) flush_requests: u64,
-    pub(crate) discard_requests: u64,
-    pub(crate) failed_requests: u64,
-    pub(crate) s3_gets: u64,
-    pub(crate) s3_puts: u64,
-    pub(crate) s3_lists: u64,
-    pub(crate) s3_read_bytes: u64,
-    pub(crate) s3_written_bytes: u64,
-}
-
-/// One volume of this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct VolumeStatus {
-    /// Which volume.
-    pub(crate) volume: VolumeId,
-    /// Name of its store.
-    pub(crate) store_name: String,
-    /// Its block device, once there is one.
-    pub(crate) device_path: Option<PathBuf>,
-    /// The device's transport.
-    pub(crate) transport: Transport,
-    /// The writer's fencing number.
-    pub(crate) epoch: u64,
-    /// Size of the device, in bytes.
-    pub(crate) bytes: u64,
-    /// Last commit in the store.
-    pub(crate) committed_seq: Option<u64>,
-    /// Bytes written but not committed.
-    pub(crate) dirty_bytes: u64,
-    /// Age of the oldest of them.
-    pub(crate) oldest_dirty: Option<Duration>,
-    /// Where it stands.
-    pub(crate) state: VolumeState,
-    /// What it waits for, or why it cannot go on.
-    pub(crate) message: Option<String>,
-    /// What it has done.
-    pub(crate) counters: Counters,
-}
-
-/// Whether one transport can be used here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TransportCapability {
+/// A volume on this node.
+#[derive(Debug, Clone)]
+pub struct VolumeStatus {
     /// Which.
-    pub(crate) transport: Transport,
-    /// Why not.
-    pub(crate) refusal: Option<String>,
+    pub volume: VolumeId,
+    /// The store's name.
+    pub store_name: String,
+    /// How far it is.
+    pub state: VolumeState,
+    /// What a person should know.
+    pub message: Option<String>,
+    /// Its device, once there is one.
+    pub attached: Option<Attached>,
+    /// The last record in the log.
+    pub committed_seq: Option<u64>,
+    /// Bytes not yet committed.
+    pub dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub oldest_dirty: Option<Duration>,
+    /// Requests that wait for the store, memory or space.
+    pub waiting_requests: usize,
+    /// What was served so far.
+    pub served: ServedCounts,
+    /// Requests sent to its store, by all volumes of that store on this node.
+    pub store_requests: RequestCounts,
 }
 
-/// What this node can do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Capabilities {
-    /// As `uname -r` prints it.
-    pub(crate) kernel_release: String,
-    /// Every transport the daemon knows.
-    pub(crate) transports: Vec<TransportCapability>,
+/// What was served since the volume was attached or taken up by this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ServedCounts {
+    /// Read requests.
+    pub reads: u64,
+    /// Write requests.
+    pub writes: u64,
+    /// Flush requests.
+    pub flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub discards: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub cold_reads: u64,
+    /// Requests that failed.
+    pub errors: u64,
+}
+
+/// What the node can do.
+#[derive(Debug, Clone)]
+pub struct Capabilities {
+    /// The kernel's release.
+    pub kernel_release: String,
+    /// Each transport, with the reason where it cannot be used.
+    pub transports: Vec<(Transport, Result<(), String>)>,
+}
+
+/// The running data plane. Clones share it.
+#[derive(Clone)]
+pub struct Node(Arc<Inner>);
+
+struct Inner {
+    config: NodeConfig,
+    features: Result<Features, Unsupported>,
+    rings: Vec<RingHandle>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    cold: Arc<ColdReads>,
+    uploads: Arc<Semaphore>,
+    stores: Stores,
+    clock: Clock,
+    volumes: Mutex<BTreeMap<VolumeId, Entry>>,
+    /// Held for as long as the process lives.
+    _lock: File,
+}
+
+/// What the node knows of one volume.
+#[derive(Clone)]
+enum Entry {
+    Attaching { store_name: String },
+    Present(Arc<Present>),
+}
+
+/// A volume on a ring thread.
+struct Present {
+    local: Local,
+    store_name: String,
+    store_record: StoreRecord,
+    objects: Arc<S3Store>,
+    ring: RingHandle,
+    key: VolumeKey,
+    board: Arc<Board>,
+    device: Mutex<Option<Device>>,
+    sectors: u64,
+    epoch: u64,
+    max_age_ms: u64,
+    detaching: std::sync::atomic::AtomicBool,
 }
 
 impl Node {
-    /// Takes the node's lock and recovers its devices.
-    pub(crate) async fn start(config: NodeConfig) -> Result<Self, Absent> {
-        tracing::debug!(?config, "data plane");
-        Err(Absent)
+    /// Takes the node lock, starts the ring threads and takes up every device a predecessor left, before it returns.
+    ///
+    /// # Errors
+    /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
+    pub async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        let volumes = config.state_dir.join("volumes");
+        for dir in [&volumes, &config.run_dir] {
+            fs::create_dir_all(dir).map_err(file(dir, "created"))?;
+        }
+        let lock = take_lock(&config)?;
+        let clock = Clock::start();
+        let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
+        let zeros_path = config.state_dir.join("zeros.data");
+        let zeros = open_direct(&zeros_path, u64::from(holdfast_engine::limit::MAX_IO_BYTES))?;
+        let (mut rings, mut threads) = (Vec::new(), Vec::new());
+        for number in 0..config.ring_threads {
+            let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
+            let (ring, thread) = ring_thread::spawn(number, share(slab.file())?, share(&zeros)?, clock)?;
+            rings.push(ring);
+            threads.push(thread);
+        }
+        let node = Self(Arc::new(Inner {
+            config,
+            features: Features::probe(),
+            rings,
+            threads: Mutex::new(threads),
+            cold: Arc::new(ColdReads::new(slab)),
+            uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
+            stores: Stores::default(),
+            clock,
+            volumes: Mutex::default(),
+            _lock: lock,
+        }));
+        node.recover_all().await?;
+        let ticking = node.clone();
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(TICK);
+            loop {
+                ticks.tick().await;
+                for ring in &ticking.0.rings {
+                    ring.send(Message::Tick);
+                }
+            }
+        });
+        Ok(node)
     }
 
-    /// Creates a volume.
-    pub(crate) async fn create(&self, volume: &VolumeId, bytes: u64, store: &S3Config) -> Result<(), Absent> {
-        tracing::debug!(%volume, bytes, ?store, "create");
-        Err(Absent)
+    /// Creates a volume in a store: one PUT. Again with the same size it changes nothing.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`], or what the store says.
+    pub async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        name: &str,
+        store: &S3Config,
+    ) -> Result<(), NodeError> {
+        let sectors = sectors_of(bytes)?;
+        let objects = self.0.stores.connect(name, &store.into()).await?;
+        Ok(holdfast_log::provision(&*objects, volume, sectors, holdfast_types::Nonce(random()), unix_ms())
+            .await?)
     }
 
-    /// Attaches a volume.
-    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, Absent> {
-        tracing::debug!(?request, "attach");
-        Err(Absent)
+    /// The volumes on this node.
+    pub fn list(&self) -> Vec<VolumeStatus> {
+        let entries: Vec<_> =
+            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
+        entries.into_iter().map(|(volume, entry)| status_of(volume, &entry)).collect()
     }
 
-    /// Detaches a volume after its final commit.
-    pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), Absent> {
-        tracing::debug!(%volume, "detach");
-        Err(Absent)
+    /// What the node can do.
+    pub fn capabilities(&self) -> Capabilities {
+        let check = |transport| match &self.0.features {
+            Ok(features) => features.check(transport).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let release = holdfast_ublk::KernelRelease::running();
+        Capabilities {
+            kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
+            transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+        }
     }
 
-    /// The volumes of this node.
-    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
-        Vec::new()
+    /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
+    pub async fn shutdown(self) {
+        for ring in &self.0.rings {
+            ring.send(Message::Leave);
+        }
+        let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let joined =
+            tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(JoinHandle::join)).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("a ring thread died; its devices are quiesced all the same");
+        }
     }
 
-    /// What this node can do.
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        Capabilities { kernel_release: String::new(), transports: Vec::new() }
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops and leaves the devices quiesced.
-    pub(crate) async fn shutdown(self) {}
+    fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
+        match self.volumes().get(volume) {
+            Some(Entry::Present(present)) => Ok(Arc::clone(present)),
+            Some(Entry::Attaching { .. }) => {
+                Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
+            }
+            None => Err(NodeError::NotAttached(volume.clone())),
+        }
+    }
+
+    fn local(&self, volume: &VolumeId) -> Local {
+        Local::new(&self.0.config.state_dir, &self.0.config.run_dir, volume)
+    }
+
+    fn limits(&self, max_age_ms: u64) -> DirtyLimits {
+        let config = &self.0.config;
+        DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.most_dirty_bytes, max_age_ms }
+    }
+
+    /// The ring thread with the fewest volumes.
+    fn ring(&self) -> RingHandle {
+        self.0.rings.iter().min_by_key(|ring| ring.load()).expect("at least one ring thread").clone()
+    }
+
+    /// What milliseconds since 1970 the volumes' clock began at.
+    fn unix_ms_at_zero(&self) -> u64 {
+        unix_ms().saturating_sub(self.0.clock.now())
+    }
+}
+
+impl Present {
+    fn device(&self) -> Option<Device> {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_device(&self, device: Option<Device>) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
+    }
+
+    fn is_detaching(&self) -> bool {
+        self.detaching.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Keeps in the tmpfs directory what a restarted daemon needs.
+    fn remember(&self) -> Result<(), NodeError> {
+        self.local.write_record(&local::AttachedRecord {
+            device_id: self.device().map(|device| device.id()),
+            sectors: self.sectors,
+            epoch: self.epoch,
+            max_age_ms: self.max_age_ms,
+            detaching: self.is_detaching(),
+            store_name: self.store_name.clone(),
+            store: self.store_record.clone(),
+        })
+    }
+
+    fn attached(&self) -> Option<Attached> {
+        self.device().map(|device| Attached {
+            device_path: device.block_path(),
+            transport: device.transport(),
+            epoch: self.epoch,
+            bytes: self.sectors * SECTOR_BYTES,
+        })
+    }
+}
+
+fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
+    let present = match entry {
+        Entry::Present(present) => present,
+        Entry::Attaching { store_name } => {
+            return VolumeStatus {
+                volume,
+                store_name: store_name.clone(),
+                state: VolumeState::Attaching,
+                message: None,
+                attached: None,
+                committed_seq: None,
+                dirty_bytes: 0,
+                oldest_dirty: None,
+                waiting_requests: 0,
+                served: ServedCounts::default(),
+                store_requests: RequestCounts::default(),
+            };
+        }
+    };
+    let (status, counters) = (present.board.status(), &present.board.counters);
+    let (state, message) = match present.board.phase() {
+        Phase::Fenced => {
+            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
+        }
+        Phase::Recovering => {
+            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
+        }
+        Phase::Ready | Phase::Detached if present.is_detaching() => (
+            VolumeState::Detaching,
+            (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned()),
+        ),
+        Phase::Ready | Phase::Detached => {
+            let waits = (status.parked > 0).then(|| {
+                if status.disk_full {
+                    "requests wait: the local disk is full".to_owned()
+                } else {
+                    "requests wait for the object store".to_owned()
+                }
+            });
+            (VolumeState::Attached, waits)
+        }
+    };
+    VolumeStatus {
+        volume,
+        store_name: present.store_name.clone(),
+        state,
+        message,
+        attached: present.attached(),
+        committed_seq: status.committed.map(|seq| seq.0),
+        dirty_bytes: status.dirty_bytes,
+        oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+        waiting_requests: status.parked,
+        served: ServedCounts {
+            reads: Counters::get(&counters.reads),
+            writes: Counters::get(&counters.writes),
+            flushes: Counters::get(&counters.flushes),
+            discards: Counters::get(&counters.discards),
+            read_bytes: Counters::get(&counters.read_bytes),
+            written_bytes: Counters::get(&counters.written_bytes),
+            cold_reads: Counters::get(&counters.cold_reads),
+            errors: Counters::get(&counters.errors),
+        },
+        store_requests: present.objects.counts(),
+    }
+}
+
+fn take_lock(config: &NodeConfig) -> Result<File, NodeError> {
+    let path = config.state_dir.join("lock");
+    let lock = File::create(&path).map_err(file(&path, "created"))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(NodeError::AlreadyRunning(config.state_dir.clone())),
+        Err(TryLockError::Error(error)) => Err(file(&path, "locked")(error)),
+    }
+}
+
+fn sectors_of(bytes: u64) -> Result<u64, NodeError> {
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(NodeError::Size(bytes));
+    }
+    Ok(bytes / SECTOR_BYTES)
+}
+
+/// Milliseconds since 1970 by the node's clock.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

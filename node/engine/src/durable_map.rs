@@ -18,7 +18,7 @@
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::REMEMBERED_NONCES;
-use crate::sector_map::{PAGE_BYTES, Side};
+use crate::sector_map::{Nibble, PAGE_BYTES, Side};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Bytes of one slot.
@@ -50,9 +50,8 @@ pub struct Header {
 }
 
 impl Header {
-    /// Adds a nonce before the attach that will carry it.
-    pub fn intend(&mut self, epoch: Epoch, nonce: Nonce) {
-        self.epoch = epoch;
+    /// Adds a nonce before the attach that will carry it. The epoch stays that of the data until the attach has won.
+    pub fn intend(&mut self, nonce: Nonce) {
         self.nonces.push(nonce);
         let surplus = self.nonces.len().saturating_sub(REMEMBERED_NONCES);
         self.nonces.drain(..surplus);
@@ -201,27 +200,44 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
     }
     let mut newest = Vec::new();
     for (page, slots) in decoded {
-        let mut best: Option<FoundPage> = None;
-        for (bytes, slot) in slots {
-            match slot {
-                Ok(found) if best.as_ref().is_none_or(|best| best.generation < found.generation) => {
-                    best = Some(found)
+        let [(first, one), (second, other)] = slots;
+        let best = match (one, other) {
+            (Ok(one), Ok(other)) => Some(if one.generation > other.generation { one } else { other }),
+            (Ok(whole), Err(source)) | (Err(source), Ok(whole)) => {
+                let bad = if whole.slot == 0 { second } else { first };
+                // The older slot is the one that is overwritten: part of it may still be the older form.
+                if !is_torn(bad, synced) && generation_of(bad) > whole.generation {
+                    return Err(DamagedPage { page, source });
                 }
-                Ok(_) => {}
-                Err(_) if is_torn(bytes, synced) => {}
-                Err(source) => return Err(DamagedPage { page, source }),
+                Some(whole)
             }
-        }
+            (Err(_), Err(_)) if is_torn(first, synced) && is_torn(second, synced) => None,
+            (Err(source), Err(other)) => {
+                let source = if is_torn(first, synced) { other } else { source };
+                return Err(DamagedPage { page, source });
+            }
+        };
         newest.extend(best);
     }
     Ok(newest)
 }
 
+/// Whether any sector of the pages is dirty in the side that holds its newest bytes.
+pub fn holds_dirty(pages: &[FoundPage]) -> bool {
+    let kept = |nibble: u8| Nibble(nibble).after_host_loss(false).0 != 0;
+    pages.iter().any(|page| page.nibbles.iter().any(|byte| kept(byte & 15) || kept(byte >> 4)))
+}
+
 /// Whether no completed round vouches for a slot that does not decode.
 fn is_torn(slot: &[u8], synced: u64) -> bool {
+    is_blank(slot) || generation_of(slot) > synced
+}
+
+/// What stands where a slot's generation does, whatever the rest of it is worth.
+fn generation_of(slot: &[u8]) -> u64 {
     let mut raw = [0; 8];
     raw.copy_from_slice(&slot[GENERATION_AT..GENERATION_AT + 8]);
-    is_blank(slot) || u64::from_le_bytes(raw) > synced
+    u64::from_le_bytes(raw)
 }
 
 fn decode_page(page: u64, slot: u8, bytes: &[u8]) -> Result<FoundPage, DecodeError> {
@@ -257,7 +273,7 @@ mod tests {
     #[test]
     fn the_newer_valid_header_wins_and_a_torn_one_falls_back() {
         let mut newer = header();
-        newer.intend(Epoch(9), Nonce([2; 16]));
+        newer.intend(Nonce([2; 16]));
         let mut file = [header().encode(1), newer.encode(2)].concat();
         assert_eq!(Header::newest(&file), Ok(Some((2, newer))));
         file[SLOT_BYTES + 50] ^= 1;
@@ -271,7 +287,7 @@ mod tests {
     fn a_header_remembers_only_the_newest_nonces() {
         let mut long = header();
         for round in 0..200u8 {
-            long.intend(Epoch(u64::from(round)), Nonce([round; 16]));
+            long.intend(Nonce([round; 16]));
         }
         assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
         assert_eq!(long.nonces.last(), Some(&Nonce([199; 16])));
@@ -304,6 +320,11 @@ mod tests {
             Ok(vec![(0, 4)]),
             "the last round was torn"
         );
+        // Generation 6 replaces generation 4 and only its last sectors get there.
+        let sixth = encode_page(7, 6, 5, &[0x33; PAGE_BYTES]);
+        let half = [&first[..512], &sixth[512..]].concat();
+        assert_eq!(find(&[(7, pair(&half, &second))], 5), Ok(vec![(1, 5)]), "half of the older form is left");
+        assert_eq!(find(&[(7, pair(&first, &bent(&second)))], 5), Err(7), "the newest form decayed");
         let later = encode_page(9, 6, 5, &[0; PAGE_BYTES]);
         let pages = [(7, pair(&first, &bent(&second))), (9, pair(&later, &blank))];
         assert_eq!(

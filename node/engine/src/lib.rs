@@ -5,6 +5,7 @@
 //! Byte layouts are drawn at the head of [`record`], [`manifest`], [`segment`], [`durable_map`] and [`sector_map`].
 
 pub mod action;
+pub mod attach;
 pub mod compose;
 pub mod durable_map;
 pub mod event;

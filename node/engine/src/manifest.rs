@@ -108,6 +108,11 @@ impl Manifest {
         }
     }
 
+    /// The state of a deleted volume, of whose log only the tombstone at `seq` is left.
+    pub fn tombstone(volume: VolumeId, seq: Seq) -> Self {
+        Self { seq, deleted: true, ..Self::empty(volume) }
+    }
+
     /// The volume.
     pub fn volume(&self) -> &VolumeId {
         &self.volume

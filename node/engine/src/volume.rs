@@ -90,6 +90,8 @@ pub struct Status {
     pub parked: usize,
     /// The local disk had no space for the last write tried.
     pub disk_full: bool,
+    /// A side is sealed: its commit is on the way.
+    pub sealing: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -298,6 +300,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len(),
             disk_full: self.disk_full,
+            sealing: !self.seal.is_open(),
         }
     }
 
@@ -391,6 +394,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
         if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
             return self.fence(out);
+        }
+        // The predecessor may have died before it wrote the epoch it had won.
+        if self.header.epoch != manifest.epoch() {
+            self.header.epoch = manifest.epoch();
+            self.round.header_changed();
         }
         self.checkpointed = manifest.checkpointed();
         self.heard_from_log = self.now;

@@ -27,5 +27,3 @@ pub use ring::{Ring, RingOptions};
 pub use slot::{BufferRange, FileSlot};
 pub use user_data::UserData;
 pub use waker::Waker;
-
-pub use io_uring::{opcode, squeue, types};

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::squeue::{self, Entry};
+use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
@@ -41,12 +41,6 @@ impl Default for RingOptions {
     }
 }
 
-/// What waits for room in the submission queue. A pair must not be torn apart between two batches.
-enum Queued {
-    One(Entry),
-    Pair([Entry; 2]),
-}
-
 /// One io_uring with its tables, owned by the thread that made it.
 ///
 /// Operations are started by the methods of [`crate::operation`](crate::FixedTransfer) or pushed as raw
@@ -54,7 +48,7 @@ enum Queued {
 pub struct Ring {
     uring: IoUring,
     /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.
-    backlog: VecDeque<Queued>,
+    backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
     pub(crate) lent: Lent,
@@ -166,28 +160,7 @@ impl Ring {
                 return;
             }
         }
-        self.backlog.push_back(Queued::One(entry));
-    }
-
-    /// Queues two entries of which the second starts when the first has ended in full. Their order of
-    /// completion and what happens on failure are io_uring's (`IOSQE_IO_LINK`).
-    ///
-    /// # Safety
-    /// As for [`push`](Self::push), for both.
-    pub unsafe fn push_linked(&mut self, first: Entry, second: Entry) {
-        let pair = [first.flags(squeue::Flags::IO_LINK), second];
-        if self.backlog.is_empty() {
-            // SAFETY: what the entries name is valid by this function's contract.
-            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
-                return;
-            }
-            let _ = self.uring.submit();
-            // SAFETY: as above.
-            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
-                return;
-            }
-        }
-        self.backlog.push_back(Queued::Pair(pair));
+        self.backlog.push_back(entry);
     }
 
     /// Hands what was pushed to the kernel without waiting. Needed only before the ring is dropped
@@ -245,13 +218,9 @@ impl Ring {
             return true;
         }
         let mut queue = self.uring.submission();
-        while let Some(queued) = self.backlog.front() {
-            let entries = match queued {
-                Queued::One(entry) => std::slice::from_ref(entry),
-                Queued::Pair(pair) => pair.as_slice(),
-            };
-            // SAFETY: what the entries name is valid by the contract under which they were pushed.
-            if unsafe { queue.push_multiple(entries) }.is_err() {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: what the entry names is valid by the contract under which it was pushed.
+            if unsafe { queue.push(entry) }.is_err() {
                 return false;
             }
             self.backlog.pop_front();
@@ -314,3 +283,6 @@ impl std::fmt::Debug for Ring {
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
 }
+
+#[cfg(test)]
+mod tests;

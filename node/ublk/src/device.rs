@@ -16,8 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use holdfast_ring::Errno;
-use libublk::ctrl::UblkCtrlBuilder;
-use libublk::{UblkError, UblkFlags, sys};
+use libublk::sys;
 
 use crate::command::{self, Command};
 use crate::{CharDevice, ControlError, Features, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
@@ -154,30 +153,32 @@ impl Device {
     pub fn add(features: &Features, spec: &DeviceSpec) -> Result<Self, ControlError> {
         spec.validate()?;
         features.check(spec.transport)?;
-        if let Some(id) = spec.id
-            && exists(id)
-        {
-            return Err(ControlError::IdTaken { id });
-        }
         let wanted = spec.id.unwrap_or(u32::MAX);
-        command::without_signals(|| {
-            let control = UblkCtrlBuilder::default()
-                .name("holdfast")
-                .id(wanted.cast_signed())
-                .nr_queues(spec.queues)
-                .depth(spec.depth)
-                .io_buf_bytes(spec.max_io_bytes)
-                .ctrl_flags(features.device_flags(spec.transport))
-                .dev_flags(UblkFlags::UBLK_DEV_F_ADD_DEV)
-                .build()
-                .map_err(|error| failed(wanted, "ADD_DEV", error))?;
-            let id = control.dev_info().dev_id;
-            // If this fails the handle is dropped, and that deletes the device again.
-            control.set_params(&spec.params()).map_err(|error| failed(id, "SET_PARAMS", error))?;
-            control.disown();
-            let &DeviceSpec { queues, depth, max_io_bytes, transport, id: _, sectors: _ } = spec;
-            Ok(Self { id, queues, depth, max_io_bytes, transport })
-        })
+        let command = |name, code, device| Command { name, code, device, data: 0 };
+        let asked = sys::ublksrv_ctrl_dev_info {
+            nr_hw_queues: spec.queues,
+            queue_depth: spec.depth,
+            max_io_buf_bytes: spec.max_io_bytes,
+            dev_id: wanted,
+            flags: features.device_flags(spec.transport),
+            ..Default::default()
+        };
+        let added = command::exchange(command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted), asked).map_err(
+            |error| match (spec.id, &error) {
+                (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => {
+                    ControlError::IdTaken { id }
+                }
+                _ => error,
+            },
+        )?;
+        let &DeviceSpec { queues, depth, max_io_bytes, transport, id: _, sectors: _ } = spec;
+        let device = Self { id: added.dev_id, queues, depth, max_io_bytes, transport };
+        let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
+        if let Err(error) = command::exchange(set, spec.params()) {
+            device.delete()?;
+            return Err(error);
+        }
+        Ok(device)
     }
 
     /// Takes up a device that exists, for example one to recover.
@@ -337,9 +338,13 @@ impl Device {
     /// # Errors
     /// [`ControlError::Command`]. A device that does not exist is not an error.
     pub fn delete(&self) -> Result<(), ControlError> {
-        match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
-            Err(ControlError::NotFound { .. }) => Ok(()),
-            outcome => outcome,
+        loop {
+            match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
+                Err(ControlError::NotFound { .. }) => return Ok(()),
+                // The wait for the last use was interrupted; the deletion goes on.
+                Err(ControlError::Command { source: Errno::EINTR, .. }) => {}
+                outcome => return outcome,
+            }
         }
     }
 
@@ -378,7 +383,10 @@ impl Device {
     }
 
     fn info_of(id: u32) -> Result<DeviceInfo, ControlError> {
-        let info = command::device_info(id).map_err(|error| not_found(id, error))?;
+        let command =
+            Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
+        let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default())
+            .map_err(|error| not_found(id, error))?;
         let transport =
             Transport::ALL.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
         let state = match u32::from(info.state) {
@@ -422,19 +430,6 @@ fn not_found(id: u32, error: ControlError) -> ControlError {
         return ControlError::NotFound { id };
     }
     error
-}
-
-fn failed(id: u32, command: &'static str, error: UblkError) -> ControlError {
-    let errno = match error {
-        UblkError::UringIOError(code) | UblkError::OtherError(code) => Errno::new(code.wrapping_neg()),
-        UblkError::IOError(source) => return ControlError::Channel(source),
-        UblkError::InvalidVal => Errno::EINVAL,
-        UblkError::UringTimeout
-        | UblkError::UringIoQueued
-        | UblkError::JsonError(_)
-        | UblkError::QueueIsDown => Errno::EIO,
-    };
-    ControlError::Command { id, command, source: errno }
 }
 
 fn set_attribute(path: &Path, value: &str, is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {

@@ -1,20 +1,29 @@
 //! The memory through which user copy moves data: one buffer for each tag.
-#![allow(unsafe_code)] // one anonymous mapping
+//!
+//! The copies are system calls of the ring thread: the character device cannot be asked without
+//! blocking, so the ring would hand each copy to a worker thread (`docs/adr/0002-user-copy.md`).
+#![allow(unsafe_code)] // one anonymous mapping, and the slices over it
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
+
+use crate::CharDevice;
 
 /// One anonymous mapping, cut into a buffer of `stride` bytes for each tag. Pages come into being when
 /// they are first used.
 #[derive(Debug)]
 pub(crate) struct TagBuffers {
+    char_file: File,
     memory: NonNull<u8>,
     stride: usize,
     mapped_bytes: usize,
 }
 
 impl TagBuffers {
-    pub(crate) fn map(depth: u16, stride_bytes: u32) -> io::Result<Self> {
+    pub(crate) fn map(char_device: &CharDevice, depth: u16, stride_bytes: u32) -> io::Result<Self> {
+        let char_file = File::from(char_device.file().try_clone_to_owned()?);
         let stride = stride_bytes as usize;
         let mapped_bytes = stride * usize::from(depth);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
@@ -31,8 +40,11 @@ impl TagBuffers {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // SAFETY: the mapping made above. A huge page for each tag would multiply the memory that small
+        // requests take; if the advice is not taken nothing is wrong.
+        unsafe { libc::madvise(address, mapped_bytes, libc::MADV_NOHUGEPAGE) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
-        Ok(Self { memory, stride, mapped_bytes })
+        Ok(Self { char_file, memory, stride, mapped_bytes })
     }
 
     /// The address of a part of a tag's buffer.
@@ -47,6 +59,23 @@ impl TagBuffers {
             "the part lies in the buffer"
         );
         self.memory.as_ptr().wrapping_add(begin)
+    }
+
+    /// Copies a part of a write request's memory into the tag's buffer. False if not all was copied.
+    pub(crate) fn copy_in(&self, tag: u16, offset_bytes: u32, len_bytes: u32, position: u64) -> bool {
+        let address = self.address(tag, offset_bytes, len_bytes);
+        // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
+        // owner and this part of it is not yet in flight, so nobody else touches the range.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes as usize) };
+        matches!(self.char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+    }
+
+    /// Copies the tag's buffer into a read request's memory. False if not all was copied.
+    pub(crate) fn copy_out(&self, tag: u16, len_bytes: u32, position: u64) -> bool {
+        let address = self.address(tag, 0, len_bytes);
+        // SAFETY: as for `copy_in`; all parts have completed.
+        let buffer = unsafe { std::slice::from_raw_parts(address, len_bytes as usize) };
+        matches!(self.char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
     }
 }
 

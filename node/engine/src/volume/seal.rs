@@ -2,6 +2,7 @@
 
 use holdfast_types::{Block, Mask};
 
+use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
 use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
@@ -48,7 +49,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.seal = Seal::Draining(only(sealed));
         }
         let Some(manifest) = &self.manifest else { return };
+        // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.seal
+            && self.commit == Commit::Idle
             && Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
         {
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.

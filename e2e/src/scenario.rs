@@ -1,0 +1,65 @@
+//! The named scenarios: what `cargo e2e test` runs after the host's own tests.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::world::World;
+
+mod control_plane;
+mod s3;
+mod smoke;
+mod ublk;
+
+/// Something a user would notice, played on real parts.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What holds when it passes.
+    pub about: &'static str,
+    /// How long it takes on two quiet cores, set-up of the host excepted.
+    pub expected: Duration,
+    /// Plays it in a world of its own.
+    pub run: fn(&World) -> Result<()>,
+}
+
+/// All scenarios, in the order in which they run.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "smoke",
+        about: "a test machine boots, drives ublk, survives a reset and turns itself off",
+        expected: Duration::from_secs(25),
+        run: smoke::run,
+    },
+    Scenario {
+        name: "s3",
+        about: "the S3 server starts, counts requests, and comes back after stop and freeze",
+        expected: Duration::from_secs(2),
+        run: s3::run,
+    },
+    Scenario {
+        name: "control-plane",
+        about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
+        expected: Duration::from_secs(25),
+        run: control_plane::run,
+    },
+    Scenario {
+        name: "ublk-zero-copy",
+        about: "a device served with zero copy keeps its data under load while its server is killed",
+        expected: Duration::from_secs(90),
+        run: ublk::zero_copy,
+    },
+    Scenario {
+        name: "ublk-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(90),
+        run: ublk::user_copy,
+    },
+    Scenario {
+        name: "ublk-many",
+        about: "64 devices are served by as many threads as one",
+        expected: Duration::from_secs(60),
+        run: ublk::many,
+    },
+];

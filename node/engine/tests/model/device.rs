@@ -1,0 +1,132 @@
+//! The guest's side of a volume: requests in flight, what they wrote and what they saw.
+
+use holdfast_engine::event::{Errno, Op, RequestId};
+use holdfast_types::SectorRange;
+
+use crate::disk::{Stamp, sectors};
+use crate::expect::Expect;
+
+/// A request the guest waits for.
+pub(crate) struct Request {
+    pub(crate) op: Op,
+    pub(crate) range: SectorRange,
+    /// Unique; the stamp of what a write stores.
+    pub(crate) serial: u64,
+    issued: u64,
+    /// Of a read: what each sector may read as, and what was filled in.
+    allowed: Vec<Vec<Stamp>>,
+    filled: Vec<Option<Stamp>>,
+}
+
+impl Request {
+    /// What its sectors read as afterwards, if it changes any.
+    pub(crate) fn stores(&self) -> Option<Stamp> {
+        match self.op {
+            Op::Write => Some(self.serial),
+            Op::Discard | Op::WriteZeroes => Some(0),
+            Op::Read | Op::Flush => None,
+        }
+    }
+
+    /// Fills `range`, `at` bytes into the request.
+    pub(crate) fn fill(&mut self, range: SectorRange, at: u32, stamps: impl Iterator<Item = Stamp>) {
+        assert_eq!(self.op, Op::Read, "only reads are filled");
+        let first = range.start.0.checked_sub(self.range.start.0).expect("a piece lies within its request");
+        assert_eq!(u64::from(at), first * 4096, "a piece's place follows from its range");
+        for (index, stamp) in (first..first + range.sectors).zip(stamps) {
+            let before = self.filled[index as usize].replace(stamp);
+            assert_eq!(before, None, "the pieces of a read do not overlap");
+        }
+    }
+}
+
+/// A block device with requests in flight.
+#[derive(Default)]
+pub(crate) struct Device {
+    slots: Vec<Option<Request>>,
+    /// The guest asks for nothing more.
+    pub(crate) closing: bool,
+    /// The engine said that it may be used.
+    pub(crate) ready: bool,
+    /// The engine reported its fencing.
+    pub(crate) fenced: bool,
+}
+
+impl Device {
+    pub(crate) fn new(depth: u32) -> Self {
+        Self { slots: (0..depth).map(|_| None).collect(), ..Self::default() }
+    }
+
+    pub(crate) fn free_slot(&self) -> Option<RequestId> {
+        self.slots.iter().position(Option::is_none).map(|at| RequestId(at as u32))
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    pub(crate) fn request(&mut self, id: RequestId) -> &mut Request {
+        self.slots[id.0 as usize].as_mut().expect("the guest waits for this request")
+    }
+
+    /// Requests in flight, as the kernel issues them again after the death of the daemon.
+    pub(crate) fn reissue(&mut self) -> Vec<(RequestId, Op, SectorRange)> {
+        let mut again = Vec::new();
+        for (at, slot) in self.slots.iter_mut().enumerate() {
+            if let Some(request) = slot {
+                request.filled.fill(None);
+                again.push((RequestId(at as u32), request.op, request.range));
+            }
+        }
+        again
+    }
+
+    pub(crate) fn issue(
+        &mut self,
+        id: RequestId,
+        op: Op,
+        range: SectorRange,
+        serial: u64,
+        expect: &mut Expect,
+    ) {
+        let mut request =
+            Request { op, range, serial, issued: expect.now(), allowed: Vec::new(), filled: Vec::new() };
+        if op == Op::Read {
+            request.allowed = sectors(range).map(|sector| expect.allowed(sector)).collect();
+            request.filled = vec![None; range.sectors as usize];
+        }
+        if let Some(stamp) = request.stores() {
+            expect.issue(range, serial, stamp);
+            for read in self.slots.iter_mut().flatten().filter(|other| other.op == Op::Read) {
+                for sector in range.intersect(read.range).into_iter().flat_map(sectors) {
+                    read.allowed[(sector - read.range.start.0) as usize].push(stamp);
+                }
+            }
+        }
+        self.slots[id.0 as usize] = Some(request);
+    }
+
+    /// The guest gets its answer.
+    pub(crate) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, expect: &mut Expect) {
+        let request = self.slots[id.0 as usize].take().expect("a request is completed once");
+        if request.stores().is_some() {
+            expect.end(request.range, request.serial, result.is_ok());
+        }
+        match request.op {
+            Op::Read if result.is_ok() => {
+                for (index, sector) in sectors(request.range).enumerate() {
+                    let stamp =
+                        request.filled[index].unwrap_or_else(|| panic!("sector {sector} was not filled"));
+                    let allowed = &request.allowed[index];
+                    assert!(
+                        allowed.contains(&stamp),
+                        "sector {sector} reads as write {stamp}; allowed: {allowed:?}"
+                    );
+                    expect.saw(sector, stamp, request.issued);
+                }
+            }
+            Op::Flush if result.is_ok() => expect.is_durable(request.issued),
+            Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {}
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The per-sector model: which guest writes a read may see.
+//!
+//! Times are ticks of the model's own clock, which moves with everything the guest sees. A write is *superseded* by a write
+//! that succeeded and was issued after the first one had ended. A read sees a write that is not superseded. After the loss
+//! of the host it sees one not superseded by a write that a successful flush, issued after that write ended, vouches for.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use holdfast_types::SectorRange;
+
+use crate::disk::{Stamp, sectors};
+
+#[derive(Debug, Clone)]
+struct Written {
+    /// Unique, other than the stamp of zeros.
+    op: u64,
+    stamp: Stamp,
+    issued: u64,
+    ended: Option<u64>,
+    succeeded: bool,
+    /// When a read found another of the candidates to be the last.
+    passed_over: Option<u64>,
+}
+
+impl Written {
+    fn is_superseded(&self, by: &[Self], before: u64) -> bool {
+        let Some(ended) = self.ended else { return false };
+        self.passed_over.is_some_and(|at| at < before)
+            || by.iter().any(|other| {
+                other.succeeded && other.issued > ended && other.ended.is_some_and(|at| at < before)
+            })
+    }
+}
+
+/// What the volume may read as, as of one seal.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cut {
+    /// Writes that had ended before then are in it.
+    pub(crate) at: u64,
+    sectors: BTreeMap<u64, Vec<Stamp>>,
+}
+
+impl Cut {
+    /// Either of two cuts.
+    pub(crate) fn or(&self, other: &Self) -> Self {
+        let mut either = self.clone();
+        either.at = self.at.min(other.at);
+        for sector in self.sectors.keys().chain(other.sectors.keys()) {
+            let stamps = [self.allowed(*sector), other.allowed(*sector)].concat();
+            either.sectors.insert(*sector, stamps);
+        }
+        either
+    }
+
+    pub(crate) fn allowed(&self, sector: u64) -> Vec<Stamp> {
+        self.sectors.get(&sector).cloned().unwrap_or(vec![0])
+    }
+
+    pub(crate) fn touched(&self) -> impl Iterator<Item = u64> + '_ {
+        self.sectors.keys().copied()
+    }
+}
+
+/// The model of one writer's volume.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Expect {
+    clock: u64,
+    sectors: BTreeMap<u64, Vec<Written>>,
+}
+
+impl Expect {
+    /// A volume that reads as `cut`.
+    pub(crate) fn after(cut: &Cut) -> Self {
+        let known = |stamp: &Stamp| Written {
+            op: *stamp,
+            stamp: *stamp,
+            issued: 0,
+            ended: Some(0),
+            succeeded: true,
+            passed_over: None,
+        };
+        let sectors =
+            cut.sectors.iter().map(|(sector, stamps)| (*sector, stamps.iter().map(known).collect()));
+        Self { clock: 1, sectors: sectors.collect() }
+    }
+
+    pub(crate) fn now(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub(crate) fn issue(&mut self, range: SectorRange, op: u64, stamp: Stamp) {
+        let issued = self.now();
+        for sector in sectors(range) {
+            let zeros =
+                Written { op: 0, stamp: 0, issued: 0, ended: Some(0), succeeded: true, passed_over: None };
+            self.sectors.entry(sector).or_insert_with(|| vec![zeros]).push(Written {
+                op,
+                stamp,
+                issued,
+                ended: None,
+                succeeded: false,
+                passed_over: None,
+            });
+        }
+    }
+
+    /// The write was answered. One that failed may be there in parts, and supersedes nothing.
+    pub(crate) fn end(&mut self, range: SectorRange, op: u64, succeeded: bool) {
+        let now = self.now();
+        for sector in sectors(range) {
+            let writes = self.sectors.get_mut(&sector).expect("it was issued");
+            let write = writes.iter_mut().find(|w| w.op == op).expect("it is in flight");
+            write.ended = Some(now);
+            write.succeeded = succeeded;
+        }
+    }
+
+    /// What a read of `sector` may see now.
+    pub(crate) fn allowed(&self, sector: u64) -> Vec<Stamp> {
+        let Some(writes) = self.sectors.get(&sector) else { return vec![0] };
+        writes.iter().filter(|w| !w.is_superseded(writes, u64::MAX)).map(|w| w.stamp).collect()
+    }
+
+    /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector holds.
+    pub(crate) fn saw(&mut self, sector: u64, stamp: Stamp, issued: u64) {
+        let now = self.now();
+        let Some(writes) = self.sectors.get_mut(&sector) else { return };
+        if writes.iter().any(|w| w.ended.is_none_or(|at| at >= issued)) {
+            return;
+        }
+        let judged = writes.clone();
+        for write in writes.iter_mut() {
+            if write.stamp != stamp && !write.is_superseded(&judged, u64::MAX) {
+                write.passed_over = Some(now);
+            }
+        }
+    }
+
+    /// Everything that had ended before `before` survives the loss of the host.
+    pub(crate) fn is_durable(&mut self, before: u64) {
+        for writes in self.sectors.values_mut() {
+            if writes.len() > 1 {
+                let judged = writes.clone();
+                writes.retain(|w| !w.is_superseded(&judged, before));
+            }
+        }
+    }
+
+    /// The host is gone: any write that nothing durable supersedes may be what is left.
+    pub(crate) fn lose_host(&mut self) {
+        let now = self.now();
+        for write in self.sectors.values_mut().flatten() {
+            *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
+        }
+    }
+
+    /// What the volume may read as at this point.
+    pub(crate) fn cut(&mut self) -> Rc<Cut> {
+        let at = self.now();
+        let sectors = self.sectors.keys().map(|sector| (*sector, self.allowed(*sector))).collect();
+        Rc::new(Cut { at, sectors })
+    }
+
+    pub(crate) fn touched(&self) -> Vec<u64> {
+        self.sectors.keys().copied().collect()
+    }
+}

@@ -1,0 +1,202 @@
+//! One simulated host: its disk, its tmpfs, the daemon's process with what it was asked to do, the device.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::sector_map::Side;
+use holdfast_engine::volume::{Pending, Volume};
+use holdfast_types::{Nonce, SectorRange};
+
+use crate::device::Device;
+use crate::disk::{Fate, MapFile, SideFile, SyncMark};
+use crate::expect::{Cut, Expect};
+use crate::memory::{Killed, LiveMemory, Tmpfs};
+
+/// What survives the loss of the host, as far as it was synced.
+#[derive(Default)]
+pub(crate) struct Disk {
+    pub(crate) sides: [SideFile; 2],
+    pub(crate) map: MapFile,
+    pub(crate) pending: Option<Pending>,
+}
+
+impl Disk {
+    pub(crate) fn side(&mut self, side: Side) -> &mut SideFile {
+        &mut self.sides[side as usize]
+    }
+
+    pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
+        for side in &mut self.sides {
+            side.lose_power(fate);
+        }
+        self.map.lose_power(fate);
+    }
+}
+
+/// Something the process was asked to do.
+pub(crate) struct Job {
+    pub(crate) action: Action,
+    /// Of a sync: what it covers.
+    pub(crate) mark: Option<SyncMark>,
+    /// What to answer, once it was done.
+    pub(crate) answer: Option<Event>,
+}
+
+/// The daemon.
+pub(crate) struct Process {
+    pub(crate) volume: Volume<LiveMemory>,
+    pub(crate) jobs: Vec<Job>,
+    /// It took over running state and has not read the log yet.
+    pub(crate) awaits_manifest: bool,
+    sealing: bool,
+    fenced: bool,
+}
+
+/// A host.
+pub(crate) struct Host {
+    pub(crate) disk: Disk,
+    pub(crate) tmpfs: Tmpfs,
+    pub(crate) process: Option<Process>,
+    pub(crate) device: Option<Device>,
+    /// The writer this host is, or was.
+    pub(crate) nonce: Option<Nonce>,
+    /// What the volume may read as here.
+    pub(crate) expect: Expect,
+    /// What the side now sealed may read as.
+    pub(crate) sealed: Option<Rc<Cut>>,
+    pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
+    pub(crate) killed_inside: bool,
+}
+
+impl Host {
+    pub(crate) fn new() -> Self {
+        Self {
+            disk: Disk::default(),
+            tmpfs: Tmpfs::default(),
+            process: None,
+            device: None,
+            nonce: None,
+            expect: Expect::default(),
+            sealed: None,
+            killed_after: Rc::default(),
+            killed_inside: false,
+        }
+    }
+
+    /// Runs `step` of the engine; `None` when the process was killed inside it.
+    pub(crate) fn run<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(self)));
+        *self.killed_after.borrow_mut() = None;
+        match ended {
+            Ok(value) => Some(value),
+            Err(payload) if payload.is::<Killed>() => {
+                self.killed_inside = true;
+                None
+            }
+            Err(payload) => std::panic::resume_unwind(payload),
+        }
+    }
+
+    /// Tells the engine. Says whether the process lived through it.
+    pub(crate) fn tell(&mut self, now: Millis, event: Event) -> bool {
+        let mut out = Vec::new();
+        let told = self.run(|host| {
+            let process = host.process.as_mut().expect("a process takes events");
+            process.volume.handle(now, event, &mut out);
+        });
+        if told.is_some() {
+            self.take(out);
+        }
+        told.is_some()
+    }
+
+    /// A process over `volume` begins with `out` to do.
+    pub(crate) fn begin(&mut self, volume: Volume<LiveMemory>, out: Vec<Action>, awaits_manifest: bool) {
+        let sealing = volume.status().sealing;
+        self.sealed = match self.sealed.take() {
+            Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
+            Some(cut) if sealing => Some(cut),
+            None if sealing => Some(self.expect.cut()),
+            Some(_) | None => None,
+        };
+        self.killed_inside = false;
+        self.process = Some(Process { volume, jobs: Vec::new(), awaits_manifest, sealing, fenced: false });
+        self.take(out);
+    }
+
+    fn take(&mut self, out: Vec<Action>) {
+        let process = self.process.as_mut().expect("a process has things to do");
+        let sealing = process.volume.status().sealing;
+        let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
+        if sealing && (committed || !process.sealing) {
+            self.sealed = Some(self.expect.cut());
+        }
+        process.sealing = sealing;
+        for action in out {
+            self.add_job(action);
+        }
+    }
+
+    fn add_job(&mut self, action: Action) {
+        let process = self.process.as_mut().expect("a process has things to do");
+        let mut mark = None;
+        match &action {
+            Action::Write { id, range, side } | Action::Punch { id, range, side } => {
+                let device = self.device.as_mut().expect("requests come from a device");
+                check_store(device, *id, *range, matches!(action, Action::Write { .. }));
+                assert!(!process.fenced, "a fenced writer changes nothing");
+                let uploading = process.jobs.iter().any(|job| uploads(&job.action, *side));
+                assert!(!uploading, "a side does not change while it is uploaded");
+            }
+            Action::Upload(dirty) => {
+                assert!(!process.fenced, "a fenced writer uploads nothing");
+                for job in &process.jobs {
+                    if let (Action::Write { side, .. } | Action::Punch { side, .. }, None) =
+                        (&job.action, &job.answer)
+                    {
+                        let still = dirty.iter().all(|block| match side {
+                            Side::A => block.a.is_empty(),
+                            Side::B => block.b.is_empty(),
+                        });
+                        assert!(still, "a side is uploaded when nothing is in flight on it");
+                    }
+                }
+            }
+            Action::CreateRecord { .. } | Action::StorePending { .. } => {
+                assert!(!process.fenced, "a fenced writer commits nothing");
+            }
+            Action::SyncSide { side } => mark = Some(self.disk.sides[*side as usize].mark()),
+            Action::SyncMap => mark = Some(self.disk.map.mark()),
+            Action::Report(Report::Fenced) => process.fenced = true,
+            Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::Complete { .. }
+            | Action::PrepareMap { .. }
+            | Action::WriteMap(_)
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. }
+            | Action::Report(_) => {}
+        }
+        process.jobs.push(Job { action, mark, answer: None });
+    }
+}
+
+fn uploads(action: &Action, side: Side) -> bool {
+    let Action::Upload(dirty) = action else { return false };
+    dirty.iter().any(|block| match side {
+        Side::A => !block.a.is_empty(),
+        Side::B => !block.b.is_empty(),
+    })
+}
+
+fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {
+    let request = device.request(id);
+    if is_write {
+        assert_eq!((request.op, request.range), (Op::Write, range), "a write stores its own range");
+    } else {
+        assert!(matches!(request.op, Op::Discard | Op::WriteZeroes), "only zeroing punches");
+        assert_eq!(request.range.intersect(range), Some(range), "a punch stays within its request");
+    }
+}

@@ -1,0 +1,76 @@
+//! Live-map memory: it outlives the process that maps it, and a process can die between any two changes of it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What a process that was killed inside the engine unwinds with.
+pub(crate) struct Killed;
+
+/// The tmpfs file, while nobody maps it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tmpfs(Rc<RefCell<Option<Vec<u8>>>>);
+
+impl Tmpfs {
+    /// Maps what is there, or new zeroed memory. With `killed_after`, the process dies at that many changes from now.
+    pub(crate) fn map(&self, bytes: u64, killed_after: Rc<RefCell<Option<u32>>>) -> LiveMemory {
+        let found = self.0.borrow_mut().take();
+        let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).unwrap()]);
+        LiveMemory { bytes, home: self.clone(), killed_after }
+    }
+
+    pub(crate) fn holds_a_map(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    pub(crate) fn remove(&self) {
+        *self.0.borrow_mut() = None;
+    }
+}
+
+/// The mapping of one process.
+pub(crate) struct LiveMemory {
+    bytes: Vec<u8>,
+    home: Tmpfs,
+    killed_after: Rc<RefCell<Option<u32>>>,
+}
+
+impl AsRef<[u8]> for LiveMemory {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for LiveMemory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        let mut left = self.killed_after.borrow_mut();
+        match &mut *left {
+            Some(0) => {
+                *left = None;
+                drop(left);
+                std::panic::panic_any(Killed);
+            }
+            Some(count) => *count -= 1,
+            None => {}
+        }
+        &mut self.bytes
+    }
+}
+
+impl Drop for LiveMemory {
+    fn drop(&mut self) {
+        *self.home.0.borrow_mut() = Some(std::mem::take(&mut self.bytes));
+    }
+}
+
+/// Keeps the deaths that tests cause out of their output.
+pub(crate) fn silence_kills() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        let rest = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if info.payload().downcast_ref::<Killed>().is_none() {
+                rest(info);
+            }
+        }));
+    });
+}

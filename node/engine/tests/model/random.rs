@@ -1,0 +1,343 @@
+//! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
+
+use holdfast_engine::event::Op;
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_types::SectorRange;
+
+use crate::rng::Rng;
+use crate::world::{Attach, AttachStep, Faults, World};
+
+/// Three chunks, the last one in part.
+const SECTORS: u64 = 70_000;
+/// Places where something begins or ends: blocks, map pages, chunks, the volume.
+const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
+
+/// Which deaths a run has, each once in so many steps.
+#[derive(Debug, Clone, Copy)]
+struct Deaths {
+    kill: u64,
+    kill_inside: u64,
+    lose_host: u64,
+    take_over: u64,
+    detach: u64,
+}
+
+const NEVER: u64 = u64::MAX;
+const CALM: Deaths =
+    Deaths { kill: NEVER, kill_inside: NEVER, lose_host: NEVER, take_over: NEVER, detach: 900 };
+const KILLS: Deaths = Deaths { kill: 120, kill_inside: 120, lose_host: NEVER, take_over: NEVER, detach: 900 };
+const POWER_CUTS: Deaths =
+    Deaths { kill: 700, kill_inside: 700, lose_host: 200, take_over: NEVER, detach: 1200 };
+const RIVALS: Deaths = Deaths { kill: 500, kill_inside: 500, lose_host: 700, take_over: 300, detach: 700 };
+
+struct Run {
+    world: World,
+    deaths: Deaths,
+    home: usize,
+    /// The volume is to leave its home, and attach next there.
+    leaving: bool,
+}
+
+fn range(rng: &mut Rng) -> SectorRange {
+    let longest = if rng.once_in(60) { 1500 } else { *rng.pick(&[1, 2, 8, 64]) };
+    let length = 1 + rng.below(longest) as u64;
+    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(SECTORS - 1);
+    SectorRange::new(start, length.min(SECTORS - start).min(1500))
+}
+
+impl Run {
+    fn rng(&mut self) -> &mut Rng {
+        &mut self.world.rng
+    }
+
+    fn guest(&mut self, host: usize) {
+        let Some(device) = &self.world.hosts[host].device else { return };
+        if !device.ready || device.closing || device.free_slot().is_none() {
+            return;
+        }
+        let op = *self.rng().pick(&[
+            Op::Write,
+            Op::Write,
+            Op::Write,
+            Op::Write,
+            Op::Read,
+            Op::Read,
+            Op::Read,
+            Op::Flush,
+            Op::Discard,
+            Op::WriteZeroes,
+        ]);
+        let mut range = range(self.rng());
+        match op {
+            Op::Flush => range = SectorRange::new(0, 0),
+            Op::Read | Op::Write => range.sectors = range.sectors.min(64),
+            Op::Discard | Op::WriteZeroes => {}
+        }
+        self.world.request(host, op, range);
+    }
+
+    /// One job of `host`, or what its process waits for.
+    fn daemon(&mut self, host: usize) {
+        let Some(process) = &self.world.hosts[host].process else { return };
+        let jobs = process.jobs.len();
+        if process.awaits_manifest && self.rng().once_in(8) {
+            return self.world.load_manifest(host);
+        }
+        if jobs > 0 {
+            let job = self.rng().below(jobs);
+            self.world.step_job(host, job);
+        }
+    }
+
+    fn chance(&mut self, once_in: u64) -> bool {
+        once_in != NEVER && self.rng().once_in(once_in)
+    }
+
+    fn disaster(&mut self, host: usize) {
+        if self.chance(self.deaths.kill) {
+            self.world.kill(host);
+        }
+        if self.chance(self.deaths.kill_inside) {
+            let after = *self.rng().pick(&[0, 1, 3, 10, 60, 300]);
+            *self.world.hosts[host].killed_after.borrow_mut() = Some(after);
+        }
+        if self.chance(self.deaths.lose_host) {
+            self.world.lose_host(host, None);
+            if host == self.home && self.deaths.take_over != NEVER && self.rng().once_in(2) {
+                self.home = self.elsewhere();
+            }
+        }
+        if host == self.home && self.chance(self.deaths.take_over) {
+            self.home = self.elsewhere();
+        }
+        if host == self.home && self.chance(self.deaths.detach) {
+            self.leaving = true;
+        }
+    }
+
+    fn elsewhere(&mut self) -> usize {
+        let hosts = self.world.hosts.len();
+        (self.home + 1 + self.rng().below(hosts - 1)) % hosts
+    }
+
+    /// Starts what does not run and ends what should not.
+    fn attend(&mut self, host: usize) {
+        let here = &self.world.hosts[host];
+        if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle())
+            && here.process.is_some()
+        {
+            return self.world.give_up(host);
+        }
+        if here.process.is_none() && here.tmpfs.holds_a_map() {
+            if self.rng().once_in(10) {
+                self.world.resume(host);
+            }
+            return;
+        }
+        if host == self.home && here.process.is_none() && self.rng().once_in(10) {
+            let step = *self.rng().pick(&[
+                AttachStep::HeaderWritten,
+                AttachStep::HeaderSynced,
+                AttachStep::RecordSent,
+            ]);
+            let dies = (self.deaths.kill != NEVER && self.rng().once_in(6)).then_some(step);
+            let came_of = self.world.attach(host, true, dies);
+            if came_of == Attach::Died && self.deaths.lose_host != NEVER && self.rng().once_in(2) {
+                self.world.lose_host(host, None);
+            }
+        }
+        if host == self.home && self.leaving {
+            let here = &self.world.hosts[host];
+            match (&here.device, &here.process) {
+                (None, None) => {
+                    self.leaving = false;
+                    self.home = if self.rng().once_in(2) { host } else { self.elsewhere() };
+                }
+                (Some(device), Some(_)) if !device.fenced => self.world.begin_detach(host),
+                _ => {}
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let hosts = self.world.hosts.len();
+        let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
+        self.attend(host);
+        match self.rng().below(20) {
+            0..=4 => self.guest(host),
+            5 => {
+                let passed = self.rng().below(400) as u64;
+                self.world.tick(host, passed);
+            }
+            6 if self.rng().once_in(4) => self.world.land_late(),
+            _ => self.daemon(host),
+        }
+        self.disaster(host);
+    }
+
+    /// Lets everything come to rest: nothing fails any more and nothing is asked.
+    fn settle(&mut self, until: impl Fn(&Self) -> bool) {
+        self.world.faults = Faults::default();
+        self.deaths = CALM;
+        self.deaths.detach = NEVER;
+        for host in &self.world.hosts {
+            *host.killed_after.borrow_mut() = None;
+        }
+        for _ in 0..60_000 {
+            if until(self) {
+                return;
+            }
+            let hosts = self.world.hosts.len();
+            let host = self.rng().below(hosts);
+            self.attend(host);
+            if self.rng().once_in(30) {
+                self.world.tick(host, 200);
+            } else {
+                self.daemon(host);
+            }
+        }
+        let home = &self.world.hosts[self.home];
+        let process = home.process.as_ref();
+        let jobs: Vec<_> = process.iter().flat_map(|process| &process.jobs).map(|job| &job.action).collect();
+        panic!(
+            "stuck: {:?} with {jobs:?}, device {:?}",
+            process.map(|process| process.volume.status()),
+            home.device.as_ref().map(|d| (d.ready, d.closing, d.fenced, d.is_idle()))
+        );
+    }
+
+    fn device_is_idle(&self) -> bool {
+        let device = self.world.hosts[self.home].device.as_ref();
+        device.is_some_and(|device| device.ready && device.is_idle())
+    }
+
+    fn read_all(&mut self) {
+        let touched = self.world.hosts[self.home].expect.touched();
+        for pair in touched.chunks(24) {
+            let (first, last) = (pair[0], pair[pair.len() - 1]);
+            let pieces: Vec<_> = if last - first < 200 {
+                vec![SectorRange::new(first, last - first + 1)]
+            } else {
+                pair.iter().map(|sector| SectorRange::new(*sector, 1)).collect()
+            };
+            for piece in pieces {
+                self.settle(|run| {
+                    let device = run.world.hosts[run.home].device.as_ref();
+                    device.is_some_and(|device| device.ready && device.free_slot().is_some())
+                });
+                self.world.request(self.home, Op::Read, piece);
+            }
+        }
+        self.settle(Self::device_is_idle);
+    }
+
+    /// Reads everything at home, from the store alone, and on another host.
+    fn finish(&mut self) {
+        let mut left = false;
+        for _ in 0..3 {
+            if !left {
+                left = self.read_and_leave();
+            }
+        }
+        assert!(left, "a home that was fenced attaches anew and is not fenced again");
+        self.world.check_store(self.home);
+        self.home = (self.home + 1) % self.world.hosts.len();
+        while !self.read_and_leave() {}
+        self.world.check_store(self.home);
+    }
+
+    /// Whether the home detached; if it was fenced instead, it is ready to attach anew.
+    fn read_and_leave(&mut self) -> bool {
+        self.leaving = false;
+        self.settle(|run| {
+            let device = run.world.hosts[run.home].device.as_ref();
+            device.is_some_and(|device| device.fenced || device.closing || (device.ready && device.is_idle()))
+        });
+        let home = self.home;
+        if self.device_is_idle() && !self.world.hosts[home].device.as_ref().is_some_and(|d| d.closing) {
+            self.read_all();
+        }
+        self.leaving = true;
+        self.settle(|run| run.world.hosts[home].device.is_none());
+        self.leaving = false;
+        let manifest = self.world.store.manifest();
+        !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
+    }
+}
+
+fn run(seed: u64, steps: usize, deaths: Deaths, faults: Faults) {
+    let world = World::new(seed, 3, SECTORS, LIMITS, faults);
+    let mut run = Run { world, deaths, home: 0, leaving: false };
+    for _ in 0..steps {
+        run.step();
+    }
+    run.finish();
+}
+
+/// `MODEL_SEED` runs one seed, `MODEL_RUNS` another number of them.
+fn runs(name: &str, count: u64, steps: usize, deaths: Deaths, faults: Faults) {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    let seeds = match number("MODEL_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("MODEL_RUNS").unwrap_or(count),
+    };
+    for seed in seeds {
+        let guard = Replay { name, seed };
+        run(seed, steps, deaths, faults);
+        std::mem::forget(guard);
+    }
+}
+
+/// Says how to repeat a run that panics.
+struct Replay<'a> {
+    name: &'a str,
+    seed: u64,
+}
+
+impl Drop for Replay<'_> {
+    fn drop(&mut self) {
+        eprintln!(
+            "repeat with: MODEL_SEED={} cargo test -p holdfast-engine --test model {}",
+            self.seed, self.name
+        );
+    }
+}
+
+const BAD_STORE: Faults = Faults { local: None, create: Some(3), checkpoint: Some(4) };
+const BAD_DISK: Faults = Faults { local: Some(25), create: Some(6), checkpoint: None };
+
+#[test]
+fn any_order_without_faults() {
+    runs("any_order_without_faults", 40, 3000, CALM, Faults::default());
+}
+
+#[test]
+fn any_order_with_ambiguous_creates() {
+    runs("any_order_with_ambiguous_creates", 40, 3000, CALM, BAD_STORE);
+}
+
+#[test]
+fn any_order_with_a_failing_disk() {
+    runs("any_order_with_a_failing_disk", 40, 3000, CALM, BAD_DISK);
+}
+
+#[test]
+fn killed_at_any_point() {
+    runs("killed_at_any_point", 60, 3000, KILLS, BAD_STORE);
+}
+
+#[test]
+fn power_lost_at_any_point() {
+    runs("power_lost_at_any_point", 60, 3000, POWER_CUTS, BAD_STORE);
+}
+
+#[test]
+fn rivals_for_one_volume() {
+    runs("rivals_for_one_volume", 60, 4000, RIVALS, BAD_STORE);
+}
+
+#[test]
+fn everything_at_once() {
+    runs("everything_at_once", 60, 4000, RIVALS, Faults { local: Some(60), ..BAD_STORE });
+}

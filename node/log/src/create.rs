@@ -1,0 +1,105 @@
+//! Extending a log.
+
+use bytes::Bytes;
+use holdfast_engine::record::{Body, Record};
+use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+
+use crate::read::read_record;
+use crate::{LogFailure, MAX_METADATA_BYTES, store};
+
+/// Checkpoints kept: the newest, and the one before it for readers that saw it last.
+const KEPT_CHECKPOINTS: usize = 2;
+
+/// How a create-once ended, after every doubt was resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum CreateOutcome {
+    /// The record is in the log.
+    Won,
+    /// Another record is in its place.
+    Lost,
+}
+
+/// Creates `log/<seq>` once.
+///
+/// # Errors
+/// [`LogFailure::Store`]: the record is not there, or nobody can say; the same record may be tried again.
+pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
+    let volume = &record.volume;
+    let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
+    let bytes = Bytes::from(record.encode());
+    let doubt = match objects.create(&key, bytes.clone()).await {
+        Ok(_created) => return Ok(CreateOutcome::Won),
+        Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
+        Err(CreateError::Exists { .. }) => None,
+        Err(CreateError::Ambiguous(source)) => Some(source),
+    };
+    match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
+        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Won),
+        (Ok(_), _) => Ok(CreateOutcome::Lost),
+        (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
+        (Err(source), _) => Err(store("read a log record back", volume)(source)),
+    }
+}
+
+/// Creates the volume: one PUT. Again with the same size it changes nothing.
+///
+/// # Errors
+/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; else why the store did not do it.
+pub async fn provision(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    sectors: u64,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<(), LogFailure> {
+    let record = Record {
+        volume: volume.clone(),
+        seq: Seq::FIRST,
+        epoch: Epoch(0),
+        nonce,
+        unix_ms,
+        body: Body::Create { sectors },
+    };
+    if create_record(objects, &record).await? == CreateOutcome::Won {
+        return Ok(());
+    }
+    match read_record(objects, volume, Seq::FIRST).await?.body {
+        Body::Create { sectors: there } if there == sectors => Ok(()),
+        Body::Create { sectors } => Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors }),
+        Body::Attach { .. } | Body::Commit(_) | Body::Detach | Body::Delete => {
+            Err(LogFailure::WasDeleted(volume.clone()))
+        }
+    }
+}
+
+/// Stores a checkpoint and drops those it replaces.
+///
+/// # Errors
+/// [`LogFailure::Store`]: try again at the next occasion.
+pub async fn write_checkpoint(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+    bytes: Vec<u8>,
+) -> Result<(), LogFailure> {
+    let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
+    match objects.create(&key, bytes.into()).await {
+        // Whoever made a checkpoint of this seq made the same one.
+        Ok(_) | Err(CreateError::Exists { .. }) => {}
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            return Err(store("write a checkpoint", volume)(source));
+        }
+    }
+    let page = objects
+        .list(&checkpoint_prefix(volume), None, MAX_PAGE_ENTRIES)
+        .await
+        .map_err(store("list the checkpoints", volume))?;
+    let surplus = page.entries.len().saturating_sub(KEPT_CHECKPOINTS);
+    for entry in page.entries.iter().take(surplus) {
+        objects.delete(&entry.key).await.map_err(store("drop an old checkpoint", volume))?;
+    }
+    Ok(())
+}

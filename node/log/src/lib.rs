@@ -1,0 +1,92 @@
+//! A volume's log in an object store.
+//!
+//! Owns: the sequence of requests that reads, extends, provisions and removes a log. What the records mean is the
+//! engine's; what the requests mean is the store's.
+//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each;
+//! provisioning is one PUT; a record is one PUT.
+//! On failure: nothing is guessed: a create that did not answer clearly is read back.
+
+mod create;
+mod read;
+mod remove;
+
+pub use create::{CreateOutcome, create_record, provision, write_checkpoint};
+pub use read::read_manifest;
+pub use remove::remove;
+
+use holdfast_engine::DecodeError;
+use holdfast_engine::manifest::LogError as Order;
+use holdfast_objects::StoreError;
+use holdfast_types::VolumeId;
+
+/// Largest record or checkpoint read, in bytes.
+const MAX_METADATA_BYTES: u64 = 256 << 20;
+
+/// Why a log could not be read or extended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogFailure {
+    /// The store did not do it.
+    #[error("{what} of volume {volume}")]
+    Store {
+        /// What was asked for.
+        what: &'static str,
+        /// Whose.
+        volume: VolumeId,
+        /// Why not.
+        #[source]
+        source: StoreError,
+    },
+    /// An object's bytes are damaged.
+    #[error("object {key} is damaged")]
+    Damaged {
+        /// Its key.
+        key: String,
+        /// How.
+        #[source]
+        source: DecodeError,
+    },
+    /// The records do not follow each other.
+    #[error("the log of volume {volume} is broken")]
+    Broken {
+        /// Whose.
+        volume: VolumeId,
+        /// How.
+        #[source]
+        source: Order,
+    },
+    /// A volume of this id exists already, and is another one.
+    #[error("volume {volume} exists already with {sectors} sectors: choose another id")]
+    ExistsOtherwise {
+        /// Which.
+        volume: VolumeId,
+        /// Its size.
+        sectors: u64,
+    },
+    /// The id was used before.
+    #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
+    WasDeleted(VolumeId),
+    /// Writers kept creating records.
+    #[error("volume {0} is being written to: its log grew at each of {tries} tries", tries = remove::TRIES)]
+    Contended(VolumeId),
+}
+
+impl LogFailure {
+    /// Whether trying again later may help.
+    pub fn is_transient(&self) -> bool {
+        use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
+        match self {
+            Self::Store { source, .. } => matches!(source.kind(), Throttled | Unavailable | Conflict),
+            Self::Contended(_) => true,
+            Self::Damaged { .. }
+            | Self::Broken { .. }
+            | Self::ExistsOtherwise { .. }
+            | Self::WasDeleted(_) => false,
+        }
+    }
+}
+
+fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {
+    let volume = volume.clone();
+    move |source| LogFailure::Store { what, volume, source }
+}

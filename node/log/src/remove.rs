@@ -1,0 +1,79 @@
+//! Removing a volume: the tombstone first, then everything else.
+
+use futures::future::try_join_all;
+use holdfast_engine::record::{Body, Record};
+use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
+use holdfast_types::key::{ObjectKey, volume_prefix};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+
+use crate::create::{CreateOutcome, create_record};
+use crate::read::{read_record, records_after};
+use crate::{LogFailure, store};
+
+/// How often the end of a growing log is chased.
+pub(crate) const TRIES: usize = 8;
+/// Deletes under way at once.
+const PARALLEL_DELETES: usize = 16;
+
+/// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be called
+/// again after it failed half-way. Without a log there is nothing to remove.
+///
+/// # Errors
+/// [`LogFailure`]: what is left is removed by the next call.
+pub async fn remove(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<(), LogFailure> {
+    let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else { return Ok(()) };
+    let tombstone = ObjectKey::Log(volume.clone(), tombstone).to_string();
+    let prefix = volume_prefix(volume);
+    let mut start_after: Option<String> = None;
+    loop {
+        let page = objects
+            .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
+            .await
+            .map_err(store("list the objects", volume))?;
+        let doomed: Vec<&str> =
+            page.entries.iter().map(|entry| entry.key.as_str()).filter(|key| *key != tombstone).collect();
+        for batch in doomed.chunks(PARALLEL_DELETES) {
+            try_join_all(batch.iter().map(|key| objects.delete(key)))
+                .await
+                .map_err(store("delete an object", volume))?;
+        }
+        match page.entries.last() {
+            Some(last) if page.more => start_after = Some(last.key.clone()),
+            Some(_) | None => return Ok(()),
+        }
+    }
+}
+
+/// The seq of the tombstone, made now if need be.
+async fn bury(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<Option<Seq>, LogFailure> {
+    for _ in 0..TRIES {
+        let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
+            return Ok(None);
+        };
+        if read_record(objects, volume, last).await?.body == Body::Delete {
+            return Ok(Some(last));
+        }
+        let record = Record {
+            volume: volume.clone(),
+            seq: last.next(),
+            epoch: Epoch(0),
+            nonce,
+            unix_ms,
+            body: Body::Delete,
+        };
+        if create_record(objects, &record).await? == CreateOutcome::Won {
+            return Ok(Some(record.seq));
+        }
+    }
+    Err(LogFailure::Contended(volume.clone()))
+}

@@ -1,0 +1,107 @@
+//! What a volume's log costs and survives, on the reference store.
+
+use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_log::{
+    CreateOutcome, LogFailure, create_record, provision, read_manifest, remove, write_checkpoint,
+};
+use holdfast_objects::{Fault, MemoryStore, ObjectStore, Verb};
+use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
+
+const NONCE: Nonce = Nonce([3; 16]);
+
+fn volume() -> VolumeId {
+    "v".parse().unwrap()
+}
+
+fn record(seq: u64, body: Body) -> Record {
+    Record { volume: volume(), seq: Seq(seq), epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
+}
+
+fn commit(seq: u64) -> Record {
+    let id = SegmentId::new(seq, [0; 10]);
+    record(
+        seq,
+        Body::Commit(SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] }),
+    )
+}
+
+async fn log_of(records: u64) -> MemoryStore {
+    let store = MemoryStore::new();
+    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    let attach = record(2, Body::Attach { sectors: 1000, node: "n".into() });
+    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
+    for seq in 3..=records {
+        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Won);
+    }
+    store
+}
+
+#[tokio::test]
+async fn a_volume_is_created_with_one_put_and_nothing_else() {
+    let store = MemoryStore::new();
+    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    let counts = store.counts();
+    assert_eq!((counts.total(), counts.put), (1, 1));
+    provision(&store, &volume(), 1000, Nonce([4; 16]), 5).await.unwrap();
+    let other = provision(&store, &volume(), 2000, NONCE, 0).await.unwrap_err();
+    assert!(matches!(other, LogFailure::ExistsOtherwise { sectors: 1000, .. }));
+}
+
+#[tokio::test]
+async fn a_long_log_is_read_with_two_lists_one_checkpoint_and_the_records_after_it() {
+    let store = log_of(40).await;
+    let upto = read_manifest(&store, &volume()).await.unwrap();
+    write_checkpoint(&store, &volume(), upto.seq(), upto.encode_checkpoint()).await.unwrap();
+    assert_eq!(create_record(&store, &commit(41)).await.unwrap(), CreateOutcome::Won);
+    let before = store.counts();
+    let manifest = read_manifest(&store, &volume()).await.unwrap();
+    let after = store.counts();
+    assert_eq!((manifest.seq(), manifest.checkpointed(), manifest.segments().len()), (Seq(41), Seq(40), 39));
+    let spent = (after.list - before.list, after.get - before.get, after.total() - before.total());
+    assert_eq!(spent, (2, 2, 4));
+}
+
+#[tokio::test]
+async fn only_the_newest_checkpoints_are_kept() {
+    let store = log_of(6).await;
+    let manifest = read_manifest(&store, &volume()).await.unwrap();
+    for seq in 2..=6 {
+        write_checkpoint(&store, &volume(), Seq(seq), manifest.encode_checkpoint()).await.unwrap();
+    }
+    assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
+}
+
+#[tokio::test]
+async fn a_lost_reply_is_resolved_by_reading_the_record_back() {
+    let store = log_of(2).await;
+    store.fail_next(Verb::Put, Fault::LostReply);
+    assert_eq!(create_record(&store, &commit(3)).await.unwrap(), CreateOutcome::Won);
+    let theirs = Record { nonce: Nonce([9; 16]), ..commit(3) };
+    assert_eq!(create_record(&store, &theirs).await.unwrap(), CreateOutcome::Lost);
+}
+
+#[tokio::test]
+async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
+    let store = log_of(5).await;
+    store.put_segment("volumes/v/segments/01ARZ3NDEKTSV4RRFFQ69G5FAV", vec!["x".into()]).await.unwrap();
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    let left = store.list("volumes/", None, 100).await.unwrap().entries;
+    assert_eq!(
+        left.iter().map(|e| e.key.as_str()).collect::<Vec<_>>(),
+        ["volumes/v/log/00000000000000000006"]
+    );
+    assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
+    assert_eq!(create_record(&store, &commit(6)).await.unwrap(), CreateOutcome::Lost);
+}
+
+#[tokio::test]
+async fn a_damaged_record_is_named_and_a_missing_one_breaks_the_log() {
+    let store = log_of(4).await;
+    store.delete("volumes/v/log/00000000000000000003").await.unwrap();
+    let broken = read_manifest(&store, &volume()).await.unwrap_err();
+    assert!(matches!(broken, LogFailure::Broken { .. }));
+    let _made = store.create("volumes/v/log/00000000000000000003", "garbage".into()).await.unwrap();
+    let damaged = read_manifest(&store, &volume()).await.unwrap_err();
+    assert_eq!(damaged.to_string(), "object volumes/v/log/00000000000000000003 is damaged");
+}
