@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::world::World;
 
 mod api_rules;
+mod chart;
 mod control_plane;
 mod provisioning;
 mod s3;
@@ -51,6 +52,12 @@ pub const ALL: &[Scenario] = &[
         about: "the API server accepts what it should and refuses the rest, naming the field",
         expected: Duration::from_secs(40),
         run: api_rules::run,
+    },
+    Scenario {
+        name: "chart",
+        about: "the chart passes helm's checks, and all it renders is accepted by the API server",
+        expected: Duration::from_secs(15),
+        run: chart::run,
     },
     Scenario {
         name: "provisioning",
