@@ -24,7 +24,7 @@ mod volume_snapshot;
 
 pub use condition::{ConditionStatus, condition, find_condition, is_true};
 pub use field_error::FieldError;
-pub use generated::{definitions, generated_files};
+pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use object_store::{
     Credentials, Environment, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef, SecretRef,

@@ -1,11 +1,13 @@
-//! Writes `crds/*.yaml` from the types of the crate.
+//! Writes the definitions from the types of the crate, here and in the chart.
 
 use std::path::Path;
 
 fn main() -> std::io::Result<()> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (name, content) in holdfast_crds::generated_files() {
-        std::fs::write(directory.join(name), content)?;
+        for directory in holdfast_crds::GENERATED_DIRECTORIES {
+            std::fs::write(crate_directory.join(directory).join(&name), &content)?;
+        }
     }
     Ok(())
 }

@@ -2506,6 +2506,17 @@ pub mod identity_client {
     pub struct IdentityClient<T> {
         inner: tonic::client::Grpc<T>,
     }
+    impl IdentityClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
     impl<T> IdentityClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -2935,6 +2946,17 @@ pub mod controller_client {
     #[derive(Debug, Clone)]
     pub struct ControllerClient<T> {
         inner: tonic::client::Grpc<T>,
+    }
+    impl ControllerClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
     }
     impl<T> ControllerClient<T>
     where
@@ -4324,6 +4346,17 @@ pub mod group_controller_client {
     pub struct GroupControllerClient<T> {
         inner: tonic::client::Grpc<T>,
     }
+    impl GroupControllerClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
     impl<T> GroupControllerClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -4886,6 +4919,17 @@ pub mod snapshot_metadata_client {
     pub struct SnapshotMetadataClient<T> {
         inner: tonic::client::Grpc<T>,
     }
+    impl SnapshotMetadataClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
     impl<T> SnapshotMetadataClient<T>
     where
         T: tonic::client::GrpcService<tonic::body::Body>,
@@ -5280,6 +5324,17 @@ pub mod node_client {
     #[derive(Debug, Clone)]
     pub struct NodeClient<T> {
         inner: tonic::client::Grpc<T>,
+    }
+    impl NodeClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
     }
     impl<T> NodeClient<T>
     where
