@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
+use crate::node::{Control, Node};
 use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
 use crate::report;
@@ -226,6 +227,16 @@ impl World {
     /// When the chart is not installed.
     pub fn node_kubeconfig(&self) -> Result<String> {
         self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
+    }
+
+    /// The daemon of the machine of that name, told by the Kubernetes API what to serve. The machine is
+    /// booted if need be. See [`Node::start`] for `transport` and `data`.
+    ///
+    /// # Errors
+    /// When the machine or the daemon does not come up.
+    pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
+        let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
+        Node::start(self.vm(name)?, &control, transport, data)
     }
 
     /// The chart.
