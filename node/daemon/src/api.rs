@@ -24,7 +24,7 @@ pub(crate) use self::socket::{bind, serve};
 #[cfg(test)]
 pub(crate) use self::status::code as status_code;
 use crate::config::Control;
-use crate::error_kind::Failure;
+use crate::failure::Failure;
 use crate::volumes::Volumes;
 
 /// The stores a request may name; `None` when Kubernetes says what is served.
@@ -86,7 +86,8 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let create = convert::Create::try_from(request.into_inner())?;
         let store = self.store(&create.store)?.clone();
         let volumes = self.volumes.clone();
-        to_the_end(async move { volumes.create(&create.volume, create.bytes, &store).await }).await?;
+        to_the_end(async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await })
+            .await?;
         Ok(Response::new(CreateResponse {}))
     }
 
@@ -95,7 +96,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let store = self.store(&attach.store)?.clone();
         let volumes = self.volumes.clone();
         let attached = to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
-        Ok(Response::new(attached.into()))
+        Ok(Response::new(AttachResponse { device: Some(attached.into()) }))
     }
 
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {

@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
-use crate::error_kind::chain;
+use crate::failure::chain;
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_s3::S3Config;
+use holdfast_ublk::Transport;
 use serde::Deserialize;
 
 pub(crate) use self::source::Place;
@@ -242,8 +243,8 @@ fn node_config(
         ring_threads,
         transport: match transport {
             TransportSetting::Auto => TransportChoice::Auto,
-            TransportSetting::ZeroCopy => TransportChoice::ZeroCopy,
-            TransportSetting::UserCopy => TransportChoice::UserCopy,
+            TransportSetting::ZeroCopy => TransportChoice::Only(Transport::ZeroCopy),
+            TransportSetting::UserCopy => TransportChoice::Only(Transport::UserCopy),
         },
         slab_bytes: slab_size.0,
         seal_bytes: seal_size.0,

@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 
 use crate::api::{self, Api};
 use crate::config::Config;
-use crate::error_kind::{ErrorKind, Failure};
+use crate::failure::Failure;
 use crate::metrics;
+use crate::node::ErrorKind;
 use crate::node::Node;
 use crate::telemetry;
 
@@ -75,7 +76,7 @@ async fn start(
     let service = Api::new(node.clone(), control);
     let stop = wait(stopped.clone());
     parts.spawn(async move {
-        api::serve(listener, service, stop).await.map_err(|error| Failure::new(ErrorKind::Bug, &error))
+        api::serve(listener, service, stop).await.map_err(|error| Failure::new(ErrorKind::Local, &error))
     });
     if let Some(address) = metrics_address {
         let listener = TcpListener::bind(address).await.map_err(|error| Failure {
@@ -94,8 +95,8 @@ async fn start(
 fn unexpected(ended: Result<PartEnd, tokio::task::JoinError>) -> Failure {
     match ended {
         Ok(Err(failure)) => failure,
-        Ok(Ok(())) => Failure { kind: ErrorKind::Bug, message: "a listener ended by itself".to_owned() },
-        Err(panicked) => Failure::new(ErrorKind::Bug, &panicked),
+        Ok(Ok(())) => Failure { kind: ErrorKind::Local, message: "a listener ended by itself".to_owned() },
+        Err(panicked) => Failure::new(ErrorKind::Local, &panicked),
     }
 }
 
@@ -111,7 +112,7 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(ErrorKind::Bug, &error));
+        let listen = |kind| signal(kind).map_err(|error| Failure::new(ErrorKind::Local, &error));
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 

@@ -4,7 +4,7 @@ mod api;
 mod cli;
 mod config;
 mod daemon;
-mod error_kind;
+mod failure;
 mod metrics;
 mod node;
 mod telemetry;

@@ -26,15 +26,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::volume::DirtyLimits;
-use holdfast_objects::Verb;
+use holdfast_objects::RequestCounts;
 use holdfast_s3::{S3Config, S3Store};
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
-pub(crate) use error::NodeError;
+pub use error::{ErrorKind, NodeError};
 
-use board::{Board, Phase, Served};
+use board::{Board, Counters, Phase};
 use cold::ColdReads;
 use error::file;
 use local::{Local, open_direct, random};
@@ -52,72 +52,71 @@ const PARALLEL_UPLOADS: usize = 2;
 const TICK: Duration = Duration::from_millis(250);
 
 /// Which transport devices are given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransportChoice {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TransportChoice {
     /// The best one the kernel has.
+    #[default]
     Auto,
-    /// Zero copy, or no device.
-    ZeroCopy,
-    /// User copy, or no device.
-    UserCopy,
+    /// This one or none.
+    Only(Transport),
 }
 
 /// How the node runs. All fields were validated by whoever read them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct NodeConfig {
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
     /// The node's name, for people and for attach records.
-    pub(crate) node_name: String,
+    pub node_name: String,
     /// Directory on the local NVMe.
-    pub(crate) state_dir: PathBuf,
+    pub state_dir: PathBuf,
     /// Directory in a tmpfs that outlives the process and not the host.
-    pub(crate) run_dir: PathBuf,
+    pub run_dir: PathBuf,
     /// Threads that carry devices, at least 1.
-    pub(crate) ring_threads: usize,
+    pub ring_threads: usize,
     /// Which transport devices are given.
-    pub(crate) transport: TransportChoice,
+    pub transport: TransportChoice,
     /// Size of the cache of fetched blocks, in bytes.
-    pub(crate) slab_bytes: u64,
+    pub slab_bytes: u64,
     /// Dirty bytes of a volume at which they are uploaded.
-    pub(crate) seal_bytes: u64,
+    pub seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
-    pub(crate) most_dirty_bytes: u64,
+    pub most_dirty_bytes: u64,
     /// Age of the oldest dirty byte at which it is uploaded.
-    pub(crate) max_dirty_age: Duration,
+    pub max_dirty_age: Duration,
 }
 
 /// What is to be attached.
 #[derive(Debug, Clone)]
-pub(crate) struct AttachRequest {
+pub struct AttachRequest {
     /// Which volume.
-    pub(crate) volume: VolumeId,
+    pub volume: VolumeId,
     /// The store's name, for people.
-    pub(crate) store_name: String,
+    pub store_name: String,
     /// The store.
-    pub(crate) store: S3Config,
+    pub store: S3Config,
     /// Grow the volume to this size, in bytes.
-    pub(crate) bytes: Option<u64>,
+    pub bytes: Option<u64>,
     /// Fence a writer on another node.
-    pub(crate) take_over: bool,
+    pub take_over: bool,
     /// In place of the node's own.
-    pub(crate) max_dirty_age: Option<Duration>,
+    pub max_dirty_age: Option<Duration>,
 }
 
 /// An attached volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attached {
+pub struct Attached {
     /// Its block device.
-    pub(crate) device_path: PathBuf,
+    pub device_path: PathBuf,
     /// How data is moved.
-    pub(crate) transport: Transport,
+    pub transport: Transport,
     /// The writer's epoch.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
     /// Size in bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
 }
 
 /// How far a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum VolumeState {
+pub enum VolumeState {
     /// Being attached.
     Attaching,
     /// Served.
@@ -129,91 +128,65 @@ pub(crate) enum VolumeState {
 }
 
 /// A volume on this node.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct VolumeStatus {
+#[derive(Debug, Clone)]
+pub struct VolumeStatus {
     /// Which.
-    pub(crate) volume: VolumeId,
+    pub volume: VolumeId,
     /// The store's name.
-    pub(crate) store_name: String,
-    /// Its block device, once there is one.
-    pub(crate) device_path: Option<PathBuf>,
-    /// How data is moved.
-    pub(crate) transport: Transport,
-    /// The writer's epoch; zero while it is being attached.
-    pub(crate) epoch: u64,
-    /// Size in bytes; zero while it is being attached.
-    pub(crate) bytes: u64,
-    /// The last record in the log, once it was read.
-    pub(crate) committed_seq: Option<u64>,
-    /// Bytes not yet committed.
-    pub(crate) dirty_bytes: u64,
-    /// Age of the oldest of them.
-    pub(crate) oldest_dirty: Option<Duration>,
+    pub store_name: String,
     /// How far it is.
-    pub(crate) state: VolumeState,
-    /// What it waits for, or why it cannot go on.
-    pub(crate) message: Option<String>,
-    /// What it has done.
-    pub(crate) counters: Counters,
+    pub state: VolumeState,
+    /// What a person should know.
+    pub message: Option<String>,
+    /// Its device, once there is one.
+    pub attached: Option<Attached>,
+    /// The last record in the log.
+    pub committed_seq: Option<u64>,
+    /// Bytes not yet committed.
+    pub dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub oldest_dirty: Option<Duration>,
+    /// Requests that wait for the store, memory or space.
+    pub waiting_requests: usize,
+    /// What was served so far.
+    pub served: ServedCounts,
+    /// Requests sent to its store, by all volumes of that store on this node.
+    pub store_requests: RequestCounts,
 }
 
-/// What a volume has done since this process attached it or took it up. The figures of S3 are those of its store, for all
-/// volumes of that store on this node.
+/// What was served since the volume was attached or taken up by this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Counters {
+pub struct ServedCounts {
     /// Read requests.
-    pub(crate) read_requests: u64,
-    /// Bytes read.
-    pub(crate) read_bytes: u64,
+    pub reads: u64,
     /// Write requests.
-    pub(crate) write_requests: u64,
-    /// Bytes written.
-    pub(crate) write_bytes: u64,
+    pub writes: u64,
     /// Flush requests.
-    pub(crate) flush_requests: u64,
+    pub flushes: u64,
     /// Discard and write-zeroes requests.
-    pub(crate) discard_requests: u64,
+    pub discards: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub cold_reads: u64,
     /// Requests that failed.
-    pub(crate) failed_requests: u64,
-    /// GET requests.
-    pub s3_gets: u64,
-    /// PUT requests: objects, and parts of large ones.
-    pub s3_puts: u64,
-    /// LIST requests.
-    pub s3_lists: u64,
-    /// Bytes read from the store.
-    pub s3_read_bytes: u64,
-    /// Bytes written to the store.
-    pub s3_written_bytes: u64,
-}
-
-/// Whether one transport can be used here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct TransportCapability {
-    /// Which.
-    pub(crate) transport: Transport,
-    /// Why not.
-    pub(crate) refusal: Option<String>,
+    pub errors: u64,
 }
 
 /// What the node can do.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Capabilities {
+#[derive(Debug, Clone)]
+pub struct Capabilities {
     /// The kernel's release.
-    pub(crate) kernel_release: String,
-    /// Each transport the daemon knows.
-    pub(crate) transports: Vec<TransportCapability>,
+    pub kernel_release: String,
+    /// Each transport, with the reason where it cannot be used.
+    pub transports: Vec<(Transport, Result<(), String>)>,
 }
 
 /// The running data plane. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Node(Arc<Inner>);
-
-impl std::fmt::Debug for Node {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("config", &self.0.config).finish_non_exhaustive()
-    }
-}
+pub struct Node(Arc<Inner>);
 
 struct Inner {
     config: NodeConfig,
@@ -257,7 +230,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
-    pub(crate) async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+    pub async fn start(config: NodeConfig) -> Result<Self, NodeError> {
         let volumes = config.state_dir.join("volumes");
         for dir in [&volumes, &config.run_dir] {
             fs::create_dir_all(dir).map_err(file(dir, "created"))?;
@@ -304,41 +277,41 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Size`], or what the store says.
-    pub(crate) async fn create(
+    pub async fn create(
         &self,
         volume: &VolumeId,
         bytes: u64,
+        name: &str,
         store: &S3Config,
     ) -> Result<(), NodeError> {
         let sectors = sectors_of(bytes)?;
-        let objects = self.0.stores.connect(&store.bucket, &store.into()).await?;
+        let objects = self.0.stores.connect(name, &store.into()).await?;
         Ok(holdfast_log::provision(&*objects, volume, sectors, holdfast_types::Nonce(random()), unix_ms())
             .await?)
     }
 
     /// The volumes on this node.
-    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
+    pub fn list(&self) -> Vec<VolumeStatus> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
-        entries.into_iter().map(|(volume, entry)| self.status_of(volume, &entry)).collect()
+        entries.into_iter().map(|(volume, entry)| status_of(volume, &entry)).collect()
     }
 
     /// What the node can do.
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        let refusal = |transport| match &self.0.features {
-            Ok(features) => features.check(transport).err().map(|error| error.to_string()),
-            Err(error) => Some(error.to_string()),
+    pub fn capabilities(&self) -> Capabilities {
+        let check = |transport| match &self.0.features {
+            Ok(features) => features.check(transport).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
         let release = holdfast_ublk::KernelRelease::running();
-        let capability = |transport| TransportCapability { transport, refusal: refusal(transport) };
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
-            transports: Transport::ALL.into_iter().map(capability).collect(),
+            transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
         }
     }
 
     /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
-    pub(crate) async fn shutdown(self) {
+    pub async fn shutdown(self) {
         for ring in &self.0.rings {
             ring.send(Message::Leave);
         }
@@ -420,99 +393,69 @@ impl Present {
     }
 }
 
-impl Node {
-    fn status_of(&self, volume: VolumeId, entry: &Entry) -> VolumeStatus {
-        match entry {
-            Entry::Present(present) => present.status(volume, self.planned_transport()),
-            Entry::Attaching { store_name } => VolumeStatus {
+fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
+    let present = match entry {
+        Entry::Present(present) => present,
+        Entry::Attaching { store_name } => {
+            return VolumeStatus {
                 volume,
                 store_name: store_name.clone(),
-                device_path: None,
-                transport: self.planned_transport(),
-                epoch: 0,
-                bytes: 0,
+                state: VolumeState::Attaching,
+                message: None,
+                attached: None,
                 committed_seq: None,
                 dirty_bytes: 0,
                 oldest_dirty: None,
-                state: VolumeState::Attaching,
-                message: None,
-                counters: Counters::default(),
-            },
+                waiting_requests: 0,
+                served: ServedCounts::default(),
+                store_requests: RequestCounts::default(),
+            };
         }
-    }
-
-    /// The transport a device would be given now.
-    fn planned_transport(&self) -> Transport {
-        match self.0.config.transport {
-            TransportChoice::ZeroCopy => Transport::ZeroCopy,
-            TransportChoice::UserCopy => Transport::UserCopy,
-            TransportChoice::Auto => {
-                let best = self.0.features.as_ref().ok().and_then(|features| features.best_transport().ok());
-                best.unwrap_or(Transport::UserCopy)
-            }
+    };
+    let (status, counters) = (present.board.status(), &present.board.counters);
+    let (state, message) = match present.board.phase() {
+        Phase::Fenced => {
+            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
-    }
-}
-
-impl Present {
-    fn status(&self, volume: VolumeId, planned: Transport) -> VolumeStatus {
-        let status = self.board.status();
-        let detaching = self.is_detaching();
-        let (state, message) = match self.board.phase() {
-            Phase::Fenced => {
-                (VolumeState::Fenced, Some("another writer holds the volume; local data is kept"))
-            }
-            Phase::Recovering => {
-                (VolumeState::Attaching, Some("what the last run left dirty is being committed"))
-            }
-            Phase::Ready | Phase::Detached if detaching => {
-                let message = "the last commit is on its way; it waits while the object store is away";
-                (VolumeState::Detaching, (status.dirty_bytes > 0).then_some(message))
-            }
-            Phase::Ready | Phase::Detached => {
-                let reason = if status.disk_full {
-                    "the local disk is full"
+        Phase::Recovering => {
+            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
+        }
+        Phase::Ready | Phase::Detached if present.is_detaching() => (
+            VolumeState::Detaching,
+            (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned()),
+        ),
+        Phase::Ready | Phase::Detached => {
+            let waits = (status.parked > 0).then(|| {
+                if status.disk_full {
+                    "requests wait: the local disk is full".to_owned()
                 } else {
-                    "the object store is slow or away"
-                };
-                (VolumeState::Attached, (status.parked > 0).then_some(reason))
-            }
-        };
-        let attached = self.attached();
-        VolumeStatus {
-            volume,
-            store_name: self.store_name.clone(),
-            transport: attached.as_ref().map_or(planned, |attached| attached.transport),
-            device_path: attached.map(|attached| attached.device_path),
-            epoch: self.epoch,
-            bytes: self.sectors * SECTOR_BYTES,
-            committed_seq: status.committed.map(|seq| seq.0),
-            dirty_bytes: status.dirty_bytes,
-            oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
-            state,
-            message: message.map(str::to_owned),
-            counters: self.counters(),
+                    "requests wait for the object store".to_owned()
+                }
+            });
+            (VolumeState::Attached, waits)
         }
-    }
-
-    fn counters(&self) -> Counters {
-        let served = &self.board.served;
-        let (meter, counts) = (self.objects.requests(), self.objects.counts());
-        let sum = |verbs: &[Verb]| verbs.iter().map(|verb| Served::get(&meter.verb(*verb).body_bytes)).sum();
-        Counters {
-            read_requests: Served::get(&served.reads),
-            read_bytes: Served::get(&served.read_bytes),
-            write_requests: Served::get(&served.writes),
-            write_bytes: Served::get(&served.written_bytes),
-            flush_requests: Served::get(&served.flushes),
-            discard_requests: Served::get(&served.discards),
-            failed_requests: Served::get(&served.errors),
-            s3_gets: counts.get,
-            s3_puts: counts.put + counts.upload_part,
-            s3_lists: counts.list,
-            s3_read_bytes: sum(&[Verb::Get]),
-            s3_written_bytes: sum(&[Verb::Put, Verb::UploadPart]),
-        }
+    };
+    VolumeStatus {
+        volume,
+        store_name: present.store_name.clone(),
+        state,
+        message,
+        attached: present.attached(),
+        committed_seq: status.committed.map(|seq| seq.0),
+        dirty_bytes: status.dirty_bytes,
+        oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+        waiting_requests: status.parked,
+        served: ServedCounts {
+            reads: Counters::get(&counters.reads),
+            writes: Counters::get(&counters.writes),
+            flushes: Counters::get(&counters.flushes),
+            discards: Counters::get(&counters.discards),
+            read_bytes: Counters::get(&counters.read_bytes),
+            written_bytes: Counters::get(&counters.written_bytes),
+            cold_reads: Counters::get(&counters.cold_reads),
+            errors: Counters::get(&counters.errors),
+        },
+        store_requests: present.objects.counts(),
     }
 }
 

@@ -9,7 +9,8 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::error_kind::{ErrorKind, Failure};
+use crate::failure::Failure;
+use crate::node::ErrorKind;
 
 /// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -68,7 +69,7 @@ pub(crate) fn start(node_name: &str) -> Result<Telemetry, Failure> {
         .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
         .with(traces)
         .try_init()
-        .map_err(|error| Failure::new(ErrorKind::Bug, &error))?;
+        .map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     Ok(Telemetry { provider })
 }
 

@@ -5,7 +5,7 @@ use std::future::Future;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
-use crate::error_kind::Failure;
+use crate::failure::Failure;
 use crate::node::{AttachRequest, Attached, Capabilities, Node, VolumeStatus};
 
 /// The volumes of this node. Clones speak of the same node.
@@ -15,6 +15,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         &self,
         volume: &VolumeId,
         bytes: u64,
+        store_name: &str,
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
@@ -32,8 +33,16 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 }
 
 impl Volumes for Node {
-    async fn create(&self, volume: &VolumeId, bytes: u64, store: &S3Config) -> Result<(), Failure> {
-        Self::create(self, volume, bytes, store).await.map_err(|error| Failure::new(error.kind(), &error))
+    async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        store_name: &str,
+        store: &S3Config,
+    ) -> Result<(), Failure> {
+        Self::create(self, volume, bytes, store_name, store)
+            .await
+            .map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {

@@ -32,10 +32,17 @@ pub struct AttachRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachResponse {
+    #[prost(message, optional, tag = "1")]
+    pub device: ::core::option::Option<Device>,
+}
+/// The block device of an attached volume.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Device {
     #[prost(string, tag = "1")]
-    pub device_path: ::prost::alloc::string::String,
+    pub path: ::prost::alloc::string::String,
     #[prost(enumeration = "Transport", tag = "2")]
     pub transport: i32,
+    /// The writer's fencing number; it rises at every attach.
     #[prost(uint64, tag = "3")]
     pub epoch: u64,
     #[prost(uint64, tag = "4")]
@@ -66,25 +73,19 @@ pub struct Volume {
     #[prost(enumeration = "VolumeState", tag = "3")]
     pub state: i32,
     /// Absent until the device exists.
-    #[prost(string, optional, tag = "4")]
-    pub device_path: ::core::option::Option<::prost::alloc::string::String>,
-    #[prost(enumeration = "Transport", tag = "5")]
-    pub transport: i32,
-    #[prost(uint64, tag = "6")]
-    pub epoch: u64,
-    #[prost(uint64, tag = "7")]
-    pub size_bytes: u64,
+    #[prost(message, optional, tag = "4")]
+    pub device: ::core::option::Option<Device>,
     /// Last commit in the store; absent before the first.
-    #[prost(uint64, optional, tag = "8")]
+    #[prost(uint64, optional, tag = "5")]
     pub committed_seq: ::core::option::Option<u64>,
     /// Bytes written but not committed yet.
-    #[prost(uint64, tag = "9")]
+    #[prost(uint64, tag = "6")]
     pub dirty_bytes: u64,
     /// Age of the oldest of them; absent when there are none.
-    #[prost(message, optional, tag = "10")]
+    #[prost(message, optional, tag = "7")]
     pub oldest_dirty: ::core::option::Option<::prost_types::Duration>,
     /// What the volume waits for, or why it cannot go on.
-    #[prost(string, optional, tag = "11")]
+    #[prost(string, optional, tag = "8")]
     pub message: ::core::option::Option<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -99,7 +100,7 @@ pub struct StatsResponse {
     #[prost(message, repeated, tag = "1")]
     pub volumes: ::prost::alloc::vec::Vec<VolumeStats>,
 }
-/// What one volume has done since it was attached by this process.
+/// What one volume has done since it was attached or taken up by this process.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeStats {
     #[prost(string, tag = "1")]
@@ -111,25 +112,43 @@ pub struct VolumeStats {
     #[prost(uint64, tag = "4")]
     pub write_requests: u64,
     #[prost(uint64, tag = "5")]
-    pub write_bytes: u64,
+    pub written_bytes: u64,
     #[prost(uint64, tag = "6")]
     pub flush_requests: u64,
     /// Discards and write-zeroes.
     #[prost(uint64, tag = "7")]
     pub discard_requests: u64,
+    /// Reads of blocks that were in the store only.
     #[prost(uint64, tag = "8")]
-    pub failed_requests: u64,
-    /// Requests to the store.
+    pub cold_reads: u64,
     #[prost(uint64, tag = "9")]
-    pub s3_gets: u64,
+    pub failed_requests: u64,
+    /// Requests that wait now: for the store, memory or space.
     #[prost(uint64, tag = "10")]
-    pub s3_puts: u64,
-    #[prost(uint64, tag = "11")]
-    pub s3_lists: u64,
-    #[prost(uint64, tag = "12")]
-    pub s3_read_bytes: u64,
-    #[prost(uint64, tag = "13")]
-    pub s3_written_bytes: u64,
+    pub waiting_requests: u64,
+    /// Requests of this node to the volume's store, for all its volumes together.
+    #[prost(message, optional, tag = "11")]
+    pub store_requests: ::core::option::Option<StoreRequests>,
+}
+/// Requests to a store.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoreRequests {
+    #[prost(uint64, tag = "1")]
+    pub get: u64,
+    #[prost(uint64, tag = "2")]
+    pub put: u64,
+    #[prost(uint64, tag = "3")]
+    pub list: u64,
+    #[prost(uint64, tag = "4")]
+    pub delete: u64,
+    #[prost(uint64, tag = "5")]
+    pub start_upload: u64,
+    #[prost(uint64, tag = "6")]
+    pub upload_part: u64,
+    #[prost(uint64, tag = "7")]
+    pub complete_upload: u64,
+    #[prost(uint64, tag = "8")]
+    pub abort_upload: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CapabilitiesRequest {}
@@ -317,7 +336,7 @@ pub mod node_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Creates an empty volume in a store. Refused with ALREADY_EXISTS if the id was ever used there.
+        /// Creates an empty volume in a store. Again with the same size it changes nothing.
         pub async fn create(
             &mut self,
             request: impl tonic::IntoRequest<super::CreateRequest>,
@@ -467,7 +486,7 @@ pub mod node_server {
     /// Generated trait containing gRPC methods that should be implemented for use with NodeServer.
     #[async_trait]
     pub trait Node: std::marker::Send + std::marker::Sync + 'static {
-        /// Creates an empty volume in a store. Refused with ALREADY_EXISTS if the id was ever used there.
+        /// Creates an empty volume in a store. Again with the same size it changes nothing.
         async fn create(
             &self,
             request: tonic::Request<super::CreateRequest>,

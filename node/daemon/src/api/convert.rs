@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
+use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
 use holdfast_types::{InvalidVolumeId, SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Transport;
 use tonic::Status;
 
-use crate::node::{
-    AttachRequest, Attached, Capabilities, Counters, TransportCapability, VolumeState, VolumeStatus,
-};
+use crate::node::{AttachRequest, Attached, Capabilities, ServedCounts, VolumeState, VolumeStatus};
 
 /// A field of a request cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -125,11 +124,11 @@ fn state(state: VolumeState) -> i32 {
     state.into()
 }
 
-impl From<Attached> for wire::AttachResponse {
+impl From<Attached> for wire::Device {
     fn from(attached: Attached) -> Self {
         let Attached { device_path, transport: by, epoch, bytes } = attached;
         Self {
-            device_path: device_path.to_string_lossy().into_owned(),
+            path: device_path.to_string_lossy().into_owned(),
             transport: transport(by),
             epoch,
             size_bytes: bytes,
@@ -142,25 +141,21 @@ impl From<VolumeStatus> for wire::Volume {
         let VolumeStatus {
             volume,
             store_name,
-            device_path,
-            transport: by,
-            epoch,
-            bytes,
+            state: stands,
+            message,
+            attached,
             committed_seq,
             dirty_bytes,
             oldest_dirty,
-            state: stands,
-            message,
-            counters: _,
+            waiting_requests: _,
+            served: _,
+            store_requests: _,
         } = status;
         Self {
             volume_id: volume.to_string(),
             store: store_name,
             state: state(stands),
-            device_path: device_path.map(|path| path.to_string_lossy().into_owned()),
-            transport: transport(by),
-            epoch,
-            size_bytes: bytes,
+            device: attached.map(Into::into),
             committed_seq,
             dirty_bytes,
             // An age beyond what the message can hold does not happen: it would be 292 billion years.
@@ -172,42 +167,37 @@ impl From<VolumeStatus> for wire::Volume {
 
 /// What a volume has done.
 pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
-    let Counters {
-        read_requests,
-        read_bytes,
-        write_requests,
-        write_bytes,
-        flush_requests,
-        discard_requests,
-        failed_requests,
-        s3_gets,
-        s3_puts,
-        s3_lists,
-        s3_read_bytes,
-        s3_written_bytes,
-    } = status.counters;
+    let ServedCounts { reads, writes, flushes, discards, read_bytes, written_bytes, cold_reads, errors } =
+        status.served;
     wire::VolumeStats {
         volume_id: status.volume.to_string(),
-        read_requests,
+        read_requests: reads,
         read_bytes,
-        write_requests,
-        write_bytes,
-        flush_requests,
-        discard_requests,
-        failed_requests,
-        s3_gets,
-        s3_puts,
-        s3_lists,
-        s3_read_bytes,
-        s3_written_bytes,
+        write_requests: writes,
+        written_bytes,
+        flush_requests: flushes,
+        discard_requests: discards,
+        cold_reads,
+        failed_requests: errors,
+        // A queue holds far fewer than 2^64.
+        waiting_requests: u64::try_from(status.waiting_requests).unwrap_or(u64::MAX),
+        store_requests: Some(store_requests(status.store_requests)),
     }
+}
+
+fn store_requests(counts: RequestCounts) -> wire::StoreRequests {
+    let RequestCounts { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload } =
+        counts;
+    wire::StoreRequests { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload }
 }
 
 impl From<Capabilities> for wire::CapabilitiesResponse {
     fn from(capabilities: Capabilities) -> Self {
         let Capabilities { kernel_release, transports } = capabilities;
-        let transports = transports.into_iter().map(|TransportCapability { transport: by, refusal }| {
-            wire::TransportCapability { transport: transport(by), available: refusal.is_none(), refusal }
+        let transports = transports.into_iter().map(|(by, usable)| wire::TransportCapability {
+            transport: transport(by),
+            available: usable.is_ok(),
+            refusal: usable.err(),
         });
         Self {
             kernel_release,

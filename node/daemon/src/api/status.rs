@@ -2,7 +2,8 @@
 
 use tonic::{Code, Status};
 
-use crate::error_kind::{ErrorKind, Failure};
+use crate::failure::Failure;
+use crate::node::ErrorKind;
 
 /// The status that tells of a failure.
 pub(crate) fn of(failure: &Failure) -> Status {
@@ -14,13 +15,10 @@ pub(crate) fn code(kind: ErrorKind) -> Code {
     match kind {
         ErrorKind::Invalid => Code::InvalidArgument,
         ErrorKind::NotFound => Code::NotFound,
-        ErrorKind::Exists => Code::AlreadyExists,
         ErrorKind::Busy => Code::FailedPrecondition,
         ErrorKind::Fenced => Code::Aborted,
         ErrorKind::Corrupt => Code::DataLoss,
-        ErrorKind::NoSpace => Code::ResourceExhausted,
         ErrorKind::Unavailable => Code::Unavailable,
-        ErrorKind::Ambiguous => Code::Unknown,
-        ErrorKind::Bug => Code::Internal,
+        ErrorKind::Local => Code::Internal,
     }
 }

@@ -3,7 +3,7 @@ use holdfast_s3::Credentials;
 use tonic::Code;
 
 use super::*;
-use crate::error_kind::ErrorKind;
+use crate::node::ErrorKind;
 use crate::volumes::tests::{Fake, attached};
 
 fn standalone() -> Control {
@@ -84,7 +84,7 @@ async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
     assert_eq!(ids, ["a", "b"]);
     let one = StatsRequest { volume_id: Some("b".to_owned()) };
     let stats = api(&fake).stats(Request::new(one)).await.unwrap().into_inner();
-    assert_eq!((stats.volumes.len(), stats.volumes[0].s3_puts), (1, 2));
+    assert_eq!((stats.volumes.len(), stats.volumes[0].write_requests), (1, 5));
     let none = StatsRequest { volume_id: Some("c".to_owned()) };
     assert_eq!(api(&fake).stats(Request::new(none)).await.unwrap_err().code(), Code::NotFound);
 }

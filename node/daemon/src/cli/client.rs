@@ -11,7 +11,8 @@ use tonic::{Response, Status};
 
 use super::output::Render;
 use super::{Attach, Command, Target, exit};
-use crate::error_kind::{ErrorKind, Failure, chain};
+use crate::failure::{Failure, chain};
+use crate::node::ErrorKind;
 
 /// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.
 ///
@@ -20,7 +21,7 @@ use crate::error_kind::{ErrorKind, Failure, chain};
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
         Command::Run { .. } => Err(Failure {
-            kind: ErrorKind::Bug,
+            kind: ErrorKind::Local,
             message: "`run` is the daemon, not a request to it".to_owned(),
         }),
         Command::Create { volume, size, store, target } => {

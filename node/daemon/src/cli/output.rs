@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use holdfast_proto::node::v1::{
-    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, ListResponse, StatsResponse,
-    Transport, TransportCapability, Volume, VolumeState, VolumeStats,
+    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, ListResponse,
+    StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use serde_json::{Value, json};
 
@@ -52,17 +52,12 @@ impl Render for DetachResponse {
 
 impl Render for AttachResponse {
     fn text(&self) -> String {
-        format!("{}\n", self.device_path)
+        self.device.as_ref().map(|device| format!("{}\n", device.path)).unwrap_or_default()
     }
 
     fn json(&self) -> Value {
-        let Self { device_path, transport: _, epoch, size_bytes } = self;
-        json!({
-            "device_path": device_path,
-            "transport": transport_name(self.transport()),
-            "epoch": epoch,
-            "size_bytes": size_bytes,
-        })
+        let Self { device } = self;
+        json!({ "device": device.as_ref().map(device_json) })
     }
 }
 
@@ -81,36 +76,32 @@ impl Render for ListResponse {
             "STORE",
             "MESSAGE",
         ];
-        table(
-            header,
-            self.volumes.iter().map(|volume| {
-                [
-                    volume.volume_id.clone(),
-                    state_name(volume.state()).to_owned(),
-                    or_dash(volume.device_path.as_ref()),
-                    ByteSize(volume.size_bytes).to_string(),
-                    transport_name(volume.transport()).to_owned(),
-                    volume.epoch.to_string(),
-                    or_dash(volume.committed_seq.as_ref()),
-                    ByteSize(volume.dirty_bytes).to_string(),
-                    oldest(volume).map_or_else(|| "-".to_owned(), |age| format!("{}s", age.as_secs())),
-                    volume.store.clone(),
-                    or_dash(volume.message.as_ref()),
-                ]
-            }),
-        )
+        let row = |volume: &Volume| {
+            let device = volume.device.as_ref();
+            [
+                volume.volume_id.clone(),
+                state_name(volume.state()).to_owned(),
+                or_dash(device.map(|device| &device.path)),
+                or_dash(device.map(|device| ByteSize(device.size_bytes))),
+                or_dash(device.map(|device| transport_name(device.transport()))),
+                or_dash(device.map(|device| device.epoch)),
+                or_dash(volume.committed_seq),
+                ByteSize(volume.dirty_bytes).to_string(),
+                or_dash(oldest(volume).map(|age| format!("{}s", age.as_secs()))),
+                volume.store.clone(),
+                or_dash(volume.message.as_ref()),
+            ]
+        };
+        table(header, self.volumes.iter().map(row))
     }
 
     fn json(&self) -> Value {
-        let volumes = self.volumes.iter().map(|volume| {
+        let row = |volume: &Volume| {
             let Volume {
                 volume_id,
                 store,
                 state: _,
-                device_path,
-                transport: _,
-                epoch,
-                size_bytes,
+                device,
                 committed_seq,
                 dirty_bytes,
                 oldest_dirty: _,
@@ -120,93 +111,103 @@ impl Render for ListResponse {
                 "volume_id": volume_id,
                 "store": store,
                 "state": state_name(volume.state()),
-                "device_path": device_path,
-                "transport": transport_name(volume.transport()),
-                "epoch": epoch,
-                "size_bytes": size_bytes,
+                "device": device.as_ref().map(device_json),
                 "committed_seq": committed_seq,
                 "dirty_bytes": dirty_bytes,
                 "oldest_dirty_seconds": oldest(volume).map(|age| age.as_secs()),
                 "message": message,
             })
-        });
-        json!({ "volumes": volumes.collect::<Vec<_>>() })
+        };
+        json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
     }
+}
+
+fn device_json(device: &Device) -> Value {
+    let Device { path, transport: _, epoch, size_bytes } = device;
+    json!({
+        "path": path,
+        "transport": transport_name(device.transport()),
+        "epoch": epoch,
+        "size_bytes": size_bytes,
+    })
 }
 
 impl Render for StatsResponse {
     fn text(&self) -> String {
         let header = [
-            "VOLUME",
-            "READS",
-            "READ",
-            "WRITES",
-            "WRITTEN",
-            "FLUSHES",
-            "DISCARDS",
-            "FAILED",
-            "S3-GETS",
-            "S3-PUTS",
-            "S3-LISTS",
-            "S3-READ",
-            "S3-WRITTEN",
+            "VOLUME", "READS", "READ", "WRITES", "WRITTEN", "FLUSHES", "DISCARDS", "COLD", "FAILED",
+            "WAITING", "GETS", "PUTS", "LISTS",
         ];
-        table(
-            header,
-            self.volumes.iter().map(|stats| {
-                [
-                    stats.volume_id.clone(),
-                    stats.read_requests.to_string(),
-                    ByteSize(stats.read_bytes).to_string(),
-                    stats.write_requests.to_string(),
-                    ByteSize(stats.write_bytes).to_string(),
-                    stats.flush_requests.to_string(),
-                    stats.discard_requests.to_string(),
-                    stats.failed_requests.to_string(),
-                    stats.s3_gets.to_string(),
-                    stats.s3_puts.to_string(),
-                    stats.s3_lists.to_string(),
-                    stats.s3_read_bytes.to_string(),
-                    stats.s3_written_bytes.to_string(),
-                ]
-            }),
-        )
+        let row = |stats: &VolumeStats| {
+            let store = stats.store_requests.unwrap_or_default();
+            [
+                stats.volume_id.clone(),
+                stats.read_requests.to_string(),
+                ByteSize(stats.read_bytes).to_string(),
+                stats.write_requests.to_string(),
+                ByteSize(stats.written_bytes).to_string(),
+                stats.flush_requests.to_string(),
+                stats.discard_requests.to_string(),
+                stats.cold_reads.to_string(),
+                stats.failed_requests.to_string(),
+                stats.waiting_requests.to_string(),
+                store.get.to_string(),
+                store.put.to_string(),
+                store.list.to_string(),
+            ]
+        };
+        table(header, self.volumes.iter().map(row))
     }
 
     fn json(&self) -> Value {
-        let volumes = self.volumes.iter().map(|stats| {
+        let row = |stats: &VolumeStats| {
             let VolumeStats {
                 volume_id,
                 read_requests,
                 read_bytes,
                 write_requests,
-                write_bytes,
+                written_bytes,
                 flush_requests,
                 discard_requests,
+                cold_reads,
                 failed_requests,
-                s3_gets,
-                s3_puts,
-                s3_lists,
-                s3_read_bytes,
-                s3_written_bytes,
+                waiting_requests,
+                store_requests,
             } = stats;
+            let StoreRequests {
+                get,
+                put,
+                list,
+                delete,
+                start_upload,
+                upload_part,
+                complete_upload,
+                abort_upload,
+            } = store_requests.unwrap_or_default();
             json!({
                 "volume_id": volume_id,
                 "read_requests": read_requests,
                 "read_bytes": read_bytes,
                 "write_requests": write_requests,
-                "write_bytes": write_bytes,
+                "written_bytes": written_bytes,
                 "flush_requests": flush_requests,
                 "discard_requests": discard_requests,
+                "cold_reads": cold_reads,
                 "failed_requests": failed_requests,
-                "s3_gets": s3_gets,
-                "s3_puts": s3_puts,
-                "s3_lists": s3_lists,
-                "s3_read_bytes": s3_read_bytes,
-                "s3_written_bytes": s3_written_bytes,
+                "waiting_requests": waiting_requests,
+                "store_requests": {
+                    "get": get,
+                    "put": put,
+                    "list": list,
+                    "delete": delete,
+                    "start_upload": start_upload,
+                    "upload_part": upload_part,
+                    "complete_upload": complete_upload,
+                    "abort_upload": abort_upload,
+                },
             })
-        });
-        json!({ "volumes": volumes.collect::<Vec<_>>() })
+        };
+        json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
     }
 }
 
@@ -267,8 +268,8 @@ fn oldest(volume: &Volume) -> Option<Duration> {
     volume.oldest_dirty.and_then(|age| Duration::try_from(age).ok())
 }
 
-fn or_dash<T: ToString>(value: Option<&T>) -> String {
-    value.map_or_else(|| "-".to_owned(), T::to_string)
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 /// Columns as wide as their widest cell, two spaces apart.

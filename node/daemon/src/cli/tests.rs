@@ -7,7 +7,8 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::api::{Api, bind, serve};
 use crate::config::Control;
-use crate::error_kind::{ErrorKind, Failure};
+use crate::failure::Failure;
+use crate::node::ErrorKind;
 use crate::volumes::tests::Fake;
 
 struct World {
@@ -48,8 +49,8 @@ impl Drop for World {
 async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
     assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");
-    let again = world.ask("create vol-1 --size 2Gi --store main").await.unwrap_err();
-    assert_eq!(again.kind, ErrorKind::Exists);
+    let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
+    assert_eq!(again.kind, ErrorKind::Invalid);
     assert_eq!(
         world.ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s").await.unwrap(),
         "/dev/ublkb0\n"
@@ -77,13 +78,13 @@ async fn json_is_for_programs() {
     let world = World::start().await;
     let attached = world.ask("attach vol-1 --store main --json").await.unwrap();
     let attached: serde_json::Value = serde_json::from_str(&attached).unwrap();
-    assert_eq!(attached["device_path"], "/dev/ublkb0");
+    assert_eq!(attached["device"]["path"], "/dev/ublkb0");
     let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["state"], "Attached");
     assert_eq!(list["volumes"][0]["committed_seq"], 7);
     let stats: serde_json::Value =
         serde_json::from_str(&world.ask("stats vol-1 --json").await.unwrap()).unwrap();
-    assert_eq!(stats["volumes"][0]["s3_puts"], 2);
+    assert_eq!(stats["volumes"][0]["store_requests"]["put"], 2);
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ fn variables_override_the_file_and_others_are_left_alone() {
     )
     .unwrap();
     assert_eq!(config.node.node_name, "b");
-    assert_eq!(config.node.transport, TransportChoice::UserCopy);
+    assert_eq!(config.node.transport, TransportChoice::Only(Transport::UserCopy));
     assert_eq!(config.node.ring_threads, 3);
 }
 

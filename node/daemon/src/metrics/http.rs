@@ -21,7 +21,7 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers requests until `stop` ends.
-pub(crate) async fn serve<V: Volumes + std::fmt::Debug>(
+pub(crate) async fn serve<V: Volumes>(
     listener: TcpListener,
     volumes: V,
     stop: impl Future<Output = ()> + Send,
@@ -32,7 +32,7 @@ pub(crate) async fn serve<V: Volumes + std::fmt::Debug>(
     }
 }
 
-async fn accept<V: Volumes + std::fmt::Debug>(listener: TcpListener, volumes: V) {
+async fn accept<V: Volumes>(listener: TcpListener, volumes: V) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _peer)) => stream,
@@ -57,7 +57,7 @@ async fn accept<V: Volumes + std::fmt::Debug>(listener: TcpListener, volumes: V)
     }
 }
 
-fn answer<V: Volumes + std::fmt::Debug>(method: &Method, path: &str, volumes: &V) -> Response<Full<Bytes>> {
+fn answer<V: Volumes>(method: &Method, path: &str, volumes: &V) -> Response<Full<Bytes>> {
     match (method, path) {
         (&Method::GET, "/healthz") => response(StatusCode::OK, "text/plain", "ok\n".to_owned()),
         (&Method::GET, "/metrics") => match render(volumes.clone()) {

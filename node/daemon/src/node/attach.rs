@@ -46,7 +46,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
-    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+    pub async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let volume = request.volume.clone();
         if let Some(attached) = self.reserve(&volume, &request.store_name)? {
             return Ok(attached);
@@ -156,13 +156,13 @@ impl Node {
     }
 
     fn transport(&self, features: &Features) -> Result<Transport, NodeError> {
-        let wanted = match self.0.config.transport {
-            TransportChoice::Auto => return Ok(features.best_transport()?),
-            TransportChoice::ZeroCopy => Transport::ZeroCopy,
-            TransportChoice::UserCopy => Transport::UserCopy,
-        };
-        features.check(wanted)?;
-        Ok(wanted)
+        Ok(match self.0.config.transport {
+            TransportChoice::Auto => features.best_transport()?,
+            TransportChoice::Only(transport) => {
+                features.check(transport)?;
+                transport
+            }
+        })
     }
 
     async fn add_device(

@@ -21,13 +21,14 @@ pub(crate) enum Phase {
 
 /// Figures that only grow. Written by the ring thread at every tick, never per request.
 #[derive(Debug, Default)]
-pub(crate) struct Served {
+pub(crate) struct Counters {
     pub(crate) reads: AtomicU64,
     pub(crate) writes: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) discards: AtomicU64,
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
+    pub(crate) cold_reads: AtomicU64,
     pub(crate) errors: AtomicU64,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct Served {
 pub(crate) struct Board {
     status: Mutex<Status>,
     phase: watch::Sender<Phase>,
-    pub(crate) served: Served,
+    pub(crate) counters: Counters,
 }
 
 impl Board {
@@ -44,7 +45,7 @@ impl Board {
         Self {
             status: Mutex::default(),
             phase: watch::Sender::new(Phase::Recovering),
-            served: Served::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -74,7 +75,7 @@ impl Board {
     }
 }
 
-impl Served {
+impl Counters {
     pub(crate) fn get(counter: &AtomicU64) -> u64 {
         counter.load(Ordering::Relaxed)
     }

@@ -12,12 +12,29 @@ use holdfast_s3::InvalidConfig;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
 
-use crate::error_kind::ErrorKind;
+/// What a caller may do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// There is no such thing; asking again changes nothing.
+    NotFound,
+    /// Something else is being done with it: try again later.
+    Busy,
+    /// The request can never succeed as it stands.
+    Invalid,
+    /// Another writer holds the volume.
+    Fenced,
+    /// Stored data is damaged.
+    Corrupt,
+    /// A part outside (the object store, the kernel's ublk driver) is not there: try again later.
+    Unavailable,
+    /// The local disk or the kernel failed.
+    Local,
+}
 
 /// Why a request to the node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub(crate) enum NodeError {
+pub enum NodeError {
     /// No volume of this id is attached here.
     #[error("volume {0} is not attached on this node")]
     NotAttached(VolumeId),
@@ -102,7 +119,7 @@ pub(crate) enum NodeError {
 
 /// What is wrong with a local structure.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Damage {
+pub enum Damage {
     /// Its bytes.
     #[error(transparent)]
     Bytes(#[from] DecodeError),
@@ -119,7 +136,7 @@ pub(crate) enum Damage {
 
 impl NodeError {
     /// What the caller may do about it.
-    pub(crate) fn kind(&self) -> ErrorKind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NotAttached(_) => ErrorKind::NotFound,
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
@@ -129,14 +146,14 @@ impl NodeError {
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
                 ErrorKind::Corrupt
             }
-            Self::Log(LogFailure::ExistsOtherwise { .. }) => ErrorKind::Exists,
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,
-            Self::AlreadyRunning(_) => ErrorKind::Busy,
-            Self::File { source, .. } if source.kind() == io::ErrorKind::StorageFull => ErrorKind::NoSpace,
-            Self::File { .. } | Self::Device(_) | Self::Queue(_) => ErrorKind::Unavailable,
-            Self::RingLost => ErrorKind::Bug,
+            Self::File { .. }
+            | Self::AlreadyRunning(_)
+            | Self::Device(_)
+            | Self::Queue(_)
+            | Self::RingLost => ErrorKind::Local,
         }
     }
 }

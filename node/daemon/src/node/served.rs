@@ -65,6 +65,7 @@ struct Tally {
     discards: u64,
     read_bytes: u64,
     written_bytes: u64,
+    cold_reads: u64,
     errors: u64,
 }
 
@@ -286,6 +287,7 @@ impl Served {
                 self.read_part(ring, id, &self.part(id, range, at, file, file_offset_bytes));
             }
             Action::ReadCold { id, range, at, layers } => {
+                self.tally.cold_reads += 1;
                 let ticket = self.new_ticket(Ticket { id, range, at, slot: None });
                 self.send(Work::Cold { ticket, block: range.start.block(), layers });
             }
@@ -418,7 +420,7 @@ impl Served {
     pub(super) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.tell(ring, Event::Tick, now);
         self.board.show(self.volume.status());
-        let (tally, shown) = (&self.tally, &self.board.served);
+        let (tally, shown) = (&self.tally, &self.board.counters);
         for (value, counter) in [
             (tally.reads, &shown.reads),
             (tally.writes, &shown.writes),
@@ -426,6 +428,7 @@ impl Served {
             (tally.discards, &shown.discards),
             (tally.read_bytes, &shown.read_bytes),
             (tally.written_bytes, &shown.written_bytes),
+            (tally.cold_reads, &shown.cold_reads),
             (tally.errors, &shown.errors),
         ] {
             counter.store(value, Ordering::Relaxed);

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Transport;
 
 use super::Volumes;
-use crate::error_kind::{ErrorKind, Failure};
+use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Counters, TransportCapability, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, ServedCounts, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -50,28 +51,38 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
     VolumeStatus {
         volume: name.parse().unwrap(),
         store_name: "main".to_owned(),
-        device_path: Some("/dev/ublkb0".into()),
-        transport: Transport::ZeroCopy,
-        epoch: 3,
-        bytes: 1 << 30,
+        state: VolumeState::Attached,
+        message: None,
+        attached: Some(Attached {
+            device_path: "/dev/ublkb0".into(),
+            transport: Transport::ZeroCopy,
+            epoch: 3,
+            bytes: 1 << 30,
+        }),
         committed_seq: Some(7),
         dirty_bytes: 8192,
         oldest_dirty: Some(Duration::from_millis(2500)),
-        state: VolumeState::Attached,
-        message: None,
-        counters: Counters { write_requests: 5, s3_puts: 2, ..Counters::default() },
+        waiting_requests: 0,
+        served: ServedCounts { writes: 5, ..ServedCounts::default() },
+        store_requests: RequestCounts { put: 2, ..RequestCounts::default() },
     }
 }
 
 impl Volumes for Fake {
-    async fn create(&self, volume: &VolumeId, bytes: u64, _: &S3Config) -> Result<(), Failure> {
+    async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        _store_name: &str,
+        _store: &S3Config,
+    ) -> Result<(), Failure> {
         let mut inner = self.inner.lock().unwrap();
         match inner.created.insert(volume.clone(), bytes) {
-            None => Ok(()),
-            Some(_) => {
-                let message = format!("volume {volume} exists; choose another name");
-                Err(Failure { kind: ErrorKind::Exists, message })
+            Some(other) if other != bytes => {
+                let message = format!("volume {volume} exists with another size; choose another name");
+                Err(Failure { kind: ErrorKind::Invalid, message })
             }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -81,15 +92,16 @@ impl Volumes for Fake {
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
         }
+        let device =
+            Attached { bytes: request.bytes.unwrap_or(1 << 30), ..attached("any").attached.unwrap() };
         let status = VolumeStatus {
             volume: request.volume.clone(),
             store_name: request.store_name,
-            bytes: request.bytes.unwrap_or(1 << 30),
+            attached: Some(device.clone()),
             ..attached("any")
         };
-        inner.attached.insert(request.volume, status.clone());
-        let device_path = status.device_path.unwrap();
-        Ok(Attached { device_path, transport: status.transport, epoch: status.epoch, bytes: status.bytes })
+        inner.attached.insert(request.volume, status);
+        Ok(device)
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
@@ -114,11 +126,8 @@ impl Volumes for Fake {
         Capabilities {
             kernel_release: "6.14.0".to_owned(),
             transports: vec![
-                TransportCapability {
-                    transport: Transport::ZeroCopy,
-                    refusal: Some("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned()),
-                },
-                TransportCapability { transport: Transport::UserCopy, refusal: None },
+                (Transport::ZeroCopy, Err("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned())),
+                (Transport::UserCopy, Ok(())),
             ],
         }
     }

@@ -1,34 +1,11 @@
-//! What the daemon's errors have in common: a kind, from which each edge derives its own word.
+//! An error as the daemon's edges need it: a kind, from which each edge derives its own word, and a text for people.
 //!
-//! Edges and their tables: gRPC status (`api/status.rs`), condition reason and retry (`kubernetes/failure.rs`), exit code
+//! Edges and their tables: gRPC status (`api/status.rs`), condition reason and retry (`kubernetes/retry.rs`), exit code
 //! (`cli/exit.rs`).
 
 use std::error::Error;
 
-/// What the one who asked may do about an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
-    /// The request can never work as it is; change what the message names.
-    Invalid,
-    /// What the request names does not exist.
-    NotFound,
-    /// It exists already.
-    Exists,
-    /// Something else must end first.
-    Busy,
-    /// Another writer owns the volume.
-    Fenced,
-    /// Stored bytes are not what was written.
-    Corrupt,
-    /// No space on the local disk.
-    NoSpace,
-    /// Something outside is away; the same request may work later.
-    Unavailable,
-    /// Whether it took effect is unknown; look before asking again.
-    Ambiguous,
-    /// The daemon is wrong.
-    Bug,
-}
+use crate::node::ErrorKind;
 
 /// An operation's error as its edges need it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +50,7 @@ mod tests {
     #[test]
     fn sources_are_told_once() {
         let error = Outer(std::io::Error::other("disk on fire"));
-        let failure = Failure::new(ErrorKind::Bug, &error);
+        let failure = Failure::new(ErrorKind::Local, &error);
         assert_eq!(failure.message, "the file was not read: disk on fire");
     }
 }
