@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::{bench, guest, report, scenario, setup::Toolbox, suite};
+use crate::{bench, guest, report, scenario, setup::Toolbox, shell, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -32,6 +32,16 @@ enum Order {
     List,
     /// Fetch and build everything that runs need, and run nothing
     Setup,
+    /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
+    Shell,
+    /// Run a command in a test machine, for the shell
+    #[command(hide = true)]
+    VmExec {
+        /// The host port that leads to the machine's agent
+        port: u16,
+        /// A bash script
+        command: String,
+    },
     /// Process 1 of a test machine
     #[command(hide = true)]
     GuestAgent,
@@ -60,6 +70,8 @@ pub fn run() -> Result<ExitCode> {
             toolbox.kube_apiserver()?;
             Ok(ExitCode::SUCCESS)
         }
+        Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
+        Order::VmExec { port, command } => shell::vm_exec(port, &command),
         Order::GuestAgent => guest::run().map(|()| ExitCode::SUCCESS),
     }
 }

@@ -6,7 +6,9 @@ use anyhow::Result;
 
 use crate::world::World;
 
+mod api_rules;
 mod control_plane;
+mod provisioning;
 mod s3;
 mod smoke;
 mod ublk;
@@ -43,6 +45,24 @@ pub const ALL: &[Scenario] = &[
         about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
         expected: Duration::from_secs(25),
         run: control_plane::run,
+    },
+    Scenario {
+        name: "api-rules",
+        about: "the API server accepts what it should and refuses the rest, naming the field",
+        expected: Duration::from_secs(40),
+        run: api_rules::run,
+    },
+    Scenario {
+        name: "provisioning",
+        about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
+        expected: Duration::from_secs(40),
+        run: provisioning::run,
+    },
+    Scenario {
+        name: "ublk-devices",
+        about: "the device tests of node/ublk pass on a kernel with the driver",
+        expected: Duration::from_secs(60),
+        run: ublk::device_tests,
     },
     Scenario {
         name: "ublk-zero-copy",

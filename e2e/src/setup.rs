@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::command;
@@ -114,9 +115,8 @@ impl Toolbox {
     /// When cargo fails.
     pub fn programs(&self, profile: Profile) -> Result<PathBuf> {
         report::step("cargo build the programs under test");
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.current_dir(&self.workspace).args(["build", "--bins", "--examples"]);
+        let mut build = self.cargo("build");
+        build.args(["--bins", "--examples"]);
         for package in UNDER_TEST {
             build.args(["--package", package]);
         }
@@ -129,6 +129,32 @@ impl Toolbox {
         };
         command::show(&mut build)?;
         Ok(self.target().join(directory))
+    }
+
+    /// Builds the integration tests named `target` and returns their program. The whole workspace is
+    /// selected for the same reason as above: this is how its tests are built.
+    ///
+    /// # Errors
+    /// When cargo fails or there is no such test.
+    pub fn test_program(&self, target: &str) -> Result<PathBuf> {
+        report::step(format_args!("cargo build the tests {target}"));
+        let mut build = self.cargo("test");
+        build.args(["--workspace", "--no-run", "--message-format=json-render-diagnostics", "--test", target]);
+        let messages = command::output(&mut build)?;
+        let program = messages.lines().find_map(|line| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            let this = message.pointer("/target/name")?.as_str()? == target;
+            this.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
+        });
+        program.with_context(|| format!("cargo built no test named {target}"))
+    }
+
+    /// Cargo, in the workspace.
+    pub fn cargo(&self, what: &str) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.current_dir(&self.workspace).arg(what);
+        command
     }
 
     /// Cargo's target directory.

@@ -1,10 +1,9 @@
 //! Runs scenarios and counts what came of them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::report;
 use crate::scenario::{ALL, Scenario};
@@ -79,16 +78,18 @@ fn play(toolbox: &Toolbox, scenario: &Scenario) -> Result<()> {
     result
 }
 
-/// `cargo test --workspace`. Tests that need a program of this harness are ignored without it; here it is
-/// given, so they run.
+/// `cargo test --workspace`, and then the tests that are ignored without the S3 server, which is here.
 fn host_tests(toolbox: &Toolbox) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .current_dir(toolbox.workspace())
-        .args(["test", "--workspace", "--", "--include-ignored"])
-        .env("HOLDFAST_TEST_VERSITYGW", toolbox.versitygw()?)
-        .status()
-        .context("start cargo test")?;
-    anyhow::ensure!(status.success(), "cargo test --workspace: {status}");
+    let versitygw = toolbox.versitygw()?;
+    for arguments in [&[][..], &["--test", "s3", "--", "--ignored"]] {
+        let status = toolbox
+            .cargo("test")
+            .arg("--workspace")
+            .args(arguments)
+            .env("HOLDFAST_TEST_VERSITYGW", &versitygw)
+            .status()
+            .context("start cargo test")?;
+        ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));
+    }
     Ok(())
 }

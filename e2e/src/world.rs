@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
+use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
 use crate::report;
 use crate::run_dir::RunDir;
@@ -38,6 +39,7 @@ pub struct World {
 #[derive(Debug, Default)]
 struct Parts {
     vms: BTreeMap<String, Arc<Vm>>,
+    operator: Option<Arc<Operator>>,
     control_plane: Option<Arc<ControlPlane>>,
     s3: Option<Arc<S3Server>>,
     share: Option<PathBuf>,
@@ -98,6 +100,24 @@ impl World {
         Ok(started)
     }
 
+    /// The operator, with the kinds it works on installed.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn operator(&self) -> Result<Arc<Operator>> {
+        if let Some(running) = &self.lock().operator {
+            return Ok(Arc::clone(running));
+        }
+        let program = self.programs()?.join("holdfast-operator");
+        self.install_crds()?;
+        self.kubectl(["create", "namespace", NAMESPACE])?;
+        report::step("start the operator");
+        let kubeconfig = self.control_plane()?.admin_kubeconfig();
+        let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
+        self.lock().operator = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
     /// The storage node of that name.
     ///
     /// # Errors
@@ -154,6 +174,26 @@ impl World {
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<String> {
         output(self.control_plane()?.kubectl().args(arguments))
+    }
+
+    /// Installs the kinds of `crds/` and waits until the API server serves them.
+    ///
+    /// # Errors
+    /// When it refuses one.
+    pub fn install_crds(&self) -> Result<()> {
+        let crds = self.toolbox.workspace().join("crds");
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&crds).with_context(|| format!("list {}", crds.display()))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "yaml") {
+                files.push(format!("--filename={}", path.display()));
+            }
+        }
+        ensure!(!files.is_empty(), "no kinds in {}", crds.display());
+        let apply = ["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str));
+        self.kubectl(apply)?;
+        let wait = ["wait", "--for=condition=Established", "--timeout=60s"];
+        self.kubectl(wait.into_iter().chain(files.iter().map(String::as_str))).map(drop)
     }
 
     /// The directory of the programs under test, built if need be.

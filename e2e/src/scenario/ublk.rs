@@ -81,6 +81,15 @@ pub(super) fn many(world: &World) -> Result<()> {
     vm.power_off()
 }
 
+/// The tests of `holdfast-ublk` that need the driver, in a machine that has it.
+pub(super) fn device_tests(world: &World) -> Result<()> {
+    world.share(&world.toolbox().test_program("device")?, "bin/device-tests")?;
+    let vm = world.vm("a")?;
+    let tests = vm.exec("device-tests --ignored --test-threads=1")?;
+    ensure!(tests.contains("test result: ok."), "no tests ran: {tests}");
+    vm.power_off()
+}
+
 fn machine(world: &World) -> Result<std::sync::Arc<Vm>> {
     world.share(&world.programs()?.join("examples/loopback"), "bin/loopback")?;
     world.vm("a")

@@ -2,11 +2,13 @@
 //!
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
-//! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side
+//! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
+//!              u8 recovering
 //! 4096   p     one bit a map page: which of its two durable slots was synced last    (p = pages/8, whole 4 KiB)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
 //! ..     n     four bits a sector, 16 KiB a chunk: bits 0-1 newest (0 remote, 1 A, 2 B), bit 2 dirty in A, bit 3 in B
 //! ```
+//! The magic number is written last: a map whose maker died does not open.
 //! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
 //! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active side
 //! has the active side as its newest.
@@ -148,7 +150,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, prepared_at: at(prepared), nibbles_at: at(fixed_bytes(sectors)) }
     }
 
-    /// A new map over zeroed memory: every sector remote and clean.
+    /// A new map over zeroed memory: every sector remote and clean. It does not open before [`SectorMap::publish`].
     ///
     /// # Panics
     /// When the memory is shorter than [`map_bytes`].
@@ -158,8 +160,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         head[8..16].copy_from_slice(&sectors.to_le_bytes());
         head[16..32].copy_from_slice(&volume_hash(volume));
         head[4..8].copy_from_slice(&VERSION.to_le_bytes());
-        head[..4].copy_from_slice(&MAGIC);
         map
+    }
+
+    /// The map is complete: from here on a successor may open it.
+    pub(crate) fn publish(&mut self) {
+        self.memory.as_mut()[..4].copy_from_slice(&MAGIC);
     }
 
     /// The map a dead predecessor left.
@@ -197,6 +203,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_active(&mut self, side: Side) {
         self.memory.as_mut()[40] = side as u8;
+    }
+
+    /// Whether what the host's loss left dirty, on both sides, is still to be committed as one.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.memory.as_ref()[41] != 0
+    }
+
+    pub(crate) fn set_recovering(&mut self, recovering: bool) {
+        self.memory.as_mut()[41] = u8::from(recovering);
     }
 
     /// The generation of the newest durable write; each write takes the next.
@@ -304,6 +319,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (fresh, changed)
     }
 
+    /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be the old or the
+    /// new ones, and are no longer what the object store has. Returns as [`Self::mark_written`].
+    pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
+        let mut fresh = 0;
+        for sector in range.start.0..range.end() {
+            let old = self.nibble(sector);
+            if old.newest() == Some(side) && !old.is_dirty(side) {
+                self.set_nibble(sector, Nibble(old.0 | side.dirty_bit()));
+                fresh += 1;
+            }
+        }
+        (fresh, fresh > 0)
+    }
+
     /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
     /// Returns whether any was marked.
     pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
@@ -406,6 +435,7 @@ mod tests {
         for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
             map.set_prepared(Chunk(chunk));
         }
+        map.publish();
         map
     }
 

@@ -92,6 +92,8 @@ pub struct Status {
     pub disk_full: bool,
     /// A side is sealed: its commit is on the way.
     pub sealing: bool,
+    /// No request may come before [`Report::Ready`].
+    pub recovering: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,18 +178,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         volume.checkpointed = manifest.checkpointed();
         volume.manifest = Some(manifest);
         if volume.dirty_pages.iter().any(|pages| !pages.is_empty()) {
-            volume.lifecycle = Lifecycle::Recovering;
-            volume.seal = Seal::Draining([true, true]);
+            volume.map.set_recovering(true);
+            volume.recover();
         } else {
             out.push(Action::Report(Report::Ready));
         }
+        volume.map.publish();
         volume.advance(out);
         volume
     }
 
     /// A volume taken over from a dead or retired process of this host, over the live map it left.
     ///
-    /// Requests may come at once; reads of remote sectors wait for [`Event::ManifestLoaded`].
+    /// Requests may come at once unless [`Status::recovering`] says otherwise; reads of remote sectors wait for
+    /// [`Event::ManifestLoaded`].
     ///
     /// # Errors
     /// [`LiveMapError`] when `memory` is not this volume's live map.
@@ -201,10 +205,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let mut volume = Self::over(setup, map, now);
         volume.pending = pending;
         let sealed = volume.map.active().other();
-        if !volume.dirty_pages[sealed as usize].is_empty() {
+        if volume.map.is_recovering() {
+            volume.recover();
+        } else if !volume.dirty_pages[sealed as usize].is_empty() {
             volume.seal = Seal::Draining(seal::only(sealed));
         }
         Ok(volume)
+    }
+
+    /// What the host's loss left dirty is one state of the volume: it is committed as one before anything else.
+    fn recover(&mut self) {
+        self.lifecycle = Lifecycle::Recovering;
+        self.seal = Seal::Draining([true, true]);
     }
 
     fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
@@ -301,6 +313,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked: self.parked.len(),
             disk_full: self.disk_full,
             sealing: !self.seal.is_open(),
+            recovering: self.lifecycle == Lifecycle::Recovering,
         }
     }
 

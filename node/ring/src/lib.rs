@@ -12,6 +12,7 @@
 
 mod completion;
 mod error;
+mod file_limit;
 mod heap_buffer;
 mod operation;
 mod ring;
@@ -21,6 +22,7 @@ mod waker;
 
 pub use completion::{Completion, Errno};
 pub use error::RingError;
+pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
 pub use operation::{FileRange, FixedTransfer};
 pub use ring::{Ring, RingOptions};

@@ -23,7 +23,8 @@ pub struct RingOptions {
     /// Entries of the completion queue: at least `submission_entries`, and for speed at least the sum
     /// of the depths of all queues on the ring, twice.
     pub completion_entries: u32,
-    /// Slots for fixed files.
+    /// Slots for fixed files: at most the process's limit of open files, see
+    /// [`raise_open_file_limit`](crate::raise_open_file_limit).
     pub files: u32,
     /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
     /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
@@ -43,8 +44,8 @@ impl Default for RingOptions {
 
 /// One io_uring with its tables, owned by the thread that made it.
 ///
-/// Operations are started by the methods of [`crate::operation`](crate::FixedTransfer) or pushed as raw
-/// entries; [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
+/// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries;
+/// [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
 pub struct Ring {
     uring: IoUring,
     /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.

@@ -20,7 +20,7 @@ use io_uring::opcode;
 use libublk::sys;
 
 use crate::char_device::Descriptors;
-use crate::tag_buffers::TagBuffers;
+use crate::copy_buffers::CopyBuffers;
 use crate::{
     CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
 };
@@ -83,7 +83,7 @@ pub enum QueueEvent {
 
 enum Data {
     ZeroCopy(BufferRange),
-    UserCopy(TagBuffers),
+    UserCopy(CopyBuffers),
 }
 
 /// One queue of a device, on one ring.
@@ -123,7 +123,7 @@ impl Queue {
         let data = match device.transport() {
             Transport::ZeroCopy => Data::ZeroCopy(ring.reserve_buffers(depth)?),
             Transport::UserCopy => Data::UserCopy(
-                TagBuffers::map(char_device, depth, device.max_io_bytes())
+                CopyBuffers::map(char_device, depth, device.max_io_bytes())
                     .map_err(map("the copy buffers"))?,
             ),
         };
@@ -187,7 +187,7 @@ impl Queue {
                     .offset(part.file_offset_bytes)
                     .build()
                     .user_data(part.user_data.to_bits());
-                // SAFETY: the entry names a range of the copy buffer of this request's tag. The buffers are
+                // SAFETY: the entry names a range of this request's copy buffer. The buffers are
                 // unmapped only when no request is with the owner, else leaked.
                 unsafe { ring.push(fill) };
             }
@@ -233,6 +233,9 @@ impl Queue {
             }
             _ => outcome,
         };
+        if let Some(Data::UserCopy(buffers)) = &mut self.data {
+            buffers.take_back(tag);
+        }
         let result = match (outcome, operation) {
             (Ok(()), Operation::Read | Operation::Write) => len_bytes.cast_signed(),
             (Ok(()), Operation::Flush | Operation::Discard | Operation::WriteZeroes) => 0,
@@ -268,8 +271,10 @@ impl Queue {
     /// [`QueueError::Ring`]: the ring still holds the character device.
     ///
     /// # Panics
-    /// If a tag is with the kernel or a request with the owner.
+    /// If a tag is with the kernel or a request with the owner, or the queue was draining: what it held is
+    /// still registered with the ring.
     pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
+        assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
         if let Some(Data::ZeroCopy(buffers)) = self.data.take() {
             ring.release_buffers(buffers);
@@ -295,6 +300,11 @@ impl Queue {
         };
         if operation == Operation::Flush {
             return QueueEvent::Request(Request::new(tag, operation, 0, 0));
+        }
+        if let (Operation::Read | Operation::Write, Some(Data::UserCopy(buffers))) =
+            (operation, &mut self.data)
+        {
+            buffers.lend(tag);
         }
         let (start, count) = (descriptor.start_sector, u64::from(descriptor.nr_sectors));
         debug_assert!(

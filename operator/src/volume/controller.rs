@@ -101,22 +101,21 @@ async fn carry_out(work: &mut Work<'_>, facts: &Facts, now: &Time) -> Result<(),
     Ok(())
 }
 
+/// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a request each.
 async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFailure> {
-    let store = match volume.spec.object_store.as_deref() {
-        None => StoreFact::None,
-        Some(name) => {
-            let stores: Api<ObjectStore> = Api::all(context.client.clone());
-            StoreFact::of(stores.get_opt(name).await.map_err(VolumeFailure::Api)?.as_ref())
-        }
-    };
-    let node_known = match volume.spec.desired_node() {
-        None => false,
-        Some(name) => {
-            let nodes: Api<StorageNode> = Api::all(context.client.clone());
-            nodes.get_opt(name).await.map_err(VolumeFailure::Api)?.is_some()
-        }
-    };
-    Ok(Facts::new(volume, store, node_known))
+    let mut facts = Facts::new(volume);
+    if facts.needs_store() {
+        let stores: Api<ObjectStore> = Api::all(context.client.clone());
+        facts.store = match volume.spec.object_store.as_deref() {
+            None => StoreFact::None,
+            Some(name) => StoreFact::of(stores.get_opt(name).await.map_err(VolumeFailure::Api)?.as_ref()),
+        };
+    }
+    if let Some(name) = facts.node_in_question() {
+        let nodes: Api<StorageNode> = Api::all(context.client.clone());
+        facts.node_known = nodes.get_opt(name).await.map_err(VolumeFailure::Api)?.is_some();
+    }
+    Ok(facts)
 }
 
 fn retry(volume: Arc<Volume>, failure: &VolumeFailure, _context: Arc<Context>) -> Action {

@@ -2,8 +2,10 @@
 
 use holdfast_crds::{
     ObjectStore, ObjectStoreStatus, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition,
+    is_true,
 };
 
+use super::plan::PROVISIONED;
 use crate::object_store::READY;
 
 /// One volume and what it depends on, as seen at one moment.
@@ -23,13 +25,15 @@ pub(crate) struct Facts {
     pub(crate) deleting: bool,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
-    /// Whether a StorageNode describes the node the volume shall go to.
+    /// Whether a StorageNode describes the node the volume shall go to, or the volume is there already.
     pub(crate) node_known: bool,
 }
 
 /// What is known of the object store a volume names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreFact {
+    /// Nobody looked, because the plan does not depend on it.
+    NotLooked,
     /// The volume names none.
     None,
     /// No ObjectStore has that name.
@@ -67,8 +71,8 @@ impl StoreFact {
 }
 
 impl Facts {
-    /// Gathers the facts of `volume`.
-    pub(crate) fn new(volume: &Volume, store: StoreFact, node_known: bool) -> Self {
+    /// The facts that stand in `volume` itself.
+    pub(crate) fn new(volume: &Volume) -> Self {
         Self {
             uid: volume.metadata.uid.clone().unwrap_or_default(),
             generation: volume.metadata.generation.unwrap_or_default(),
@@ -76,9 +80,19 @@ impl Facts {
             status: volume.status.clone().unwrap_or_default(),
             finalizer: volume.metadata.finalizers.iter().flatten().any(|name| name == VOLUME_FINALIZER),
             deleting: volume.metadata.deletion_timestamp.is_some(),
-            store,
-            node_known,
+            store: StoreFact::NotLooked,
+            node_known: true,
         }
+    }
+
+    /// Whether the plan depends on the object store: it does until the volume exists there, and when it shall go.
+    pub(crate) fn needs_store(&self) -> bool {
+        self.deleting || !is_true(&self.status.conditions, PROVISIONED)
+    }
+
+    /// The node whose existence the plan depends on: the one that shall serve the volume but does not yet.
+    pub(crate) fn node_in_question(&self) -> Option<&str> {
+        self.desired().filter(|desired| self.serving() != Some(*desired))
     }
 
     /// The node that shall serve the volume.

@@ -97,7 +97,7 @@ fn plan_deletion(facts: &Facts, now: &Time) -> Vec<Step> {
         StoreFact::None | StoreFact::Missing => Some(format!(
             "spec.objectStore: ObjectStore `{store}` does not exist, so the volume's objects cannot be removed; create it again, {fix}"
         )),
-        StoreFact::Unprobed => {
+        StoreFact::NotLooked | StoreFact::Unprobed => {
             Some(format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"))
         }
         StoreFact::NotReady { reason, message } => Some(format!(
@@ -176,7 +176,7 @@ fn provisionable(facts: &Facts) -> Result<u64, Obstacle> {
                 "spec.objectStore: no ObjectStore is named `{store}`; create it, or create the Volume with the name of one that exists"
             ),
         ),
-        StoreFact::Unprobed => pending(
+        StoreFact::NotLooked | StoreFact::Unprobed => pending(
             "ObjectStoreUnprobed",
             format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"),
         ),

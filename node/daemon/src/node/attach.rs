@@ -42,13 +42,15 @@ struct Won {
 }
 
 impl Node {
-    /// Attaches a volume and returns its device, ready for use.
+    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
     ///
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
     pub async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let volume = request.volume.clone();
-        self.reserve(&volume, &request.store_name)?;
+        if let Some(attached) = self.reserve(&volume, &request.store_name)? {
+            return Ok(attached);
+        }
         match self.try_attach(request).await {
             Ok(attached) => Ok(attached),
             Err(error) => {
@@ -58,22 +60,21 @@ impl Node {
         }
     }
 
-    fn reserve(&self, volume: &VolumeId, store_name: &str) -> Result<(), NodeError> {
+    fn reserve(&self, volume: &VolumeId, store_name: &str) -> Result<Option<Attached>, NodeError> {
         let mut volumes = self.volumes();
+        let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
         match volumes.get(volume) {
             None => {
                 volumes.insert(volume.clone(), Entry::Attaching { store_name: store_name.to_owned() });
-                Ok(())
+                Ok(None)
             }
-            Some(Entry::Attaching { .. }) => {
-                Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
-            }
-            Some(Entry::Present(present)) if present.is_detaching() => {
-                Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" })
-            }
-            Some(Entry::Present(_)) => {
-                Err(NodeError::Busy { volume: volume.clone(), doing: "attached already" })
-            }
+            Some(Entry::Attaching { .. }) => busy("being attached"),
+            Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
+            Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
+                (Phase::Ready, Some(attached)) => Ok(Some(attached)),
+                (Phase::Fenced, _) => Err(NodeError::Fenced(volume.clone())),
+                (Phase::Recovering | Phase::Ready | Phase::Detached, _) => busy("being attached"),
+            },
         }
     }
 

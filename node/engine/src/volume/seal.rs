@@ -138,6 +138,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         self.seal = Seal::Open;
         if self.lifecycle == Lifecycle::Recovering {
+            self.map.set_recovering(false);
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
         }

@@ -2,7 +2,7 @@
 
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
-use super::{Request, Volume};
+use super::{Lifecycle, Request, Volume};
 use crate::action::Action;
 use crate::event::{Errno, Op, RequestId};
 use crate::sector_map::Side;
@@ -78,12 +78,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
                 self.complete(id, Ok(()), out);
             }
-            // A full disk delays; eviction or the commit in progress will make room.
-            Some(Errno::ENOSPC) => {
-                self.disk_full = true;
-                self.park(id);
+            Some(errno) => {
+                self.record_failure(request.range, side);
+                // A full disk delays; eviction or the commit in progress will make room.
+                if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
+                    self.disk_full = true;
+                    self.park(id);
+                } else {
+                    self.complete(id, Err(errno), out);
+                }
             }
-            Some(errno) => self.complete(id, Err(errno), out),
         }
     }
 
@@ -101,6 +105,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             let remote_data = self.manifest.as_ref().is_none_or(|manifest| manifest.layers(chunk).is_some());
             if self.map.is_prepared(chunk) && self.map.mark_zeroed(piece, side, remote_data) {
                 self.now_dirty(piece, side);
+            }
+        }
+    }
+
+    fn record_failure(&mut self, range: SectorRange, side: Side) {
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            if self.map.is_prepared(piece.start.chunk()) {
+                let (fresh, changed) = self.map.mark_uncertain(piece, side);
+                self.dirty_sectors[side as usize] += fresh;
+                if changed {
+                    self.now_dirty(piece, side);
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use holdfast_engine::compose::{compose, place};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder, unpack};
-use holdfast_types::{BLOCK_BYTES, Block, Mask, Nonce, SECTOR_BYTES, Sector, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 
 use crate::disk::Stamp;
 use crate::expect::Cut;
@@ -170,19 +170,12 @@ impl Store {
         sectors.map(|(index, bytes)| stamp(first + index as u64, bytes)).collect()
     }
 
-    /// One sector as the log's end says.
-    pub(crate) fn read_sector(&mut self, manifest: &Manifest, sector: u64) -> Stamp {
-        let sector = Sector(sector);
-        let Some(layers) = manifest.layers(sector.chunk()) else { return 0 };
-        self.read_block(sector.block(), layers.iter())[sector.in_block() as usize]
-    }
-
-    /// Frames of `block` that the log refers to, and the sectors they cover.
-    pub(crate) fn frames_of(&mut self, block: Block) -> Vec<Mask> {
-        let manifest = self.manifest();
-        let layers = manifest.layers(block.chunk()).cloned();
-        let segments = layers.iter().flat_map(|layers| layers.iter());
-        segments.filter_map(|s| self.segments[&s.id].index.find(block)).map(|frame| frame.mask).collect()
+    /// One block as the log's end says.
+    pub(crate) fn read_remote(&mut self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
+        match manifest.layers(block.chunk()) {
+            Some(layers) => self.read_block(block, layers.iter()),
+            None => vec![0; BLOCK_SECTORS as usize],
+        }
     }
 }
 

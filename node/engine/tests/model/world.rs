@@ -8,11 +8,12 @@ use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::attach::{AttachRefused, Claim, LocalData, plan_attach};
 use holdfast_engine::durable_map::{Header, header_offset, holds_dirty, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
+use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Record;
-use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{PAGE_SECTORS, Side, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Pending, Setup, Volume};
-use holdfast_types::{BLOCK_SECTORS, Nonce, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
 
 use crate::device::Device;
 use crate::disk::{Fate, sectors};
@@ -449,7 +450,7 @@ impl World {
         };
         here.begin(volume, Vec::new(), true);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH));
-        device.ready = true;
+        device.ready |= !here.process.as_ref().expect("it began").volume.status().recovering;
         let again = device.reissue();
         for (id, op, range) in again {
             self.tell(host, Event::Request { id, op, range });
@@ -536,6 +537,43 @@ impl World {
         }
     }
 
+    /// Each host attached this volume so often, without writing, that its header is longer than one 512-byte unit.
+    pub(crate) fn age_headers(&mut self) {
+        for host in &mut self.hosts {
+            let header = Header {
+                volume: self.store.manifest().volume().clone(),
+                sectors: self.sectors,
+                epoch: Epoch(0),
+                nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
+                active: Side::A,
+                closed_clean: false,
+                seq: Seq(0),
+                synced_generation: 0,
+            };
+            let write = MapWrite { offset: header_offset(1), bytes: header.encode(1) };
+            host.disk.map.write(&write, || true);
+            host.disk.map.sync(host.disk.map.mark());
+        }
+    }
+
+    /// Fills the log with records of writers that came and went.
+    pub(crate) fn age_log(&mut self, records: u64) {
+        for count in 0..records {
+            let manifest = self.store.manifest();
+            let (epoch, body) = if manifest.is_attached() {
+                (manifest.epoch(), Body::Detach)
+            } else {
+                (manifest.epoch().next(), Body::Attach { sectors: self.sectors, node: String::new() })
+            };
+            let nonce =
+                manifest.writer().filter(|_| manifest.is_attached()).unwrap_or(Nonce([count as u8; 16]));
+            let volume = manifest.volume().clone();
+            let record = Record { volume, seq: manifest.seq().next(), epoch, nonce, unix_ms: 0, body };
+            assert!(self.store.create(record.seq, &record.encode()));
+        }
+        self.store.landed.clear();
+    }
+
     /// Creates the attach record; whether this writer's is the one that stands there.
     fn create_attach(&mut self, record: &Record) -> bool {
         let bytes = record.encode();
@@ -588,8 +626,13 @@ impl World {
         let cut = self.store.last_cut();
         let mut touched = self.hosts[host].expect.touched();
         touched.extend(cut.touched());
+        let mut read = (u64::MAX, Vec::new());
         for sector in touched {
-            let stamp = self.store.read_sector(&manifest, sector);
+            let block = Sector(sector).block();
+            if read.0 != block.0 {
+                read = (block.0, self.store.read_remote(&manifest, block));
+            }
+            let stamp = read.1[Sector(sector).in_block() as usize];
             let allowed = self.hosts[host].expect.allowed(sector);
             assert!(
                 allowed.contains(&stamp),

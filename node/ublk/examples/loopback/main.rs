@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use holdfast_ring::raise_open_file_limit;
 use holdfast_ublk::{Device, DeviceSpec, Features, SECTOR_BYTES, Transport};
 use ring_thread::Worker;
 
@@ -53,6 +54,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let signals = Signals::block();
+    raise_open_file_limit()?;
     let options = Options::parse();
     let features = Features::probe()?;
     let transport = match options.transport {

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use holdfast_ring::{Completion, Errno, FileRange, FileSlot, Ring, RingOptions, UserData, Waker};
 use holdfast_ublk::{
     COMMAND_KIND, CharDevice, Device, Operation, Part, Queue, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
+    become_io_flusher,
 };
 
 /// The kind of everything that is done to the files.
@@ -33,11 +34,9 @@ impl Worker {
         let inbox = Arc::new(Mutex::new(VecDeque::new()));
         let (ready, started) = mpsc::channel();
         let messages = Arc::clone(&inbox);
-        thread::spawn(move || match Ring::new(&RingOptions::default()) {
-            Ok(ring) => {
-                let waker = ring.waker();
-                let mut ring_thread = RingThread { ring, served: Vec::new(), part_bytes, leave: None };
-                if ready.send(Ok(waker)).is_err() {
+        thread::spawn(move || match RingThread::new(part_bytes) {
+            Ok(mut ring_thread) => {
+                if ready.send(Ok(ring_thread.ring.waker())).is_err() {
                     return;
                 }
                 match ring_thread.run(&messages) {
@@ -102,6 +101,11 @@ struct RingThread {
 }
 
 impl RingThread {
+    fn new(part_bytes: u32) -> Result<Self> {
+        become_io_flusher()?;
+        Ok(Self { ring: Ring::new(&RingOptions::default())?, served: Vec::new(), part_bytes, leave: None })
+    }
+
     fn run(&mut self, inbox: &Mutex<VecDeque<Message>>) -> Result<mpsc::Sender<()>> {
         let mut completions = Vec::with_capacity(1024);
         loop {

@@ -293,6 +293,31 @@ fn a_quiesced_device_has_given_its_idle_tags_back() {
 
 #[test]
 #[ignore = "needs ublk_drv"]
+fn a_device_is_stopped_while_it_is_written_to() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let block = fixture.open_block();
+        let (begun, begin) = mpsc::channel();
+        let writer = thread::spawn(move || {
+            loop {
+                if let Err(error) =
+                    block.write_all_at(&pattern(1, 1 << 20), 0).and_then(|()| block.sync_all())
+                {
+                    return error;
+                }
+                let _ = begun.send(());
+            }
+        });
+        begin.recv_timeout(SOON).unwrap();
+        let device = fixture.device;
+        drop(fixture);
+        writer.join().unwrap();
+        assert!(matches!(device.info(), Err(ControlError::NotFound { .. })), "{transport}");
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
 fn a_device_grows_while_it_is_open() {
     let fixture = Fixture::started(Transport::UserCopy);
     let block = fixture.open_block();

@@ -234,3 +234,14 @@ fn a_plan_made_again_writes_the_same_status() {
     assert_eq!(first, second);
     assert_eq!(operators_part(&facts.status), second);
 }
+
+#[test]
+fn only_what_the_plan_depends_on_is_looked_up() {
+    assert!(new_volume().needs_store());
+    assert!(!existing("a", "a", "a").needs_store());
+    assert!(Facts { deleting: true, ..existing("a", "a", "a") }.needs_store());
+    assert_eq!(existing("a", "a", "a").node_in_question(), None);
+    assert_eq!(existing("b", "a", "a").node_in_question(), Some("b"));
+    let facts = Facts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
+    assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
+}

@@ -1,4 +1,7 @@
-//! The memory through which user copy moves data: one buffer for each tag.
+//! The memory through which user copy moves data: a buffer for each request that the owner has.
+//!
+//! A request gets the buffer that was returned last, so a queue touches as much memory as it has requests at
+//! a time, and the same memory again; a buffer for each tag would in time touch all of it.
 //!
 //! The copies are system calls of the ring thread: the character device cannot be asked without
 //! blocking, so the ring would hand each copy to a worker thread (`docs/adr/0002-user-copy.md`).
@@ -11,17 +14,21 @@ use std::ptr::NonNull;
 
 use crate::CharDevice;
 
-/// One anonymous mapping, cut into a buffer of `stride` bytes for each tag. Pages come into being when
-/// they are first used.
+/// One anonymous mapping, cut into as many buffers of `stride` bytes as the queue is deep. Pages come into
+/// being when they are first used.
 #[derive(Debug)]
-pub(crate) struct TagBuffers {
+pub(crate) struct CopyBuffers {
     char_file: File,
     memory: NonNull<u8>,
     stride: usize,
     mapped_bytes: usize,
+    /// The buffer of each tag that has one.
+    of_tag: Vec<Option<u16>>,
+    /// The buffers no tag has; the last is the next to be used.
+    free: Vec<u16>,
 }
 
-impl TagBuffers {
+impl CopyBuffers {
     pub(crate) fn map(char_device: &CharDevice, depth: u16, stride_bytes: u32) -> io::Result<Self> {
         let char_file = File::from(char_device.file().try_clone_to_owned()?);
         let stride = stride_bytes as usize;
@@ -44,16 +51,34 @@ impl TagBuffers {
         // requests take; if the advice is not taken nothing is wrong.
         unsafe { libc::madvise(address, mapped_bytes, libc::MADV_NOHUGEPAGE) };
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
-        Ok(Self { char_file, memory, stride, mapped_bytes })
+        let of_tag = vec![None; usize::from(depth)];
+        let free = (0..depth).rev().collect();
+        Ok(Self { char_file, memory, stride, mapped_bytes, of_tag, free })
+    }
+
+    /// Gives a tag a buffer.
+    ///
+    /// # Panics
+    /// If it has one.
+    pub(crate) fn lend(&mut self, tag: u16) {
+        let buffer = self.free.pop().expect("there are as many buffers as tags");
+        let before = self.of_tag[usize::from(tag)].replace(buffer);
+        assert!(before.is_none(), "a tag has one request at a time");
+    }
+
+    /// Takes a tag's buffer back, if it has one.
+    pub(crate) fn take_back(&mut self, tag: u16) {
+        self.free.extend(self.of_tag[usize::from(tag)].take());
     }
 
     /// The address of a part of a tag's buffer.
     ///
     /// # Panics
-    /// If the part does not lie inside the buffer of that tag.
+    /// If the tag has no buffer, or the part does not lie inside it.
     pub(crate) fn address(&self, tag: u16, offset_bytes: u32, len_bytes: u32) -> *mut u8 {
         let (offset, len) = (offset_bytes as usize, len_bytes as usize);
-        let begin = usize::from(tag) * self.stride + offset;
+        let buffer = self.of_tag[usize::from(tag)].expect("a request with data has a buffer");
+        let begin = usize::from(buffer) * self.stride + offset;
         assert!(
             offset + len <= self.stride && begin + len <= self.mapped_bytes,
             "the part lies in the buffer"
@@ -79,7 +104,7 @@ impl TagBuffers {
     }
 }
 
-impl Drop for TagBuffers {
+impl Drop for CopyBuffers {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping made in `map`. The queue drops it only when no request is with its
         // owner, so no operation that names this memory is in flight.

@@ -1,0 +1,209 @@
+//! Every crash point of one scenario: the process is killed, or the host lost, after each single step.
+
+use holdfast_engine::event::Op;
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_types::SectorRange;
+
+use crate::disk::Fate;
+use crate::drive;
+use crate::rng::Rng;
+use crate::world::{Attach, AttachStep, Faults, World};
+
+const SECTORS: u64 = 40_000;
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
+
+/// Writes, flushes, zeroes; the seals, uploads, commits and the checkpoint that follow; the detach.
+const SCRIPT: [&[(Op, u64, u64)]; 9] = [
+    &[(Op::Write, 0, 8), (Op::Write, 4090, 12), (Op::Write, 32_760, 16)],
+    &[(Op::Flush, 0, 0)],
+    &[(Op::Write, 4, 8), (Op::Discard, 4094, 20), (Op::Write, 39_990, 10)],
+    &[(Op::Flush, 0, 0), (Op::Write, 32_764, 2)],
+    // Dirty enough for a seal, which is committed while the rest comes.
+    &[(Op::Write, 100, 40), (Op::Write, 2, 4)],
+    &[(Op::Write, 102, 4), (Op::WriteZeroes, 0, 4), (Op::Flush, 0, 0)],
+    &[(Op::Write, 104, 4), (Op::Flush, 0, 0)],
+    &[(Op::Write, 32_761, 50), (Op::Flush, 0, 0)],
+    &[(Op::Read, 0, 64), (Op::Flush, 0, 0)],
+];
+
+/// A world whose log comes to its next checkpoint with the second commit of the script.
+fn world(seed: u64) -> World {
+    let mut world = World::new(seed, 2, SECTORS, LIMITS, Faults::default());
+    world.age_log(28);
+    world
+}
+
+/// Plays the script on host 0 and stops after `steps` steps. Says whether it came to the end before.
+fn play(world: &mut World, steps: usize) -> bool {
+    let mut left = steps;
+    assert_eq!(world.attach(0, false, None), Attach::Won);
+    let mut step = |world: &mut World| {
+        let more = left > 0;
+        left = left.saturating_sub(1);
+        if more {
+            drive::step(world, 0);
+        }
+        more
+    };
+    for requests in SCRIPT {
+        for (op, start, sectors) in requests {
+            while !world.hosts[0].device.as_ref().is_some_and(|device| device.ready) {
+                if !step(world) {
+                    return false;
+                }
+            }
+            world.request(0, *op, SectorRange::new(*start, *sectors)).expect("the device has room");
+        }
+        while !drive::is_idle(world, 0) {
+            if !step(world) {
+                return false;
+            }
+        }
+    }
+    while world.hosts[0].device.is_some() {
+        world.begin_detach(0);
+        if !step(world) {
+            return false;
+        }
+    }
+    true
+}
+
+/// Runs the script again and again, each time one step further, with `crash` after it.
+fn at_every_point(mut crash: impl FnMut(&mut World)) {
+    for steps in 0..2000 {
+        let mut world = world(steps as u64);
+        let ended = play(&mut world, steps);
+        crash(&mut world);
+        if ended {
+            assert!(steps > 100, "the script has its rounds, commits and its checkpoint: {steps} steps");
+            return;
+        }
+    }
+    panic!("the script does not end");
+}
+
+#[test]
+fn the_process_is_killed_after_every_step() {
+    at_every_point(|world| {
+        world.kill(0);
+        drive::check_everywhere(world, 0, 1);
+    });
+}
+
+#[test]
+fn the_host_is_lost_after_every_step_and_nothing_unsynced_survives() {
+    at_every_point(|world| {
+        world.lose_host(0, Some(Fate::Nothing));
+        drive::check_everywhere(world, 0, 1);
+    });
+}
+
+#[test]
+fn the_host_is_lost_after_every_step_and_everything_survives() {
+    at_every_point(|world| {
+        world.lose_host(0, Some(Fate::Everything));
+        drive::check_everywhere(world, 0, 1);
+    });
+}
+
+#[test]
+fn the_host_is_lost_after_every_step_and_some_writes_survive() {
+    for seed in 0..3 {
+        at_every_point(|world| {
+            world.rng = Rng::new(seed << 32 | world.rng.next() >> 32);
+            world.lose_host(0, None);
+            drive::check_everywhere(world, 0, 1);
+        });
+    }
+}
+
+#[test]
+fn the_process_is_killed_and_then_the_host_lost() {
+    for steps_between in [0, 3, 9, 20] {
+        at_every_point(|world| {
+            world.kill(0);
+            for _ in 0..steps_between {
+                drive::step(world, 0);
+            }
+            world.lose_host(0, None);
+            drive::check_everywhere(world, 0, 1);
+        });
+    }
+}
+
+/// The host is lost again while it commits what the first loss left.
+#[test]
+fn the_host_is_lost_twice() {
+    for steps_between in [1, 8, 14, 18] {
+        at_every_point(|world| {
+            world.lose_host(0, None);
+            for _ in 0..steps_between {
+                drive::step(world, 0);
+            }
+            world.lose_host(0, None);
+            drive::check_everywhere(world, 0, 1);
+        });
+    }
+}
+
+/// Another host takes over for good: it reads exactly what the last commit captured.
+#[test]
+fn another_host_takes_over_after_every_step() {
+    at_every_point(|world| {
+        drive::read_all(world, 1);
+        // The first host comes back to what it had: a live process that is fenced, or nothing.
+        for _ in 0..400 {
+            if world.hosts[0].process.is_none() || world.hosts[0].device.as_ref().is_some_and(|d| d.fenced) {
+                break;
+            }
+            drive::step(world, 0);
+        }
+        world.lose_host(0, Some(Fate::Everything));
+        drive::check_everywhere(world, 1, 0);
+    });
+}
+
+#[test]
+fn an_attach_dies_after_every_step() {
+    for step in [AttachStep::HeaderWritten, AttachStep::HeaderSynced, AttachStep::RecordSent] {
+        for fate in [None, Some(Fate::Nothing), Some(Fate::Everything)] {
+            let mut world = world(7);
+            play(&mut world, 60);
+            world.lose_host(0, None);
+            assert_eq!(world.attach(0, false, Some(step)), Attach::Died);
+            if fate.is_some() {
+                world.lose_host(0, fate);
+            }
+            drive::check_everywhere(&mut world, 0, 1);
+        }
+    }
+}
+
+#[test]
+fn the_first_attach_dies_with_its_header_half_written() {
+    for seed in 0..40 {
+        let mut world = world(seed);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
+        world.lose_host(0, None);
+        drive::check_everywhere(&mut world, 0, 1);
+    }
+}
+
+/// The live map is made of many small changes; a map whose maker died among them must not pass for whole.
+#[test]
+fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {
+    for changes in 0..400 {
+        let mut world = world(3);
+        play(&mut world, 60);
+        world.lose_host(0, Some(Fate::Everything));
+        *world.hosts[0].killed_after.borrow_mut() = Some(changes);
+        let came_of = world.attach(0, false, None);
+        drive::check_everywhere(&mut world, 0, 1);
+        if came_of == Attach::Won {
+            assert!(changes > 20, "a map has many changes");
+            return;
+        }
+    }
+    panic!("the attach never comes to its end");
+}
