@@ -1,1 +1,53 @@
 //! The holdfast.dev custom resources.
+//!
+//! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in `crds/*.yaml`, and
+//! the parsing of field values into typed ones.
+//! Does not own: what the operator and the node daemon do with a resource.
+//! Invariants: everything the API server accepts also parses here; `crds/*.yaml` is what these types generate
+//! (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test compares it).
+//! On failure: a [`FieldError`] that names the field, what is wrong with it, and the fix.
+
+#![expect(
+    unreachable_pub,
+    reason = "the KubeSchema derive copies each struct, `pub` included, into a function body"
+)]
+
+mod condition;
+mod duration;
+mod field_error;
+mod generated;
+mod object_store;
+mod size;
+mod storage_node;
+mod volume;
+mod volume_snapshot;
+
+pub use condition::{ConditionStatus, condition, find_condition, is_true};
+pub use field_error::FieldError;
+pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+pub use object_store::{
+    Credentials, Environment, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef, SecretRef,
+    WebIdentity,
+};
+pub use size::MAX_SIZE_BYTES;
+pub use storage_node::{
+    Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
+};
+pub use volume::{
+    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, ImageSource, SnapshotSource, Volume,
+    VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+};
+pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
+
+/// API group of every kind in this crate.
+pub const GROUP: &str = "holdfast.dev";
+
+/// Finalizer the operator holds on a Volume until its objects are gone.
+pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
+
+/// Server-side-apply field manager of the operator.
+pub const OPERATOR_FIELD_MANAGER: &str = "holdfast-operator";
+
+/// Server-side-apply field manager of the node daemon.
+pub const NODE_FIELD_MANAGER: &str = "holdfast-node";

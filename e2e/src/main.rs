@@ -1,3 +1,13 @@
-//! End-to-end harness: demo, tests and benchmarks on real parts.
+//! `cargo e2e`: see the library.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match holdfast_e2e::cli::run() {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,3 +1,18 @@
-//! The Holdfast node daemon.
+//! The Holdfast node daemon and its command line.
 
-fn main() {}
+mod api;
+mod cli;
+mod config;
+mod daemon;
+mod failure;
+mod kubernetes;
+mod metrics;
+mod node;
+mod telemetry;
+mod volumes;
+
+use clap::Parser;
+
+fn main() -> std::process::ExitCode {
+    cli::Cli::parse().run()
+}

@@ -1,7 +1,9 @@
 //! What a volume's log costs and survives, on the reference store.
 
 use holdfast_engine::record::{Body, Record, SegmentRef};
-use holdfast_log::{CreateOutcome, LogFailure, create_record, provision, read_manifest, remove, write_checkpoint};
+use holdfast_log::{
+    CreateOutcome, LogFailure, create_record, provision, read_manifest, remove, write_checkpoint,
+};
 use holdfast_objects::{Fault, MemoryStore, ObjectStore, Verb};
 use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
 
@@ -17,7 +19,10 @@ fn record(seq: u64, body: Body) -> Record {
 
 fn commit(seq: u64) -> Record {
     let id = SegmentId::new(seq, [0; 10]);
-    record(seq, Body::Commit(SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] }))
+    record(
+        seq,
+        Body::Commit(SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] }),
+    )
 }
 
 async fn log_of(records: u64) -> MemoryStore {
@@ -82,7 +87,10 @@ async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     let left = store.list("volumes/", None, 100).await.unwrap().entries;
-    assert_eq!(left.iter().map(|e| e.key.as_str()).collect::<Vec<_>>(), ["volumes/v/log/00000000000000000006"]);
+    assert_eq!(
+        left.iter().map(|e| e.key.as_str()).collect::<Vec<_>>(),
+        ["volumes/v/log/00000000000000000006"]
+    );
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
     assert_eq!(create_record(&store, &commit(6)).await.unwrap(), CreateOutcome::Lost);
 }

@@ -17,6 +17,10 @@ impl Errno {
     pub const EINVAL: Self = Self(libc::EINVAL);
     /// The device has gone.
     pub const ENODEV: Self = Self(libc::ENODEV);
+    /// It exists already.
+    pub const EEXIST: Self = Self(libc::EEXIST);
+    /// A signal interrupted the wait; ask again.
+    pub const EINTR: Self = Self(libc::EINTR);
     /// Somebody else has it; try again.
     pub const EBUSY: Self = Self(libc::EBUSY);
 

@@ -10,7 +10,9 @@ pub enum RingError {
     #[error("io_uring_setup failed; the kernel must be 6.1 or newer and allow io_uring to this process")]
     Setup(#[source] io::Error),
     /// The table of fixed files or buffers could not be registered.
-    #[error("io_uring could not register a table of {entries} {what}")]
+    #[error(
+        "io_uring could not register a table of {entries} {what}; for files the limit of open files must allow it"
+    )]
     RegisterTable {
         /// "files" or "buffers".
         what: &'static str,

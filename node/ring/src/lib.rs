@@ -12,6 +12,7 @@
 
 mod completion;
 mod error;
+mod file_limit;
 mod heap_buffer;
 mod operation;
 mod ring;
@@ -21,11 +22,10 @@ mod waker;
 
 pub use completion::{Completion, Errno};
 pub use error::RingError;
+pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
 pub use operation::{FileRange, FixedTransfer};
 pub use ring::{Ring, RingOptions};
 pub use slot::{BufferRange, FileSlot};
 pub use user_data::UserData;
 pub use waker::Waker;
-
-pub use io_uring::{opcode, squeue, types};

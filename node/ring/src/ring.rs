@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-use io_uring::squeue::{self, Entry};
+use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
@@ -23,7 +23,8 @@ pub struct RingOptions {
     /// Entries of the completion queue: at least `submission_entries`, and for speed at least the sum
     /// of the depths of all queues on the ring, twice.
     pub completion_entries: u32,
-    /// Slots for fixed files.
+    /// Slots for fixed files: at most the process's limit of open files, see
+    /// [`raise_open_file_limit`](crate::raise_open_file_limit).
     pub files: u32,
     /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
     /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
@@ -41,20 +42,14 @@ impl Default for RingOptions {
     }
 }
 
-/// What waits for room in the submission queue. A pair must not be torn apart between two batches.
-enum Queued {
-    One(Entry),
-    Pair([Entry; 2]),
-}
-
 /// One io_uring with its tables, owned by the thread that made it.
 ///
-/// Operations are started by the methods of [`crate::operation`](crate::FixedTransfer) or pushed as raw
-/// entries; [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
+/// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries;
+/// [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
 pub struct Ring {
     uring: IoUring,
     /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.
-    backlog: VecDeque<Queued>,
+    backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
     pub(crate) lent: Lent,
@@ -166,28 +161,7 @@ impl Ring {
                 return;
             }
         }
-        self.backlog.push_back(Queued::One(entry));
-    }
-
-    /// Queues two entries of which the second starts when the first has ended in full. Their order of
-    /// completion and what happens on failure are io_uring's (`IOSQE_IO_LINK`).
-    ///
-    /// # Safety
-    /// As for [`push`](Self::push), for both.
-    pub unsafe fn push_linked(&mut self, first: Entry, second: Entry) {
-        let pair = [first.flags(squeue::Flags::IO_LINK), second];
-        if self.backlog.is_empty() {
-            // SAFETY: what the entries name is valid by this function's contract.
-            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
-                return;
-            }
-            let _ = self.uring.submit();
-            // SAFETY: as above.
-            if unsafe { self.uring.submission().push_multiple(&pair) }.is_ok() {
-                return;
-            }
-        }
-        self.backlog.push_back(Queued::Pair(pair));
+        self.backlog.push_back(entry);
     }
 
     /// Hands what was pushed to the kernel without waiting. Needed only before the ring is dropped
@@ -245,13 +219,9 @@ impl Ring {
             return true;
         }
         let mut queue = self.uring.submission();
-        while let Some(queued) = self.backlog.front() {
-            let entries = match queued {
-                Queued::One(entry) => std::slice::from_ref(entry),
-                Queued::Pair(pair) => pair.as_slice(),
-            };
-            // SAFETY: what the entries name is valid by the contract under which they were pushed.
-            if unsafe { queue.push_multiple(entries) }.is_err() {
+        while let Some(entry) = self.backlog.front() {
+            // SAFETY: what the entry names is valid by the contract under which it was pushed.
+            if unsafe { queue.push(entry) }.is_err() {
                 return false;
             }
             self.backlog.pop_front();
@@ -314,3 +284,6 @@ impl std::fmt::Debug for Ring {
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN))
 }
+
+#[cfg(test)]
+mod tests;

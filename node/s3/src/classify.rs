@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_s3::{
     config::http::HttpResponse,
     error::{ProvideErrorMetadata, SdkError},
@@ -43,6 +44,9 @@ where
             error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
             effect: Effect::None,
         },
+        _ if any_cause(&failure, &is_credentials) => {
+            Failure { error: no_credentials(failure.into()), effect: Effect::None }
+        }
         _ => {
             let effect = if never_connected(&failure) { Effect::None } else { Effect::Unknown };
             Failure { error: StoreError::Unavailable(failure.into()), effect }
@@ -81,19 +85,45 @@ fn code_or_status(code: String, status: u16) -> String {
     if code.is_empty() { format!("HTTP {status}") } else { code }
 }
 
+/// The code of [`StoreError::Denied`] when nobody could say who we are, so that nothing was sent.
+pub(crate) const NO_CREDENTIALS: &str = "NoCredentials";
+
+fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
+    cause.is::<CredentialsError>()
+}
+
+/// A request that was not sent for want of credentials. Only a provider that did not answer in time may do so later.
+fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
+    let late = |cause: &(dyn Error + 'static)| {
+        matches!(cause.downcast_ref(), Some(CredentialsError::ProviderTimedOut(_)))
+    };
+    if any_cause(source.as_ref(), &late) {
+        StoreError::Unavailable(source)
+    } else {
+        StoreError::Denied { code: NO_CREDENTIALS.to_owned(), source }
+    }
+}
+
 /// Whether the request cannot have left, because nobody listens at the address.
 fn never_connected(failure: &(dyn Error + 'static)) -> bool {
-    let mut at = Some(failure);
-    while let Some(error) = at {
-        let refused = error
-            .downcast_ref::<std::io::Error>()
-            .is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
-        if refused {
-            return true;
-        }
-        at = error.source();
+    any_cause(failure, &|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused)
+    })
+}
+
+/// Whether `test` holds for the error or one of its causes. An I/O error hides the error it was made from: its
+/// source is that error's source.
+pub(crate) fn any_cause(
+    failure: &(dyn Error + 'static),
+    test: &dyn Fn(&(dyn Error + 'static)) -> bool,
+) -> bool {
+    if test(failure) {
+        return true;
     }
-    false
+    let hidden = failure.downcast_ref::<std::io::Error>().and_then(|io| io.get_ref());
+    let next = hidden.map(|hidden| hidden as &(dyn Error + 'static)).or_else(|| failure.source());
+    next.is_some_and(|next| any_cause(next, test))
 }
 
 #[cfg(test)]

@@ -27,9 +27,10 @@ impl S3Store {
     /// Prepares to talk to the bucket; sends nothing yet.
     ///
     /// # Errors
-    /// A field of `config` that can never work.
+    /// A field of `config` that can never work here.
     pub async fn connect(config: S3Config) -> Result<Self, InvalidConfig> {
         config.check()?;
+        check_trust(&config)?;
         let region = Region::new(config.region.clone());
         let http = transport(&config);
         let mut sdk = Config::builder()
@@ -50,6 +51,16 @@ impl S3Store {
         }
         Ok(Self::new(Client::from_conf(sdk.build()), config))
     }
+}
+
+/// Refuses TLS that could never succeed, because this system trusts nobody.
+fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
+    let wants_system = config.is_tls() && config.ca_pem.is_none();
+    if wants_system && rustls_native_certs::load_native_certs().certs.is_empty() {
+        let fix = "this system has no certificate authorities: name the server's here";
+        return Err(InvalidConfig { field: "caBundle", value: "(not set)".to_owned(), fix });
+    }
+    Ok(())
 }
 
 fn transport(config: &S3Config) -> SharedHttpClient {
@@ -92,5 +103,43 @@ async fn credentials(credentials: &Credentials, region: Region) -> SharedCredent
                     .build(),
             )
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use aws_sdk_s3::presigning::PresigningConfig;
+
+    use super::*;
+
+    /// The address a read of `log/1` would go to.
+    async fn address(endpoint: Option<&str>, path_style: bool) -> String {
+        let credentials = Credentials::Static {
+            access_key_id: "id".to_owned(),
+            secret_access_key: "secret".to_owned(),
+            session_token: None,
+        };
+        let store = S3Store::connect(S3Config {
+            endpoint: endpoint.map(str::to_owned),
+            path_style,
+            prefix: "p".to_owned(),
+            ..S3Config::new("bucket", "eu-north-1", credentials)
+        })
+        .await
+        .unwrap();
+        let get = store.client.get_object().bucket("bucket").key(store.full_key("log/1").unwrap());
+        let soon = PresigningConfig::expires_in(Duration::from_secs(60)).unwrap();
+        let signed = get.presigned(soon).await.unwrap();
+        signed.uri().split('?').next().unwrap_or_default().to_owned()
+    }
+
+    #[tokio::test]
+    async fn the_bucket_is_in_the_path_or_in_the_host() {
+        let server = Some("http://s3.storage:9000");
+        assert_eq!(address(server, true).await, "http://s3.storage:9000/bucket/p/log/1");
+        assert_eq!(address(server, false).await, "http://bucket.s3.storage:9000/p/log/1");
+        assert_eq!(address(None, false).await, "https://bucket.s3.eu-north-1.amazonaws.com/p/log/1");
     }
 }

@@ -70,3 +70,45 @@ fn entry(object: Object, root: &str) -> Result<Entry, StoreError> {
     let last_modified = SystemTime::try_from(modified).map_err(|_before_1970| missing("LastModified"))?;
     Ok(Entry { key, size_bytes, last_modified })
 }
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_s3::primitives::DateTime;
+
+    use super::*;
+
+    fn answer(keys: &[&str], more: bool) -> ListObjectsV2Output {
+        let object =
+            |key: &&str| Object::builder().key(*key).size(1).last_modified(DateTime::from_secs(1)).build();
+        ListObjectsV2Output::builder()
+            .set_contents(Some(keys.iter().map(object).collect()))
+            .is_truncated(more)
+            .build()
+    }
+
+    #[test]
+    fn a_list_in_order_is_believed_and_its_root_taken_off() {
+        let page = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0")).unwrap();
+        assert_eq!(
+            page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(),
+            ["log/1", "log/2"]
+        );
+        assert!(page.more);
+    }
+
+    #[test]
+    fn a_list_that_would_mislead_is_refused() {
+        let cases: [(&[&str], bool); 6] = [
+            (&["r/log/2", "r/log/1"], false),
+            (&["r/log/1", "r/log/1"], false),
+            (&["r/log/0"], false),
+            (&["r/other/1"], false),
+            (&["log/1"], false),
+            (&[], true),
+        ];
+        for (keys, more) in cases {
+            let refused = page(answer(keys, more), "r/", "log/", Some("log/0")).expect_err("misleading");
+            assert_eq!(refused.kind(), holdfast_objects::ErrorKind::Corrupt, "{keys:?}");
+        }
+    }
+}

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, StoreError};
 
-use crate::store::S3Store;
+use crate::{
+    classify::{NO_CREDENTIALS, any_cause},
+    store::S3Store,
+};
 
 /// What a bucket lacks, and what a person can do about it.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +44,9 @@ pub enum ProbeFailure {
         #[source]
         source: StoreError,
     },
+    /// There are no credentials to present.
+    #[error("credentials: none could be obtained; check the environment, the token file and the role")]
+    NoCredentials(#[source] StoreError),
     /// The credentials are known, but not allowed to do this.
     #[error("credentials: not allowed to {action} ({code}); extend the bucket policy or role")]
     NotAllowed {
@@ -82,7 +88,7 @@ impl ProbeFailure {
             Self::Unreachable(_) | Self::Throttled(_) => "endpoint",
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
-            Self::BadCredentials { .. } | Self::NotAllowed { .. } => "credentials",
+            Self::BadCredentials { .. } | Self::NoCredentials(_) | Self::NotAllowed { .. } => "credentials",
             Self::NoBucket { .. }
             | Self::CreateOnceIgnored
             | Self::CreateOnceUnsupported(_)
@@ -100,6 +106,7 @@ impl ProbeFailure {
             Self::NoBucket { .. } => "BucketNotFound",
             Self::WrongRegion { .. } => "WrongRegion",
             Self::BadCredentials { .. } => "CredentialsRejected",
+            Self::NoCredentials(_) => "CredentialsMissing",
             Self::NotAllowed { .. } => "AccessDenied",
             Self::CreateOnceIgnored => "CreateOnceIgnored",
             Self::CreateOnceUnsupported(_) => "CreateOnceUnsupported",
@@ -177,18 +184,22 @@ impl S3Store {
             "IncorrectEndpoint",
             "HTTP 301",
         ];
-        const UNKNOWN_CALLER: [&str; 6] = [
+        const UNKNOWN_CALLER: [&str; 7] = [
             "InvalidAccessKeyId",
             "SignatureDoesNotMatch",
             "InvalidToken",
             "ExpiredToken",
             "RequestTimeTooSkewed",
             "InvalidClientTokenId",
+            "NotSignedUp",
         ];
         if let StoreError::NoBucket { bucket } = error {
             return ProbeFailure::NoBucket { bucket };
         }
         if let StoreError::Denied { code, .. } = &error {
+            if code == NO_CREDENTIALS {
+                return ProbeFailure::NoCredentials(error);
+            }
             let code = code.clone();
             return if UNKNOWN_CALLER.contains(&code.as_str()) {
                 ProbeFailure::BadCredentials { code, source: error }
@@ -217,16 +228,8 @@ impl S3Store {
 
 /// Whether a lost connection is about trust, not about the network.
 fn names_certificate(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let mut at = Some(cause);
-    while let Some(error) = at {
-        let tls = error.downcast_ref::<rustls::Error>().or_else(|| {
-            let io = error.downcast_ref::<std::io::Error>()?;
-            io.get_ref()?.downcast_ref::<rustls::Error>()
-        });
-        if tls.is_some_and(|tls| matches!(tls, rustls::Error::InvalidCertificate(_))) {
-            return true;
-        }
-        at = error.source();
-    }
-    false
+    any_cause(cause, &|cause| {
+        let tls = cause.downcast_ref::<rustls::Error>();
+        tls.is_some_and(|tls| matches!(tls, rustls::Error::InvalidCertificate(_)))
+    })
 }

@@ -1,12 +1,11 @@
 //! Sending one control command straight to the driver.
 //!
-//! For devices that exist already; why not by `libublk` is in `docs/adr/0001-ublk-control.md`.
-#![allow(unsafe_code)] // an entry that names memory, and pthread_sigmask
+//! Why not by `libublk` is in `docs/adr/0001-ublk-control.md`.
+#![allow(unsafe_code)] // an entry that names memory, and the payload behind it
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
 use holdfast_ring::Errno;
@@ -17,8 +16,8 @@ use libublk::sys;
 use crate::ControlError;
 use crate::features::CONTROL_PATH;
 
-/// Room for the largest payload, `struct ublksrv_ctrl_dev_info`.
-const PAYLOAD_BYTES: usize = size_of::<sys::ublksrv_ctrl_dev_info>();
+/// Room for the largest payload, `struct ublk_params`.
+const PAYLOAD_WORDS: usize = 16;
 
 /// One command to the control device, in the words of `struct ublksrv_ctrl_cmd`.
 #[derive(Clone, Copy)]
@@ -34,8 +33,8 @@ pub(crate) struct Command {
 struct Channel {
     control: File,
     ring: IoUring<Entry128, cqueue::Entry>,
-    /// Where the kernel puts a command's answer; on the heap so that it can outlive a broken ring.
-    payload: Box<[u64; PAYLOAD_BYTES / 8]>,
+    /// What a command points at; on the heap so that it can outlive a broken ring.
+    payload: Box<[u64; PAYLOAD_WORDS]>,
 }
 
 thread_local! {
@@ -44,20 +43,27 @@ thread_local! {
     static CHANNEL: RefCell<Option<Channel>> = const { RefCell::new(None) };
 }
 
+/// A structure that commands carry: plain integers, so that every bit pattern is a value of it.
+pub(crate) trait Payload: Copy {}
+
+impl Payload for sys::ublksrv_ctrl_dev_info {}
+impl Payload for sys::ublk_params {}
+
 /// Sends a command without payload and waits for its answer.
 pub(crate) fn send(command: Command) -> Result<(), ControlError> {
-    with_channel(|channel| channel.send(command, false))
+    with_channel(|channel| channel.send(command, 0))
 }
 
-/// Asks for the `ublksrv_ctrl_dev_info` of a device.
-pub(crate) fn device_info(device: u32) -> Result<sys::ublksrv_ctrl_dev_info, ControlError> {
-    let command = Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device, data: 0 };
+/// Sends a command with a payload, waits for its answer and returns what the kernel made of the payload.
+pub(crate) fn exchange<P: Payload>(command: Command, payload: P) -> Result<P, ControlError> {
+    const { assert!(size_of::<P>() <= PAYLOAD_WORDS * 8 && align_of::<P>() <= 8, "it fits the channel's room") };
     with_channel(|channel| {
-        channel.send(command, true)?;
-        let payload = channel.payload.as_ptr().cast::<sys::ublksrv_ctrl_dev_info>();
-        // SAFETY: the payload has exactly the size of the struct, is aligned to 8 bytes as the struct asks,
-        // and every bit pattern is a valid value of its integers.
-        Ok(unsafe { payload.read() })
+        let room = channel.payload.as_mut_ptr().cast::<P>();
+        // SAFETY: the room is owned by the channel and large and aligned enough, see the assertion above.
+        unsafe { room.write(payload) };
+        channel.send(command, size_of::<P>() as u16)?;
+        // SAFETY: as above; the kernel has finished with it, and a `Payload` has no invalid bit patterns.
+        Ok(unsafe { room.read() })
     })
 }
 
@@ -80,17 +86,16 @@ impl Channel {
     fn open() -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(CONTROL_PATH)?;
         let ring = IoUring::builder().build(4)?;
-        Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_BYTES / 8]) })
+        Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_WORDS]) })
     }
 
-    fn send(&mut self, command: Command, with_payload: bool) -> Result<(), ControlError> {
+    fn send(&mut self, command: Command, payload_bytes: u16) -> Result<(), ControlError> {
         let Command { name, code, device, data } = command;
-        self.payload.fill(0);
         let argument = sys::ublksrv_ctrl_cmd {
             dev_id: device,
             queue_id: u16::MAX,
-            len: if with_payload { PAYLOAD_BYTES as u16 } else { 0 },
-            addr: if with_payload { self.payload.as_mut_ptr() as u64 } else { 0 },
+            len: payload_bytes,
+            addr: if payload_bytes > 0 { self.payload.as_mut_ptr() as u64 } else { 0 },
             data: [data],
             ..Default::default()
         };
@@ -143,25 +148,9 @@ fn encode(argument: &sys::ublksrv_ctrl_cmd) -> [u8; 80] {
     bytes
 }
 
-/// Runs `work` with all signals of this thread blocked: `libublk` takes an interrupted wait for a failed
-/// command and sends the command again.
-pub(crate) fn without_signals<T>(work: impl FnOnce() -> T) -> T {
-    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `all` is valid for writing a signal set, which sigfillset initialises.
-    unsafe { libc::sigfillset(all.as_mut_ptr()) };
-    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: `all` was initialised above, `before` is valid for writing a signal set.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-    let result = work();
-    // SAFETY: `before` was written by the call above, which cannot fail with SIG_SETMASK; a null pointer
-    // says that the mask being replaced is not wanted.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    result
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{encode, without_signals};
+    use super::encode;
     use libublk::sys;
 
     #[test]
@@ -179,18 +168,5 @@ mod tests {
         let expected: Vec<u8> = (1..=26).chain(std::iter::repeat_n(0, 54)).collect();
         assert_eq!(bytes.as_slice(), expected);
         assert_eq!(size_of::<sys::ublksrv_ctrl_cmd>(), 32);
-    }
-
-    #[test]
-    fn signals_are_blocked_only_while_the_work_runs() {
-        let blocked = || {
-            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).unwrap();
-            u64::from_str_radix(line, 16).unwrap()
-        };
-        let before = blocked();
-        let term = 1 << (libc::SIGTERM - 1);
-        assert_eq!(without_signals(blocked) & term, term);
-        assert_eq!(blocked(), before);
     }
 }

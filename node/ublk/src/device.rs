@@ -16,79 +16,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use holdfast_ring::Errno;
-use libublk::ctrl::UblkCtrlBuilder;
-use libublk::{UblkError, UblkFlags, sys};
+use libublk::sys;
 
 use crate::command::{self, Command};
-use crate::{CharDevice, ControlError, Features, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
+use crate::{
+    CharDevice, ControlError, DeviceSpec, Features, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport,
+};
 
-/// The most a single discard or write-zeroes request covers: 1 GiB.
-const MAX_ZERO_BYTES: u64 = 1 << 30;
-const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 const CHAR_CLASS: &str = "/sys/class/ublk-char";
 /// How long recovery waits between two looks, at first and at most.
 const RECOVERY_POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-
-/// What a device is to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceSpec {
-    /// The number in `/dev/ublkbN`; `None`: the kernel chooses.
-    pub id: Option<u32>,
-    /// Its size in sectors of 4096 bytes, at least 1.
-    pub sectors: u64,
-    /// How many queues, at least 1.
-    pub queues: u16,
-    /// How many requests a queue holds, 1 to 4096.
-    pub depth: u16,
-    /// The most bytes a read or write request covers: a multiple of 4096, at most 32 MiB.
-    pub max_io_bytes: u32,
-    /// How data is moved.
-    pub transport: Transport,
-}
-
-impl DeviceSpec {
-    fn validate(&self) -> Result<(), ControlError> {
-        let check = |holds: bool, field, rule| {
-            if holds { Ok(()) } else { Err(ControlError::Invalid { field, rule }) }
-        };
-        let id_fits = self.id.is_none_or(|id| i32::try_from(id).is_ok());
-        check(id_fits, "id", "must be at most 2147483647")?;
-        let size_fits = self.sectors >= 1 && self.sectors <= u64::MAX / SECTOR_BYTES;
-        check(size_fits, "sectors", "must be at least 1 and the size must fit 64 bits of bytes")?;
-        check((1..=4096).contains(&self.queues), "queues", "must be 1 to 4096")?;
-        check((1..=4096).contains(&self.depth), "depth", "must be 1 to 4096")?;
-        let max = self.max_io_bytes;
-        let io_fits = max > 0 && max <= 32 << 20 && u64::from(max).is_multiple_of(SECTOR_BYTES);
-        check(io_fits, "max_io_bytes", "must be a multiple of 4096, at most 32 MiB")
-    }
-
-    fn params(&self) -> sys::ublk_params {
-        let zero_sectors = (MAX_ZERO_BYTES / 512) as u32;
-        sys::ublk_params {
-            len: size_of::<sys::ublk_params>() as u32,
-            types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD,
-            basic: sys::ublk_param_basic {
-                // Not FUA: with it the kernel would send no FLUSH for a forced write.
-                attrs: sys::UBLK_ATTR_VOLATILE_CACHE,
-                logical_bs_shift: SECTOR_SHIFT,
-                physical_bs_shift: SECTOR_SHIFT,
-                io_opt_shift: SECTOR_SHIFT,
-                io_min_shift: SECTOR_SHIFT,
-                max_sectors: self.max_io_bytes / 512,
-                dev_sectors: self.sectors * KERNEL_SECTORS_PER_SECTOR,
-                ..Default::default()
-            },
-            discard: sys::ublk_param_discard {
-                discard_granularity: SECTOR_BYTES as u32,
-                max_discard_sectors: zero_sectors,
-                max_write_zeroes_sectors: zero_sectors,
-                max_discard_segments: 1,
-                ..Default::default()
-            },
-            ..Default::default()
-        }
-    }
-}
 
 /// The kernel's word on what a device can do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,30 +91,32 @@ impl Device {
     pub fn add(features: &Features, spec: &DeviceSpec) -> Result<Self, ControlError> {
         spec.validate()?;
         features.check(spec.transport)?;
-        if let Some(id) = spec.id
-            && exists(id)
-        {
-            return Err(ControlError::IdTaken { id });
-        }
         let wanted = spec.id.unwrap_or(u32::MAX);
-        command::without_signals(|| {
-            let control = UblkCtrlBuilder::default()
-                .name("holdfast")
-                .id(wanted.cast_signed())
-                .nr_queues(spec.queues)
-                .depth(spec.depth)
-                .io_buf_bytes(spec.max_io_bytes)
-                .ctrl_flags(features.device_flags(spec.transport))
-                .dev_flags(UblkFlags::UBLK_DEV_F_ADD_DEV)
-                .build()
-                .map_err(|error| failed(wanted, "ADD_DEV", error))?;
-            let id = control.dev_info().dev_id;
-            // If this fails the handle is dropped, and that deletes the device again.
-            control.set_params(&spec.params()).map_err(|error| failed(id, "SET_PARAMS", error))?;
-            control.disown();
-            let &DeviceSpec { queues, depth, max_io_bytes, transport, id: _, sectors: _ } = spec;
-            Ok(Self { id, queues, depth, max_io_bytes, transport })
-        })
+        let command = |name, code, device| Command { name, code, device, data: 0 };
+        let asked = sys::ublksrv_ctrl_dev_info {
+            nr_hw_queues: spec.queues,
+            queue_depth: spec.depth,
+            max_io_buf_bytes: spec.max_io_bytes,
+            dev_id: wanted,
+            flags: features.device_flags(spec.transport),
+            ..Default::default()
+        };
+        let added = command::exchange(command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted), asked).map_err(
+            |error| match (spec.id, &error) {
+                (Some(id), ControlError::Command { source: Errno::EEXIST, .. }) => {
+                    ControlError::IdTaken { id }
+                }
+                _ => error,
+            },
+        )?;
+        let &DeviceSpec { queues, depth, max_io_bytes, transport, id: _, sectors: _ } = spec;
+        let device = Self { id: added.dev_id, queues, depth, max_io_bytes, transport };
+        let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
+        if let Err(error) = command::exchange(set, spec.params()) {
+            device.delete()?;
+            return Err(error);
+        }
+        Ok(device)
     }
 
     /// Takes up a device that exists, for example one to recover.
@@ -337,9 +276,13 @@ impl Device {
     /// # Errors
     /// [`ControlError::Command`]. A device that does not exist is not an error.
     pub fn delete(&self) -> Result<(), ControlError> {
-        match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
-            Err(ControlError::NotFound { .. }) => Ok(()),
-            outcome => outcome,
+        loop {
+            match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
+                Err(ControlError::NotFound { .. }) => return Ok(()),
+                // The wait for the last use was interrupted; the deletion goes on.
+                Err(ControlError::Command { source: Errno::EINTR, .. }) => {}
+                outcome => return outcome,
+            }
         }
     }
 
@@ -378,7 +321,10 @@ impl Device {
     }
 
     fn info_of(id: u32) -> Result<DeviceInfo, ControlError> {
-        let info = command::device_info(id).map_err(|error| not_found(id, error))?;
+        let command =
+            Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
+        let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default())
+            .map_err(|error| not_found(id, error))?;
         let transport =
             Transport::ALL.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
         let state = match u32::from(info.state) {
@@ -422,19 +368,6 @@ fn not_found(id: u32, error: ControlError) -> ControlError {
         return ControlError::NotFound { id };
     }
     error
-}
-
-fn failed(id: u32, command: &'static str, error: UblkError) -> ControlError {
-    let errno = match error {
-        UblkError::UringIOError(code) | UblkError::OtherError(code) => Errno::new(code.wrapping_neg()),
-        UblkError::IOError(source) => return ControlError::Channel(source),
-        UblkError::InvalidVal => Errno::EINVAL,
-        UblkError::UringTimeout
-        | UblkError::UringIoQueued
-        | UblkError::JsonError(_)
-        | UblkError::QueueIsDown => Errno::EIO,
-    };
-    ControlError::Command { id, command, source: errno }
 }
 
 fn set_attribute(path: &Path, value: &str, is_set: impl Fn(&str) -> bool) -> Result<(), ControlError> {

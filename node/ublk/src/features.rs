@@ -125,8 +125,10 @@ impl std::fmt::Display for MissingFeatures {
 /// Features without which a device could not outlive its daemon.
 const REQUIRED: u64 =
     (sys::UBLK_F_USER_RECOVERY | sys::UBLK_F_USER_RECOVERY_REISSUE | sys::UBLK_F_CMD_IOCTL_ENCODE) as u64;
-/// Features a device asks for where they are there.
-const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE) as u64;
+/// Features a device asks for where they are there. Without a partition scan, starting a device reads
+/// nothing from it, so attaching a volume fetches nothing; and the host's kernel parses no table that a
+/// tenant wrote.
+const WELCOME: u64 = (sys::UBLK_F_QUIESCE | sys::UBLK_F_UPDATE_SIZE | sys::UBLK_F_NO_AUTO_PART_SCAN) as u64;
 
 /// The features of the running kernel's ublk driver.
 #[derive(Clone, Debug)]

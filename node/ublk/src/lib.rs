@@ -11,18 +11,22 @@
 
 mod char_device;
 mod command;
+mod copy_buffers;
 mod device;
+mod device_spec;
 mod error;
 mod features;
+mod io_flusher;
 mod kernel_release;
 mod queue;
 mod request;
-mod tag_buffers;
 
 pub use char_device::CharDevice;
-pub use device::{Device, DeviceInfo, DeviceSpec, DeviceState};
+pub use device::{Device, DeviceInfo, DeviceState};
+pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
 pub use features::{Features, Transport, Unsupported};
+pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
 pub use queue::{COMMAND_KIND, Part, Queue, QueueEvent, QueueSpec};
 pub use request::{Operation, Request};

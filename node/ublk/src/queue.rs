@@ -9,18 +9,18 @@
 //! ```
 //!
 //! *Owns*: the states of the tags, the shared descriptors, the buffers of user copy.
-//! *Runs on*: the ring thread. No allocation, no lock and no system call for a request.
+//! *Runs on*: the ring thread. No allocation and no lock for a request; with zero copy no system call but
+//! the ring's own, with user copy one for the copy.
 //! *Invariants*: a tag is with the kernel or with the owner, never both; parts of a request are moved
 //! only while the owner has it.
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
 use holdfast_ring::{BufferRange, Completion, Errno, FileSlot, FixedTransfer, Ring, UserData};
-use io_uring::squeue::Flags;
-use io_uring::{opcode, squeue};
+use io_uring::opcode;
 use libublk::sys;
 
 use crate::char_device::Descriptors;
-use crate::tag_buffers::TagBuffers;
+use crate::copy_buffers::CopyBuffers;
 use crate::{
     CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
 };
@@ -83,7 +83,7 @@ pub enum QueueEvent {
 
 enum Data {
     ZeroCopy(BufferRange),
-    UserCopy(TagBuffers),
+    UserCopy(CopyBuffers),
 }
 
 /// One queue of a device, on one ring.
@@ -123,7 +123,8 @@ impl Queue {
         let data = match device.transport() {
             Transport::ZeroCopy => Data::ZeroCopy(ring.reserve_buffers(depth)?),
             Transport::UserCopy => Data::UserCopy(
-                TagBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?,
+                CopyBuffers::map(char_device, depth, device.max_io_bytes())
+                    .map_err(map("the copy buffers"))?,
             ),
         };
         let char_file = match ring.register_file(char_device.file()) {
@@ -184,11 +185,11 @@ impl Queue {
                 let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
                 let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
                     .offset(part.file_offset_bytes)
-                    .build();
-                let hand_over = opcode::Write::new(self.char_file.fixed(), address, part.len_bytes)
-                    .offset(self.copy_position(request.tag(), part.request_offset_bytes))
-                    .build();
-                self.push_copy(ring, fill, hand_over, part.user_data);
+                    .build()
+                    .user_data(part.user_data.to_bits());
+                // SAFETY: the entry names a range of this request's copy buffer. The buffers are
+                // unmapped only when no request is with the owner, else leaked.
+                unsafe { ring.push(fill) };
             }
         }
     }
@@ -203,13 +204,18 @@ impl Queue {
             Data::ZeroCopy(buffers) => ring.write_fixed(&transfer(buffers, request.tag(), part)),
             Data::UserCopy(buffers) => {
                 let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
-                let take = opcode::Read::new(self.char_file.fixed(), address, part.len_bytes)
-                    .offset(self.copy_position(request.tag(), part.request_offset_bytes))
-                    .build();
-                let store = opcode::Write::new(part.file.fixed(), address, part.len_bytes)
-                    .offset(part.file_offset_bytes)
-                    .build();
-                self.push_copy(ring, take, store, part.user_data);
+                let position = self.copy_position(request.tag(), part.request_offset_bytes);
+                let entry =
+                    if buffers.copy_in(request.tag(), part.request_offset_bytes, part.len_bytes, position) {
+                        opcode::Write::new(part.file.fixed(), address, part.len_bytes)
+                            .offset(part.file_offset_bytes)
+                            .build()
+                    } else {
+                        // Its completion says that no byte was moved.
+                        opcode::Nop::new().build()
+                    };
+                // SAFETY: as for `read_part`.
+                unsafe { ring.push(entry.user_data(part.user_data.to_bits())) };
             }
         }
     }
@@ -218,8 +224,20 @@ impl Queue {
     /// completed.
     pub fn complete(&mut self, ring: &mut Ring, request: Request, outcome: Result<(), Errno>) {
         let (tag, operation, sectors) = request.disarm();
+        let len_bytes = sectors * SECTOR_BYTES as u32;
+        let outcome = match (&self.data, outcome, operation) {
+            (Some(Data::UserCopy(buffers)), Ok(()), Operation::Read)
+                if !buffers.copy_out(tag, len_bytes, self.copy_position(tag, 0)) =>
+            {
+                Err(Errno::EIO)
+            }
+            _ => outcome,
+        };
+        if let Some(Data::UserCopy(buffers)) = &mut self.data {
+            buffers.take_back(tag);
+        }
         let result = match (outcome, operation) {
-            (Ok(()), Operation::Read | Operation::Write) => (sectors * SECTOR_BYTES as u32).cast_signed(),
+            (Ok(()), Operation::Read | Operation::Write) => len_bytes.cast_signed(),
             (Ok(()), Operation::Flush | Operation::Discard | Operation::WriteZeroes) => 0,
             (Err(errno), _) => -errno.number(),
         };
@@ -253,8 +271,10 @@ impl Queue {
     /// [`QueueError::Ring`]: the ring still holds the character device.
     ///
     /// # Panics
-    /// If a tag is with the kernel or a request with the owner.
+    /// If a tag is with the kernel or a request with the owner, or the queue was draining: what it held is
+    /// still registered with the ring.
     pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
+        assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
         if let Some(Data::ZeroCopy(buffers)) = self.data.take() {
             ring.release_buffers(buffers);
@@ -280,6 +300,11 @@ impl Queue {
         };
         if operation == Operation::Flush {
             return QueueEvent::Request(Request::new(tag, operation, 0, 0));
+        }
+        if let (Operation::Read | Operation::Write, Some(Data::UserCopy(buffers))) =
+            (operation, &mut self.data)
+        {
+            buffers.lend(tag);
         }
         let (start, count) = (descriptor.start_sector, u64::from(descriptor.nr_sectors));
         debug_assert!(
@@ -320,17 +345,6 @@ impl Queue {
             + (u64::from(self.queue_id) << sys::UBLK_QID_OFF)
             + (u64::from(tag) << sys::UBLK_TAG_OFF)
             + u64::from(offset_bytes)
-    }
-
-    /// Pushes the two halves of a copied part so that exactly one completion comes out of them: a first
-    /// half that ends in full is silent, and one that fails or falls short silences the second
-    /// (`req_set_fail` and `io_fail_links` in `io_uring/`).
-    fn push_copy(&self, ring: &mut Ring, first: squeue::Entry, second: squeue::Entry, user_data: UserData) {
-        let first = first.flags(Flags::SKIP_SUCCESS).user_data(user_data.to_bits());
-        let second = second.user_data(user_data.to_bits());
-        // SAFETY: both name the same range inside the copy buffer of a tag that is with the owner. The
-        // buffers are unmapped only when no request is with the owner, else leaked.
-        unsafe { ring.push_linked(first, second) };
     }
 }
 

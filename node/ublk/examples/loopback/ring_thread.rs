@@ -1,144 +1,20 @@
-//! Serves files as ublk devices: the smallest program that uses this crate in full.
-//!
-//! `loopback --dir D --devices N` makes (or takes up) `D/<i>.img` and serves each as a device, all on one
-//! ring and one thread, and prints `READY` with the block devices. The ids are kept in `D/ids`; started
-//! again with `--recover`, it takes the devices up where the last run left them, however that ended.
-//! SIGTERM leaves the devices quiesced, SIGINT deletes them.
-#![allow(unsafe_code)] // signal masks
-#![allow(clippy::print_stdout)] // its output is for people and scripts
+//! One ring on one thread that serves files as devices.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Parser;
 use holdfast_ring::{Completion, Errno, FileRange, FileSlot, Ring, RingOptions, UserData, Waker};
 use holdfast_ublk::{
-    COMMAND_KIND, CharDevice, Device, DeviceSpec, Features, Operation, Part, Queue, QueueEvent, QueueSpec,
-    Request, SECTOR_BYTES, Transport,
+    COMMAND_KIND, CharDevice, Device, Operation, Part, Queue, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
+    become_io_flusher,
 };
 
 /// The kind of everything that is done to the files.
 const FILE_KIND: u8 = 16;
-
-#[derive(Parser)]
-struct Options {
-    /// Where the files and the record of the device ids are.
-    #[arg(long)]
-    dir: PathBuf,
-    /// How many devices.
-    #[arg(long, default_value_t = 1)]
-    devices: u16,
-    /// Size of each device.
-    #[arg(long, default_value_t = 256)]
-    size_mib: u64,
-    /// Requests a device holds.
-    #[arg(long, default_value_t = 32)]
-    depth: u16,
-    /// "zero-copy" or "user-copy"; the best one the kernel has if not given.
-    #[arg(long)]
-    transport: Option<Transport>,
-    /// Move requests in parts of at most this size.
-    #[arg(long, default_value_t = 1 << 20)]
-    part_bytes: u32,
-    /// Go through the page cache.
-    #[arg(long)]
-    buffered: bool,
-    /// Take up the devices of the last run.
-    #[arg(long)]
-    recover: bool,
-}
-
-fn main() -> Result<()> {
-    let signals = Signals::block();
-    let options = Options::parse();
-    let features = Features::probe()?;
-    let transport = match options.transport {
-        Some(transport) => features.check(transport).map(|()| transport)?,
-        None => features.best_transport()?,
-    };
-    let worker = Worker::spawn(options.part_bytes)?;
-    let begin = Instant::now();
-    let devices = if options.recover {
-        recover(&options, &worker)?
-    } else {
-        add(&options, &features, transport, &worker)?
-    };
-    let paths: Vec<String> = devices.iter().map(|device| device.block_path().display().to_string()).collect();
-    let threads = std::fs::read_dir("/proc/self/task")?.count();
-    println!(
-        "READY in {} us, {threads} threads, {transport}: {}",
-        begin.elapsed().as_micros(),
-        paths.join(" ")
-    );
-
-    match signals.wait() {
-        libc::SIGINT => {
-            for (index, device) in (0..).zip(&devices) {
-                device.stop()?;
-                worker.call(|reply| Message::Close { index, reply })??;
-                device.delete()?;
-            }
-            std::fs::remove_file(record(&options.dir))?;
-            worker.call(|reply| Message::Leave { reply })?;
-            println!("DELETED");
-        }
-        _ => {
-            worker.call(|reply| Message::Leave { reply })?;
-            println!("LEFT");
-        }
-    }
-    Ok(())
-}
-
-fn record(dir: &Path) -> PathBuf {
-    dir.join("ids")
-}
-
-fn add(options: &Options, features: &Features, transport: Transport, worker: &Worker) -> Result<Vec<Device>> {
-    let mut devices = Vec::new();
-    for index in 0..options.devices {
-        let file = File::create(options.dir.join(format!("{index}.img")))?;
-        file.set_len(options.size_mib << 20)?;
-        let device = Device::add(
-            features,
-            &DeviceSpec {
-                id: None,
-                sectors: (options.size_mib << 20) / SECTOR_BYTES,
-                queues: 1,
-                depth: options.depth,
-                max_io_bytes: 1 << 20,
-                transport,
-            },
-        )?;
-        devices.push(device);
-        let ids: Vec<String> = devices.iter().map(|device| device.id().to_string()).collect();
-        std::fs::write(record(&options.dir), ids.join("\n"))?;
-        worker.serve(options, index, &device)?;
-        device.start()?;
-        device.tune()?;
-    }
-    Ok(devices)
-}
-
-fn recover(options: &Options, worker: &Worker) -> Result<Vec<Device>> {
-    let ids = std::fs::read_to_string(record(&options.dir)).context("no record of an earlier run")?;
-    let mut devices = Vec::new();
-    for (index, id) in (0..).zip(ids.lines()) {
-        let device = Device::find(id.parse()?)?;
-        device.start_recovery(Duration::from_secs(30))?;
-        worker.serve(options, index, &device)?;
-        device.end_recovery()?;
-        devices.push(device);
-    }
-    Ok(devices)
-}
 
 enum Message {
     Serve { index: u16, device: Device, char_device: CharDevice, file: File, reply: mpsc::Sender<Result<()>> },
@@ -147,21 +23,20 @@ enum Message {
 }
 
 /// The ring thread, seen from the main thread.
-struct Worker {
+pub(crate) struct Worker {
     inbox: Arc<Mutex<VecDeque<Message>>>,
     waker: Waker,
 }
 
 impl Worker {
-    fn spawn(part_bytes: u32) -> Result<Self> {
+    /// Starts the thread; requests are moved in parts of at most `part_bytes`.
+    pub(crate) fn spawn(part_bytes: u32) -> Result<Self> {
         let inbox = Arc::new(Mutex::new(VecDeque::new()));
         let (ready, started) = mpsc::channel();
         let messages = Arc::clone(&inbox);
-        thread::spawn(move || match Ring::new(&RingOptions::default()) {
-            Ok(ring) => {
-                let waker = ring.waker();
-                let mut ring_thread = RingThread { ring, served: Vec::new(), part_bytes, leave: None };
-                if ready.send(Ok(waker)).is_err() {
+        thread::spawn(move || match RingThread::new(part_bytes) {
+            Ok(mut ring_thread) => {
+                if ready.send(Ok(ring_thread.ring.waker())).is_err() {
                     return;
                 }
                 match ring_thread.run(&messages) {
@@ -187,12 +62,20 @@ impl Worker {
         Ok(answer.recv()?)
     }
 
-    fn serve(&self, options: &Options, index: u16, device: &Device) -> Result<()> {
-        let path = options.dir.join(format!("{index}.img"));
-        let flags = if options.buffered { 0 } else { libc::O_DIRECT };
-        let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+    /// Opens the device's queue on the ring, arms it, and serves it from `file`.
+    pub(crate) fn serve(&self, index: u16, device: &Device, file: File) -> Result<()> {
         let char_device = device.open_char()?;
         self.call(|reply| Message::Serve { index, device: *device, char_device, file, reply })?
+    }
+
+    /// Lets go of a stopped device.
+    pub(crate) fn close(&self, index: u16) -> Result<()> {
+        self.call(|reply| Message::Close { index, reply })?
+    }
+
+    /// Ends the thread, leaving all devices to a successor.
+    pub(crate) fn leave(&self) -> Result<()> {
+        self.call(|reply| Message::Leave { reply })
     }
 }
 
@@ -218,6 +101,11 @@ struct RingThread {
 }
 
 impl RingThread {
+    fn new(part_bytes: u32) -> Result<Self> {
+        become_io_flusher()?;
+        Ok(Self { ring: Ring::new(&RingOptions::default())?, served: Vec::new(), part_bytes, leave: None })
+    }
+
     fn run(&mut self, inbox: &Mutex<VecDeque<Message>>) -> Result<mpsc::Sender<()>> {
         let mut completions = Vec::with_capacity(1024);
         loop {
@@ -275,7 +163,11 @@ impl RingThread {
         queue.arm(&mut self.ring);
         self.ring.submit()?;
         let active = (0..device.depth()).map(|_| None).collect();
-        self.served.push(Some(Served { queue, file, active, closing: None }));
+        let at = usize::from(index);
+        if self.served.len() <= at {
+            self.served.resize_with(at + 1, || None);
+        }
+        self.served[at] = Some(Served { queue, file, active, closing: None });
         Ok(())
     }
 
@@ -370,31 +262,4 @@ fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, par
         }
     }
     served.active[usize::from(tag)] = Some(Active { request, parts, outcome: Ok(()) });
-}
-
-/// SIGTERM and SIGINT, taken by the main thread only.
-struct Signals(libc::sigset_t);
-
-impl Signals {
-    fn block() -> Self {
-        let mut set = std::mem::MaybeUninit::uninit();
-        // SAFETY: valid for writing a signal set.
-        unsafe { libc::sigemptyset(set.as_mut_ptr()) };
-        // SAFETY: initialised by the line above.
-        let mut set = unsafe { set.assume_init() };
-        for signal in [libc::SIGTERM, libc::SIGINT] {
-            // SAFETY: an initialised set and a valid signal number.
-            unsafe { libc::sigaddset(&raw mut set, signal) };
-        }
-        // SAFETY: an initialised set; the old mask is not wanted.
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-        Self(set)
-    }
-
-    fn wait(&self) -> i32 {
-        let mut signal = 0;
-        // SAFETY: an initialised set and a place for the number.
-        unsafe { libc::sigwait(&raw const self.0, &raw mut signal) };
-        signal
-    }
 }

@@ -1,0 +1,30 @@
+{{/* Labels of every object. Call with (list $ "component"). */}}
+{{- define "holdfast.labels" -}}
+{{ include "holdfast.selector" . }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version | quote }}
+{{- end -}}
+
+{{/* Labels that select pods; they never change. Call with (list $ "component"). */}}
+{{- define "holdfast.selector" -}}
+app.kubernetes.io/name: holdfast
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* An image. Call with (list $ .Values.x.image). */}}
+{{- define "holdfast.image" -}}
+{{- $image := index . 1 -}}
+{{ printf "%s:%s" $image.repository ($image.tag | default (index . 0).Chart.AppVersion) }}
+{{- end -}}
+
+{{/* Names of the cluster-scoped objects carry the namespace, so that two releases do not meet. */}}
+{{- define "holdfast.clusterName" -}}
+{{ printf "%s-%s" (index . 0).Release.Namespace (index . 1) }}
+{{- end -}}
+
+{{/* Namespaces whose Secrets may be read, as a JSON list. */}}
+{{- define "holdfast.secretNamespaces" -}}
+{{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}
+{{- end -}}

@@ -1,0 +1,13 @@
+//! Writes the definitions from the types of the crate, here and in the chart.
+
+use std::path::Path;
+
+fn main() -> std::io::Result<()> {
+    let crate_directory = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (name, content) in holdfast_crds::generated_files() {
+        for directory in holdfast_crds::GENERATED_DIRECTORIES {
+            std::fs::write(crate_directory.join(directory).join(&name), &content)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Conditions: one entry for each type, with a stable transition time.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+/// The three values a condition can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConditionStatus {
+    /// The condition holds.
+    True,
+    /// The condition does not hold; reason and message say why.
+    False,
+    /// Not observed yet, or no longer observable.
+    Unknown,
+}
+
+impl ConditionStatus {
+    /// The word the API uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+/// Finds the condition of one type.
+pub fn find_condition<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+/// True when the condition of this type is present and holds.
+pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
+    find_condition(conditions, type_).is_some_and(|condition| condition.status == "True")
+}
+
+/// Makes a condition. The transition time is kept from `previous` unless the status changed, so that writing an
+/// unchanged condition again changes nothing.
+pub fn condition(
+    previous: &[Condition],
+    type_: &str,
+    status: ConditionStatus,
+    reason: &str,
+    message: impl Into<String>,
+    observed_generation: Option<i64>,
+    now: &Time,
+) -> Condition {
+    let last_transition_time = find_condition(previous, type_)
+        .filter(|old| old.status == status.as_str())
+        .map_or_else(|| now.clone(), |old| old.last_transition_time.clone());
+    Condition {
+        type_: type_.to_owned(),
+        status: status.as_str().to_owned(),
+        reason: reason.to_owned(),
+        message: message.into(),
+        observed_generation,
+        last_transition_time,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transition_time_moves_only_with_the_status() {
+        let early = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let late = Time("2026-01-02T00:00:00Z".parse().expect("a timestamp"));
+        let old = vec![condition(&[], "Ready", ConditionStatus::False, "Unreachable", "a", Some(1), &early)];
+        let same = condition(&old, "Ready", ConditionStatus::False, "AccessDenied", "b", Some(2), &late);
+        assert_eq!(same.last_transition_time, early);
+        let turned = condition(&old, "Ready", ConditionStatus::True, "Probed", "", Some(2), &late);
+        assert_eq!(turned.last_transition_time, late);
+        assert!(is_true(&[turned], "Ready"));
+    }
+}

@@ -1,0 +1,115 @@
+//! `StorageNode`: what one node can do, written by its daemon.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One node that serves volumes. Its name is the node's name.
+#[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "holdfast.dev",
+    version = "v1alpha1",
+    kind = "StorageNode",
+    plural = "storagenodes",
+    shortname = "hfnode",
+    category = "holdfast",
+    doc = "A node that serves volumes: its kernel, transports, capacity and daemon. Written by the node daemon.",
+    status = "StorageNodeStatus",
+    derive = "PartialEq",
+    derive = "Default",
+    validation = kube::core::Rule::new("self.metadata.name.size() <= 253")
+        .message("metadata.name must be the name of a node"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Kernel", type_ = "string", json_path = ".status.kernelRelease"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".status.daemonVersion"),
+    printcolumn(name = "Volumes", type_ = "integer", json_path = ".status.attachedVolumes"),
+    printcolumn(name = "StateDir", type_ = "string", json_path = ".status.stateDir", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+pub struct StorageNodeSpec {}
+
+/// What is known of a node.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageNodeStatus {
+    /// Release of the running kernel, as `uname -r` prints it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_release: Option<String>,
+    /// Version of the daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub daemon_version: Option<String>,
+    /// Directory that holds the volumes' sides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_dir: Option<String>,
+    /// Size of the filesystem under `stateDir`, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub capacity_bytes: Option<u64>,
+    /// Free bytes of that filesystem.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub available_bytes: Option<u64>,
+    /// Number of volumes the node serves now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i32>")]
+    pub attached_volumes: Option<u32>,
+    /// Every transport the daemon knows, and why one cannot be used here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
+    pub transports: Vec<TransportSupport>,
+    /// The last time one daemon passed its devices to another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_handoff: Option<Handoff>,
+    /// `Ready`: the daemon runs and at least one transport can be used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}
+
+/// Name of a way by which a device's requests reach the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TransportName {
+    /// ublk with the request's pages as registered buffers.
+    UblkZeroCopy,
+    /// ublk with copies through its character device.
+    UblkUserCopy,
+}
+
+impl TransportName {
+    /// The word the API uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::UblkZeroCopy => "ublk-zero-copy",
+            Self::UblkUserCopy => "ublk-user-copy",
+        }
+    }
+}
+
+/// Whether one transport can be used on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TransportSupport {
+    /// Which transport.
+    pub name: TransportName,
+    /// Whether it can be used.
+    pub available: bool,
+    /// Why it cannot be used, and what would help.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+}
+
+/// One daemon passing its devices to another.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Handoff {
+    /// When it ended.
+    pub time: Time,
+    /// Number of devices passed.
+    #[schemars(with = "i32")]
+    pub devices: u32,
+    /// Longest time one device answered nothing, in milliseconds.
+    #[schemars(with = "i64")]
+    pub longest_stall_ms: u64,
+}

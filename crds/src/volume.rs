@@ -1,0 +1,302 @@
+//! `Volume`: one virtual disk, where it lives, and who serves it.
+//!
+//! Who writes what:
+//! - the user (or CSI) writes `spec`; `spec.nodeName` is the wish to have the volume served by that node;
+//! - the operator writes `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
+//!   `observedGeneration` and its own conditions;
+//! - the daemon named by `assignedNode` writes `node`, the device fields and the condition `Attached`, and clears them
+//!   once its final commit is done. Only then does the operator move the grant.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{FieldError, duration, size};
+
+const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
+const MAX_DIRTY_AGE: Duration = Duration::from_secs(3600);
+
+/// A virtual disk with its durable home in an object store.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "holdfast.dev",
+    version = "v1alpha1",
+    kind = "Volume",
+    plural = "volumes",
+    shortname = "hfv",
+    category = "holdfast",
+    doc = "A block volume whose durable home is an object store and which one node serves at a time.",
+    status = "VolumeStatus",
+    derive = "PartialEq",
+    selectable = ".spec.nodeName",
+    validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
+        .message("metadata.name must have at most 63 characters: choose a shorter name"),
+    validation = kube::core::Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must consist of lower-case letters, digits and '-' and begin and end with a letter or digit: remove other characters such as '.'"),
+    printcolumn(name = "Size", type_ = "string", json_path = ".spec.size"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Node", type_ = "string", json_path = ".status.node"),
+    printcolumn(name = "Device", type_ = "string", json_path = ".status.devicePath"),
+    printcolumn(name = "Transport", type_ = "string", json_path = ".status.transport"),
+    printcolumn(name = "Store", type_ = "string", json_path = ".spec.objectStore", priority = 1),
+    printcolumn(name = "Epoch", type_ = "integer", json_path = ".status.epoch", priority = 1),
+    printcolumn(name = "Committed", type_ = "integer", json_path = ".status.committedSeq", priority = 1),
+    printcolumn(name = "DirtyBytes", type_ = "integer", json_path = ".status.dirtyBytes", priority = 1),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[x_kube(
+    validation = kube::core::Rule::new("self.backend != 'object' || has(self.objectStore)")
+        .message("spec.objectStore is required with spec.backend `object`: write the name of an ObjectStore"),
+    validation = kube::core::Rule::new("has(self.objectStore) == has(oldSelf.objectStore) && (!has(self.objectStore) || self.objectStore == oldSelf.objectStore)")
+        .message("spec.objectStore is immutable: restore the old value, or create another Volume"),
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSpec {
+    /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
+    #[schemars(length(min = 1, max = 24))]
+    #[x_kube(
+        validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger()")
+            .message("spec.size must be a whole number of bytes with an optional suffix: write for example `10Gi`, and `1536Mi` instead of `1.5Gi`"),
+        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).isGreaterThan(quantity('0'))")
+            .message("spec.size must be greater than 0: write for example `10Gi`"),
+        validation = kube::core::Rule::new("!isQuantity(self) || !quantity(self).isInteger() || quantity(self).asInteger() % 4096 == 0")
+            .message("spec.size must be a multiple of 4096 bytes: use a suffix such as `Mi` or `Gi`"),
+        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity('64Ti')) <= 0")
+            .message("spec.size must be at most 64Ti: write a smaller size"),
+        validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
+            .message("spec.size cannot shrink: write the old size or a larger one"),
+    )]
+    pub size: String,
+    /// Name of the ObjectStore that holds the volume. Required with backend `object`; immutable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("spec.objectStore must be the name of an ObjectStore: lower-case letters, digits and '-'"))]
+    pub object_store: Option<String>,
+    /// What the volume holds at first. Immutable.
+    #[serde(default)]
+    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
+        .message("spec.source is immutable: restore the old value, or create another Volume"))]
+    pub source: VolumeSource,
+    /// Name of the node that shall serve the volume. Empty: nobody serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
+        .message("spec.nodeName must be the name of a node: lower-case letters, digits, '-' and '.'"))]
+    pub node_name: Option<String>,
+    /// How many nodes may use the volume at a time.
+    #[serde(default)]
+    pub access_mode: AccessMode,
+    /// When a FLUSH is complete.
+    #[serde(default)]
+    #[x_kube(validation = kube::core::Rule::new("self == 'local'")
+        .message("spec.durability `object` is not supported by this version: use `local`"))]
+    pub durability: Durability,
+    /// How old un-uploaded data may become while the object store answers, for example `30s`.
+    #[serde(default = "default_max_dirty_age")]
+    #[schemars(length(max = 16))]
+    #[x_kube(
+        validation = kube::core::Rule::new("self.matches('^([0-9]{1,9}(ms|s|m|h))+$')")
+            .message("spec.maxDirtyAge must be a duration: write for example `30s`"),
+        validation = kube::core::Rule::new("!self.matches('^([0-9]{1,9}(ms|s|m|h))+$') || (duration(self) >= duration('1s') && duration(self) <= duration('1h'))")
+            .message("spec.maxDirtyAge must lie between 1s and 1h: write for example `30s`"),
+    )]
+    pub max_dirty_age: String,
+    /// Where the data lives. Immutable.
+    #[serde(default)]
+    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
+        .message("spec.backend is immutable: restore the old value, or create another Volume"))]
+    pub backend: Backend,
+    /// What happens to the volume's objects when the Volume is deleted.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+}
+
+fn default_max_dirty_age() -> String {
+    "30s".to_owned()
+}
+
+impl VolumeSpec {
+    /// The logical size in bytes.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.size`. The API server refuses such values, so this happens only for objects that
+    /// never passed it.
+    pub fn size_bytes(&self) -> Result<u64, FieldError> {
+        size::parse_volume_size("spec.size", &self.size)
+    }
+
+    /// The limit on the age of un-uploaded data.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.maxDirtyAge`.
+    pub fn max_dirty_age(&self) -> Result<Duration, FieldError> {
+        duration::parse_duration("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE, MAX_DIRTY_AGE)
+    }
+
+    /// The node that shall serve the volume; `None` when the field is absent or empty.
+    pub fn desired_node(&self) -> Option<&str> {
+        self.node_name.as_deref().filter(|name| !name.is_empty())
+    }
+}
+
+/// What a volume holds at first: exactly one of the fields.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum VolumeSource {
+    /// Nothing: every sector reads as zeros.
+    Empty(Empty),
+    /// The content of a VolumeSnapshot.
+    Snapshot(SnapshotSource),
+    /// The content of another Volume.
+    Volume(CloneSource),
+    /// The content of a disk image.
+    Image(ImageSource),
+}
+
+impl Default for VolumeSource {
+    fn default() -> Self {
+        Self::Empty(Empty {})
+    }
+}
+
+/// No parameters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct Empty {}
+
+/// A snapshot to start from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct SnapshotSource {
+    /// Name of the VolumeSnapshot.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+}
+
+/// A volume to start from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct CloneSource {
+    /// Name of the Volume.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
+}
+
+/// A disk image to start from.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub struct ImageSource {
+    /// Where the image is fetched from.
+    #[schemars(length(min = 1, max = 2048))]
+    pub url: String,
+}
+
+/// How many nodes may use a volume at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum AccessMode {
+    /// One node reads and writes.
+    #[default]
+    ReadWriteOnce,
+}
+
+/// When a FLUSH is complete.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Durability {
+    /// When the data is safe on the node's own disk.
+    #[default]
+    Local,
+    /// When the data is committed to the object store.
+    Object,
+}
+
+/// Where a volume's data lives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Backend {
+    /// In an object store, with the node's disk as its cache.
+    #[default]
+    Object,
+    /// In compressed memory of one node; lost with the node.
+    Memory,
+}
+
+/// What happens to a volume's objects when the Volume is deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum DeletionPolicy {
+    /// They are removed; a tombstone stays.
+    #[default]
+    Delete,
+    /// They stay in the object store.
+    Retain,
+}
+
+/// Where a volume stands, in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum VolumePhase {
+    /// Not provisioned yet; the condition `Provisioned` says what is missing.
+    Pending,
+    /// Provisioned, served by nobody.
+    Ready,
+    /// Granted to a node that has not attached it yet.
+    Attaching,
+    /// Served by a node.
+    Attached,
+    /// Still served by a node that shall give it up.
+    Detaching,
+    /// Being deleted.
+    Deleting,
+    /// Cannot go on without a user; the conditions say why.
+    Failed,
+}
+
+/// What is known of a volume.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeStatus {
+    /// Where the volume stands. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<VolumePhase>,
+    /// Generation of the spec this status speaks of. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The volume's identity in the object store; never changes. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume_id: Option<String>,
+    /// The one node that may serve the volume now. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub assigned_node: Option<String>,
+    /// The node that serves the volume now. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Block device on that node. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_path: Option<String>,
+    /// How the device's requests reach the daemon, for example `ublk-zero-copy`. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
+    /// The writer's fencing number; it rises at every attach. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub epoch: Option<u64>,
+    /// Last commit in the object store. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub committed_seq: Option<u64>,
+    /// Bytes written but not committed yet. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub dirty_bytes: Option<u64>,
+    /// Age of the oldest byte not committed yet, in seconds. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub oldest_dirty_seconds: Option<u64>,
+    /// Size of the attached device, in bytes. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub attached_size_bytes: Option<u64>,
+    /// Operator: `Provisioned`, `Assigned`, `Resized`. Daemon: `Attached`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}

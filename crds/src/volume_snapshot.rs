@@ -1,0 +1,58 @@
+//! `VolumeSnapshot`: the content of a volume at one point in time.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::{CustomResource, KubeSchema};
+use serde::{Deserialize, Serialize};
+
+/// The content of a volume at one point in time.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[kube(
+    group = "holdfast.dev",
+    version = "v1alpha1",
+    kind = "VolumeSnapshot",
+    plural = "volumesnapshots",
+    shortname = "hfsnap",
+    category = "holdfast",
+    doc = "The content of a volume at one point in time, kept in the volume's object store.",
+    status = "VolumeSnapshotStatus",
+    derive = "PartialEq",
+    validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
+        .message("metadata.name must have at most 63 characters: choose a shorter name"),
+    validation = kube::core::Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
+        .message("metadata.name must consist of lower-case letters, digits and '-' and begin and end with a letter or digit: remove other characters such as '.'"),
+    printcolumn(name = "Volume", type_ = "string", json_path = ".spec.volume"),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
+    printcolumn(name = "Taken", type_ = "date", json_path = ".status.takenTime"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSnapshotSpec {
+    /// Name of the Volume. Immutable.
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
+        .message("spec.volume is immutable: create another VolumeSnapshot"))]
+    pub volume: String,
+}
+
+/// What is known of a snapshot.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSnapshotStatus {
+    /// Generation of the spec this status speaks of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The snapshot's identity in the object store; never changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
+    /// The point in time whose content the snapshot holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub taken_time: Option<Time>,
+    /// Logical size, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub size_bytes: Option<u64>,
+    /// `Ready`: the snapshot can be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
+    pub conditions: Vec<Condition>,
+}

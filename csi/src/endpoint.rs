@@ -1,0 +1,101 @@
+//! The socket the driver answers on.
+//!
+//! Owns: the socket file; it is removed at the end.
+//! Invariants: a socket somebody answers on is never taken over, and nothing but a dead socket is ever removed.
+
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use holdfast_proto::csi::v1::identity_server::IdentityServer;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::identity::Identity;
+
+/// Why the driver cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ListenError {
+    /// Another process answers on the socket.
+    #[error("--endpoint: another process answers on {path}; stop it or choose another socket")]
+    Taken {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Something else than a socket has the name.
+    #[error("--endpoint: {path} exists and is no socket; choose another name")]
+    NotASocket {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("--endpoint: cannot listen on {path}; does its directory exist?")]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// The operating system's reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A socket being listened on.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// A socket file, removed when dropped.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::warn!(%error, socket = %self.0.display(), "socket not removed");
+        }
+    }
+}
+
+/// Listens on `path`, in the place of a dead process's socket if there is one.
+///
+/// # Errors
+/// [`ListenError`] names the option and the fix.
+pub(crate) fn listen(path: &Path) -> Result<Socket, ListenError> {
+    let refused = |source| ListenError::Refused { path: path.to_owned(), source };
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(refused(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_answered) => return Err(ListenError::Taken { path: path.to_owned() }),
+            Err(_dead) => std::fs::remove_file(path).map_err(refused)?,
+        },
+    }
+    let listener = UnixListener::bind(path).map_err(refused)?;
+    Ok(Socket { listener, file: SocketFile(path.to_owned()) })
+}
+
+impl Socket {
+    /// Answers requests until `stop` ends and the requests under way are done.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub(crate) async fn serve(self, stop: impl Future<Output = ()>) -> Result<(), tonic::transport::Error> {
+        let Self { listener, file } = self;
+        let served = Server::builder()
+            .add_service(IdentityServer::new(Identity))
+            .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
+            .await;
+        drop(file);
+        served
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,56 @@
+//! The driver on a real socket, asked by a real client.
+
+use holdfast_proto::csi::v1::identity_client::IdentityClient;
+use holdfast_proto::csi::v1::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest};
+use tokio::sync::oneshot;
+use tonic::transport::Endpoint;
+
+use super::*;
+
+#[tokio::test]
+async fn a_client_learns_who_answers_and_the_socket_goes_with_the_driver() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("csi.sock");
+    let (stop, stopped) = oneshot::channel::<()>();
+    let socket = listen(&path).expect("listens");
+    let driver = tokio::spawn(socket.serve(async { stopped.await.expect("told to stop") }));
+
+    let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
+    let mut client = IdentityClient::new(endpoint.connect().await.expect("connects"));
+    let info = client.get_plugin_info(GetPluginInfoRequest {}).await.expect("info").into_inner();
+    assert_eq!(
+        (info.name.as_str(), info.vendor_version.as_str()),
+        ("csi.holdfast.dev", env!("CARGO_PKG_VERSION"))
+    );
+    let capabilities =
+        client.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.expect("capabilities");
+    assert!(capabilities.into_inner().capabilities.is_empty());
+    assert_eq!(client.probe(ProbeRequest {}).await.expect("probe").into_inner().ready, Some(true));
+
+    drop(client);
+    stop.send(()).expect("the driver listens");
+    driver.await.expect("ends").expect("without an error");
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("csi.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket that nobody answers"));
+    let live = listen(&path).expect("takes the dead one's place");
+    assert!(matches!(listen(&path), Err(ListenError::Taken { .. })));
+    drop(live);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_file_is_never_removed() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("csi.sock");
+    std::fs::write(&path, "precious").expect("written");
+    assert!(matches!(listen(&path), Err(ListenError::NotASocket { .. })));
+    assert_eq!(std::fs::read_to_string(&path).expect("still there"), "precious");
+    let missing = listen(&directory.path().join("no/csi.sock")).expect_err("no directory");
+    assert!(missing.to_string().contains("--endpoint"), "{missing}");
+}

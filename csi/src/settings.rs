@@ -1,0 +1,49 @@
+//! The driver's command line; each option can also be set by an environment variable.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Parser;
+
+/// Speaks CSI for Holdfast.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast-csi", version)]
+pub(crate) struct Settings {
+    /// Where to listen: unix:// and the absolute path of a socket.
+    #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
+    pub(crate) endpoint: Endpoint,
+}
+
+/// A Unix socket, written the way CSI sidecars write it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// Absolute path of the socket.
+    pub(crate) path: PathBuf,
+}
+
+impl FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let path = text.strip_prefix("unix://").unwrap_or_default();
+        if path.starts_with('/') && !path.ends_with('/') {
+            Ok(Self { path: path.into() })
+        } else {
+            Err("write unix:// and an absolute path, for example unix:///csi/csi.sock".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_absolute_unix_sockets_are_endpoints() {
+        let endpoint: Endpoint = "unix:///csi/csi.sock".parse().expect("an endpoint");
+        assert_eq!(endpoint.path, PathBuf::from("/csi/csi.sock"));
+        for text in ["", "unix://", "unix://csi.sock", "/csi/csi.sock", "tcp://127.0.0.1:1", "unix:///csi/"] {
+            assert!(text.parse::<Endpoint>().is_err(), "{text}");
+        }
+    }
+}

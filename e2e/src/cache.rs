@@ -1,0 +1,114 @@
+//! Downloads and builds kept outside the source tree.
+//!
+//! Owns: `$HOLDFAST_CACHE`, or `$XDG_CACHE_HOME/holdfast`, or `~/.cache/holdfast`.
+//! Invariants: an entry is complete or absent (it is made in a scratch directory and renamed), and two
+//! runs at once make it only once. Nothing in it is ever needed: delete it and it is made again.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::report;
+
+/// The cache directory.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+impl Cache {
+    /// Opens the cache and creates its directory.
+    ///
+    /// # Errors
+    /// When neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be made.
+    pub fn open() -> Result<Self> {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let root = match (set("HOLDFAST_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
+            (Some(root), _, _) => PathBuf::from(root),
+            (None, Some(cache), _) => Path::new(&cache).join("holdfast"),
+            (None, None, Some(home)) => Path::new(&home).join(".cache/holdfast"),
+            (None, None, None) => {
+                anyhow::bail!("set HOLDFAST_CACHE (or HOME): nowhere to keep downloads")
+            }
+        };
+        fs::create_dir_all(&root).with_context(|| format!("create cache {}", root.display()))?;
+        Ok(Self { root })
+    }
+
+    /// The directory of entry `key`, made by `build` if it is not there yet. `build` is given a scratch
+    /// directory to fill.
+    ///
+    /// # Errors
+    /// When `build` fails or the file system does.
+    pub fn entry(
+        &self,
+        key: &str,
+        expected: Duration,
+        build: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let entry = self.root.join(key);
+        if entry.is_dir() {
+            return Ok(entry);
+        }
+        let lock = File::create(self.root.join(format!("{key}.lock")))
+            .with_context(|| format!("create the lock of cache entry {key}"))?;
+        lock.lock().with_context(|| format!("lock cache entry {key}"))?;
+        if entry.is_dir() {
+            return Ok(entry);
+        }
+        let scratch = self.root.join(format!("{key}.partial"));
+        remove_tree(&scratch)?;
+        fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
+        report::timed(&format!("prepare {key}"), expected, || build(&scratch))?;
+        fs::rename(&scratch, &entry).with_context(|| format!("publish cache entry {key}"))?;
+        Ok(entry)
+    }
+
+    /// Where entry `key` is or would be; nothing is made.
+    pub fn path(&self, key: &str) -> PathBuf {
+        self.root.join(key)
+    }
+}
+
+/// Removes a directory tree; one that is not there is fine.
+fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("remove {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache() -> (PathBuf, Cache) {
+        let root = std::env::temp_dir().join(format!(
+            "holdfast-cache-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        fs::create_dir_all(&root).unwrap();
+        (root.clone(), Cache { root })
+    }
+
+    #[test]
+    fn an_entry_is_built_once_and_a_failed_one_not_at_all() {
+        let (root, cache) = cache();
+        let none = Duration::ZERO;
+        let failed = cache.entry("thing", none, |dir| {
+            fs::write(dir.join("half"), "x")?;
+            anyhow::bail!("no")
+        });
+        assert!(failed.is_err());
+        assert!(!root.join("thing").exists());
+        let made = cache.entry("thing", none, |dir| Ok(fs::write(dir.join("whole"), "y")?)).unwrap();
+        assert!(!made.join("half").exists());
+        let again = cache.entry("thing", none, |_| anyhow::bail!("built twice"));
+        assert_eq!(again.unwrap(), made);
+        fs::remove_dir_all(root).unwrap();
+    }
+}

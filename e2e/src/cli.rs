@@ -1,0 +1,96 @@
+//! The command line: `cargo e2e <command>`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use crate::{bench, guest, report, scenario, setup::Toolbox, shell, suite};
+
+/// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
+#[derive(Debug, Parser)]
+#[command(name = "cargo e2e")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Order,
+}
+
+#[derive(Debug, Subcommand)]
+enum Order {
+    /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER
+    Test {
+        /// Part of a scenario's name
+        filter: Option<String>,
+    },
+    /// Run the benchmarks, or those whose name contains FILTER, and print their figures
+    Bench {
+        /// Part of a benchmark's name
+        filter: Option<String>,
+    },
+    /// Name every scenario and benchmark with its expected time
+    List,
+    /// Fetch and build everything that runs need, and run nothing
+    Setup,
+    /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
+    Shell,
+    /// Run a command in a test machine, for the shell
+    #[command(hide = true)]
+    VmExec {
+        /// The host port that leads to the machine's agent
+        port: u16,
+        /// A bash script
+        command: String,
+    },
+    /// Process 1 of a test machine
+    #[command(hide = true)]
+    GuestAgent,
+}
+
+/// Does what the command line says.
+///
+/// # Errors
+/// When it could not be done; failed scenarios are no error but exit code 1.
+pub fn run() -> Result<ExitCode> {
+    match Arguments::parse().command {
+        Order::Test { filter } => {
+            let passed = suite::run(filter.as_deref())?;
+            Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+        Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
+        Order::List => {
+            list();
+            Ok(ExitCode::SUCCESS)
+        }
+        Order::Setup => {
+            let toolbox = Toolbox::open()?;
+            toolbox.boot_files()?;
+            toolbox.etcd()?;
+            toolbox.versitygw()?;
+            toolbox.kube_apiserver()?;
+            toolbox.helm()?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
+        Order::VmExec { port, command } => shell::vm_exec(port, &command),
+        Order::GuestAgent => guest::run().map(|()| ExitCode::SUCCESS),
+    }
+}
+
+/// Names everything that can be run, with the time it takes on two quiet cores.
+fn list() {
+    report::line("cargo e2e test");
+    let about = "cargo test --workspace, with the real S3 server; not with a filter";
+    entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);
+    for scenario in scenario::ALL {
+        entry(scenario.name, scenario.expected, scenario.about);
+    }
+    report::line("cargo e2e bench");
+    for benchmark in bench::ALL {
+        entry(benchmark.name, benchmark.expected, benchmark.about);
+    }
+}
+
+fn entry(name: &str, expected: Duration, about: &str) {
+    report::line(format_args!("  {name:<16} {:>4} s  {about}", expected.as_secs()));
+}

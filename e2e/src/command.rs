@@ -1,0 +1,64 @@
+//! Runs a program to its end and says well what went wrong.
+
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Runs `command` quietly and returns its standard output.
+///
+/// # Errors
+/// When it cannot be started or exits with another code than 0; the error holds its output.
+pub fn output(command: &mut Command) -> Result<String> {
+    let shown = shown(command);
+    let out = command.stdin(Stdio::null()).output().with_context(|| format!("start {shown}"))?;
+    if !out.status.success() {
+        bail!(
+            "{shown}: {}\n{}{}",
+            out.status,
+            String::from_utf8_lossy(&out.stdout),
+            String::from_utf8_lossy(&out.stderr)
+        );
+    }
+    String::from_utf8(out.stdout).with_context(|| format!("output of {shown} is not UTF-8"))
+}
+
+/// Runs `command` with its output shown to the person who waits.
+///
+/// # Errors
+/// When it cannot be started or exits with another code than 0.
+pub fn show(command: &mut Command) -> Result<()> {
+    let shown = shown(command);
+    let status = command
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .status()
+        .with_context(|| format!("start {shown}"))?;
+    if !status.success() {
+        bail!("{shown}: {status}");
+    }
+    Ok(())
+}
+
+/// A command that runs `program` as root: by itself, or through sudo.
+pub fn as_root(program: impl AsRef<OsStr>) -> Command {
+    if rustix::process::geteuid().is_root() {
+        Command::new(program)
+    } else {
+        let mut command = Command::new("sudo");
+        command.arg("--non-interactive").arg(program);
+        command
+    }
+}
+
+/// The program and its arguments, for messages.
+fn shown(command: &Command) -> String {
+    let mut words = vec![command.get_program().to_string_lossy()];
+    words.extend(command.get_args().map(OsStr::to_string_lossy));
+    let mut line = words.join(" ");
+    if line.len() > 300 {
+        line.truncate(line.floor_char_boundary(300));
+        line.push_str(" ...");
+    }
+    line
+}

@@ -1,0 +1,144 @@
+//! etcd and kube-apiserver on the host's loopback.
+//!
+//! Owns: the two processes, their certificates and the kubeconfigs.
+//! Does not own: any controller but ours: there is no kubelet, scheduler or controller manager.
+//! On failure: the log of either is in the run directory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::command::output;
+use crate::process::Process;
+use crate::setup::Toolbox;
+use crate::vm;
+use crate::vm::machine::free_port;
+use crate::wait::until;
+use certificates::Authority;
+
+mod certificates;
+mod kubeconfig;
+
+/// How long the API server may take to be ready: 9 s on a quiet machine.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+/// Addresses of services; nothing routes them here.
+const SERVICES: &str = "10.96.0.0/16";
+
+/// A running Kubernetes API.
+#[derive(Debug)]
+pub struct ControlPlane {
+    dir: PathBuf,
+    port: u16,
+    authority: Authority,
+    kubectl: PathBuf,
+    // Dropped in this order: the API server first, then its database.
+    _apiserver: Process,
+    _etcd: Process,
+}
+
+impl ControlPlane {
+    /// Starts both and waits until the API is ready.
+    ///
+    /// # Errors
+    /// When one cannot be built or started, or the API is not ready in time.
+    pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        let authority = Authority::create(dir, &["127.0.0.1", vm::HOST, "10.96.0.1"])?;
+        let (client, peer, port) = (free_port()?, free_port()?, free_port()?);
+        let client = format!("http://127.0.0.1:{client}");
+        let peer = format!("http://127.0.0.1:{peer}");
+        let mut etcd = Command::new(toolbox.etcd()?);
+        etcd.arg("--data-dir")
+            .arg(dir.join("etcd"))
+            .args(["--unsafe-no-fsync", "--log-level", "warn"])
+            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")]);
+        let mut etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
+        let mut apiserver = Command::new(toolbox.kube_apiserver()?);
+        apiserver
+            .arg(format!("--etcd-servers={client}"))
+            .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+            .arg(format!("--secure-port={port}"))
+            .arg(format!("--service-cluster-ip-range={SERVICES}"))
+            .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
+            .arg("--service-account-issuer=https://kubernetes.default.svc")
+            .arg("--profiling=false");
+        for (flag, file) in [
+            ("tls-cert-file", "server.crt"),
+            ("tls-private-key-file", "server.key"),
+            ("client-ca-file", "ca.crt"),
+            ("service-account-key-file", "service-accounts.pub"),
+            ("service-account-signing-key-file", "service-accounts.key"),
+        ] {
+            apiserver.arg(format!("--{flag}={}", dir.join(file).display()));
+        }
+        let log = dir.join("kube-apiserver.log");
+        let mut apiserver = Process::spawn("kube-apiserver", &apiserver, &log)?;
+        let (certificate, key) = authority.client("admin", "system:masters")?;
+        let admin = kubeconfig::with_certificate(
+            &authority.certificate(),
+            &format!("https://127.0.0.1:{port}"),
+            &certificate,
+            &key,
+        );
+        fs::write(dir.join("admin.kubeconfig"), admin).context("write the kubeconfig")?;
+        let kubectl = toolbox.kubectl()?;
+        until("the Kubernetes API to be ready", READY_LIMIT, || {
+            etcd.check_running()?;
+            apiserver.check_running()?;
+            let asked = output(kubectl_with(&kubectl, dir, "admin").args([
+                "get",
+                "--raw",
+                "/readyz",
+                "--request-timeout=5s",
+            ]));
+            Ok(asked.ok())
+        })?;
+        Ok(Self { dir: dir.to_owned(), port, authority, kubectl, _apiserver: apiserver, _etcd: etcd })
+    }
+
+    /// A kubectl command with administrator's rights, to add arguments to.
+    pub fn kubectl(&self) -> Command {
+        kubectl_with(&self.kubectl, &self.dir, "admin")
+    }
+
+    /// The administrator's kubeconfig on the host.
+    pub fn admin_kubeconfig(&self) -> PathBuf {
+        self.dir.join("admin.kubeconfig")
+    }
+
+    /// Text of a kubeconfig for a service account that exists, with exactly the rights its role bindings
+    /// give it. `host` is how the API is reached: `127.0.0.1`, or [`vm::HOST`] in a test machine.
+    ///
+    /// # Errors
+    /// When there is no such account.
+    pub fn service_account_kubeconfig(&self, namespace: &str, account: &str, host: &str) -> Result<String> {
+        let token = output(self.kubectl().args([
+            "--namespace",
+            namespace,
+            "create",
+            "token",
+            account,
+            "--duration=24h",
+        ]))?;
+        Ok(kubeconfig::with_token(
+            &self.authority.certificate(),
+            &format!("https://{host}:{}", self.port),
+            token.trim(),
+        ))
+    }
+}
+
+fn kubectl_with(kubectl: &Path, dir: &Path, identity: &str) -> Command {
+    let mut command = Command::new(kubectl);
+    command
+        .env("KUBECONFIG", dir.join(format!("{identity}.kubeconfig")))
+        // Discovery results of an API server that is gone must not be found again on the same port.
+        .arg("--cache-dir")
+        .arg(dir.join("kubectl-cache"));
+    command
+}

@@ -1,0 +1,38 @@
+//! Kubeconfig files. JSON is YAML, so no YAML library is needed.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+/// For a user who proves who they are by a certificate.
+pub(super) fn with_certificate(authority: &str, server: &str, certificate: &str, key: &str) -> String {
+    config(
+        authority,
+        server,
+        &json!({
+            "client-certificate-data": STANDARD.encode(certificate),
+            "client-key-data": STANDARD.encode(key),
+        }),
+    )
+}
+
+/// For a user who proves who they are by a token.
+pub(super) fn with_token(authority: &str, server: &str, token: &str) -> String {
+    config(authority, server, &json!({ "token": token }))
+}
+
+fn config(authority: &str, server: &str, user: &Value) -> String {
+    let cluster = json!({
+        "server": server,
+        "certificate-authority-data": STANDARD.encode(authority),
+    });
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "e2e", "cluster": cluster }],
+        "users": [{ "name": "e2e", "user": user }],
+        "contexts": [{ "name": "e2e", "context": { "cluster": "e2e", "user": "e2e" } }],
+        "current-context": "e2e",
+    })
+    .to_string()
+}

@@ -1,0 +1,147 @@
+//! Process 1 of a test machine: this same program, started by the initramfs.
+//!
+//! Owns: mounts, network and modules of the machine, the programs it is asked to run.
+//! Does not own: what is tested.
+//! Runs on: one thread for each connection, one that reaps.
+//! On failure: prints why on the console and turns the machine off, which the harness sees.
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use rustix::mount::{MountFlags, mount, mount_bind};
+
+use crate::wire;
+use programs::Programs;
+
+mod programs;
+mod serve;
+
+/// Set on the kernel command line for a machine with a state disk: the third one.
+pub const STATE: &str = "holdfast.state";
+/// Kernel command line prefix: the machine's host name follows.
+pub const NAME: &str = "holdfast.name=";
+/// Kernel command line prefix: modules to load, separated by commas, follow.
+pub const MODULES: &str = "holdfast.modules=";
+/// Where the state disk is mounted; `holdfast` and `log` in it appear as `/var/lib/holdfast` and
+/// `/var/log/holdfast`.
+const STATE_DIR: &str = "/state";
+
+/// Runs until the machine is turned off.
+///
+/// # Errors
+/// When the machine cannot be set up; the caller prints the error.
+pub fn run() -> Result<()> {
+    ensure!(
+        rustix::process::getpid().is_init(),
+        "guest-agent is process 1 of a test machine and nothing else"
+    );
+    let served = set_up().and_then(|listener| {
+        let programs = Arc::new(Programs::new());
+        let reaper = Arc::clone(&programs);
+        std::thread::spawn(move || reaper.reap());
+        say(wire::READY);
+        for connection in listener.incoming() {
+            let connection = connection.context("accept a connection")?;
+            let programs = Arc::clone(&programs);
+            std::thread::spawn(move || {
+                // A connection that broke is the harness's to notice.
+                drop(serve::serve(connection, &programs));
+            });
+        }
+        Ok(())
+    });
+    if let Err(error) = &served {
+        say(&format!("guest-agent: {error:#}"));
+    }
+    power_off()?;
+    served
+}
+
+/// Writes everything out and turns the machine off.
+///
+/// # Errors
+/// When the kernel refuses.
+fn power_off() -> Result<()> {
+    rustix::fs::sync();
+    rustix::system::reboot(rustix::system::RebootCommand::PowerOff).context("turn the machine off")
+}
+
+/// Prints on the console; a console that is gone cannot be told.
+fn say(line: &str) {
+    if let Ok(mut console) = fs::File::options().write(true).open("/dev/console") {
+        drop(writeln!(console, "{line}"));
+    }
+}
+
+fn set_up() -> Result<TcpListener> {
+    let tmpfs = [
+        ("tmpfs", "/tmp"),
+        ("tmpfs", "/run"),
+        ("tmpfs", "/dev/shm"),
+        ("devpts", "/dev/pts"),
+        ("tracefs", "/sys/kernel/tracing"),
+    ];
+    for (kind, target) in tmpfs {
+        fs::create_dir_all(target).with_context(|| format!("create {target}"))?;
+        mount(kind, target, kind, MountFlags::empty(), None).with_context(|| format!("mount {target}"))?;
+    }
+    symlink("/proc/self/fd", "/dev/fd").context("link /dev/fd")?;
+    let boot = fs::read_to_string("/proc/cmdline").context("read the kernel command line")?;
+    let option = |prefix: &str| boot.split_whitespace().find_map(|word| word.strip_prefix(prefix));
+    let name = option(NAME).unwrap_or("vm");
+    rustix::system::sethostname(name.as_bytes()).context("set the host name")?;
+    let modules = option(MODULES).unwrap_or_default();
+    run_tool(
+        Command::new("modprobe")
+            .args(["-a", "virtio_net"])
+            .args(modules.split(',').filter(|module| !module.is_empty())),
+    )?;
+    set_up_network()?;
+    if option(STATE).is_some() {
+        mount_state()?;
+    }
+    fs::create_dir_all("/var/log/holdfast").context("create the log directory")?;
+    raise_limits()?;
+    TcpListener::bind(("0.0.0.0", wire::PORT)).context("listen")
+}
+
+/// The addresses are those of QEMU's user network: the host's loopback is 10.0.2.2.
+fn set_up_network() -> Result<()> {
+    fs::write(
+        "/run/network",
+        "link set lo up\nlink set eth0 up\naddr add 10.0.2.15/24 dev eth0\nroute add default via 10.0.2.2\n",
+    )
+    .context("write the network's settings")?;
+    run_tool(Command::new("ip").args(["-batch", "/run/network"]))
+}
+
+fn mount_state() -> Result<()> {
+    fs::create_dir_all(STATE_DIR).context("create the state directory")?;
+    mount("/dev/vdc", STATE_DIR, "ext4", MountFlags::NOATIME, None).context("mount the state disk")?;
+    for (sub, target) in [("holdfast", "/var/lib/holdfast"), ("log", "/var/log/holdfast")] {
+        let source = format!("{STATE_DIR}/{sub}");
+        fs::create_dir_all(&source).with_context(|| format!("create {source}"))?;
+        fs::create_dir_all(target).with_context(|| format!("create {target}"))?;
+        mount_bind(&source, target).with_context(|| format!("mount {target}"))?;
+    }
+    Ok(())
+}
+
+/// What a container runtime or systemd would give a daemon; inherited by every program.
+fn raise_limits() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    let files = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    setrlimit(Resource::Nofile, files).context("raise the limit of open files")?;
+    let unlimited = Rlimit { current: None, maximum: None };
+    setrlimit(Resource::Memlock, unlimited).context("raise the limit of locked memory")
+}
+
+/// Runs a tool before there is a reaper.
+fn run_tool(command: &mut Command) -> Result<()> {
+    crate::command::output(command.env("PATH", programs::PATH)).map(drop)
+}

@@ -1,0 +1,222 @@
+//! The programs the agent runs, and how they ended.
+//!
+//! Owns: every child of process 1. Orphans of the test come here too and must be reaped, so one thread
+//! waits for *any* child and notes how it ended; nobody else waits.
+//! Invariants: a program is started under the same lock under which exits are noted, so an exit can
+//! neither be lost nor be taken for that of an older process with the same id.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait};
+
+use crate::wire::{Exit, Program, log_of};
+
+/// Where programs are looked up.
+pub(super) const PATH: &str = "/holdfast/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// All programs of the machine.
+#[derive(Debug)]
+pub(super) struct Programs {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Exits by process id. Those of orphans stay; they are few.
+    exits: HashMap<i32, Exit>,
+    /// Spawned programs by name.
+    named: BTreeMap<String, i32>,
+}
+
+impl Programs {
+    pub(super) fn new() -> Self {
+        Self { state: Mutex::new(State::default()), changed: Condvar::new() }
+    }
+
+    /// Notes every child that ends. Never returns.
+    pub(super) fn reap(&self) -> ! {
+        loop {
+            match wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) => {
+                    if let Some(exit) = exit_of(status) {
+                        self.lock().exits.insert(pid.as_raw_nonzero().get(), exit);
+                        self.changed.notify_all();
+                    }
+                }
+                // No child at all: the next start wakes this thread.
+                Ok(None) | Err(_) => {
+                    let state = self.lock();
+                    drop(
+                        self.changed
+                            .wait_timeout(state, Duration::from_millis(100))
+                            .expect("nothing panics while it holds this lock"),
+                    );
+                }
+            }
+        }
+    }
+
+    /// Starts a program with its output in pipes, in a process group of its own.
+    pub(super) fn start(&self, program: &Program) -> Result<Child> {
+        let mut command = command(program)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut state = self.lock();
+        self.launch(&mut state, &mut command, program)
+    }
+
+    /// Starts a program that stays, under a name.
+    pub(super) fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
+        let log = log_of(name);
+        let out =
+            File::options().create(true).append(true).open(&log).with_context(|| format!("open {log}"))?;
+        let mut command = command(program)?;
+        command
+            .stdin(Stdio::null())
+            .stdout(out.try_clone().context("duplicate the log's descriptor")?)
+            .stderr(out);
+        let mut state = self.lock();
+        if let Some(pid) = state.named.get(name) {
+            ensure!(state.exits.contains_key(pid), "{name} runs already");
+        }
+        let pid = raw(&self.launch(&mut state, &mut command, program)?);
+        state.named.insert(name.to_owned(), pid);
+        Ok(pid)
+    }
+
+    /// Sends a signal to a spawned program.
+    pub(super) fn signal(&self, name: &str, signal: i32) -> Result<()> {
+        let state = self.lock();
+        let pid = state.pid(name)?;
+        ensure!(!state.exits.contains_key(&pid), "{name} has ended");
+        let signal = Signal::from_named_raw(signal).context("no such signal")?;
+        let pid = Pid::from_raw(pid).context("process id 0")?;
+        kill_process(pid, signal).with_context(|| format!("signal {name}"))
+    }
+
+    /// Kills what is left of a program's process group.
+    pub(super) fn kill_group(&self, pid: i32) {
+        if let Some(pid) = Pid::from_raw(pid) {
+            // It has ended already otherwise.
+            kill_process_group(pid, Signal::KILL).ok();
+        }
+    }
+
+    /// How a spawned program ended, if it has.
+    pub(super) fn status(&self, name: &str) -> Result<Option<Exit>> {
+        let state = self.lock();
+        let pid = state.pid(name)?;
+        Ok(state.exits.get(&pid).copied())
+    }
+
+    /// Waits for a spawned program to end.
+    pub(super) fn wait_named(&self, name: &str, limit: Duration) -> Result<Exit> {
+        let pid = self.lock().pid(name)?;
+        match self.wait_for(pid, Some(limit)) {
+            Some(exit) => Ok(exit),
+            None => bail!("{name} still runs after {} ms", limit.as_millis()),
+        }
+    }
+
+    /// Waits for a process to end; without a limit the answer is never empty.
+    pub(super) fn wait_for(&self, pid: i32, limit: Option<Duration>) -> Option<Exit> {
+        let until = limit.map(|limit| Instant::now() + limit);
+        let mut state = self.lock();
+        loop {
+            if let Some(exit) = state.exits.get(&pid) {
+                return Some(*exit);
+            }
+            let left = match until {
+                None => Duration::from_secs(3600),
+                Some(until) => until.checked_duration_since(Instant::now())?,
+            };
+            (state, _) =
+                self.changed.wait_timeout(state, left).expect("nothing panics while it holds this lock");
+        }
+    }
+
+    fn launch(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        command: &mut Command,
+        program: &Program,
+    ) -> Result<Child> {
+        let child = command.spawn().with_context(|| format!("start {}", program.argv.join(" ")))?;
+        state.exits.remove(&raw(&child));
+        self.changed.notify_all();
+        Ok(child)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+impl State {
+    fn pid(&self, name: &str) -> Result<i32> {
+        self.named.get(name).copied().with_context(|| format!("no program was spawned as {name:?}"))
+    }
+}
+
+/// The child's process id as the kernel counts it.
+pub(super) fn raw(child: &Child) -> i32 {
+    i32::try_from(child.id()).expect("a process id fits in i32")
+}
+
+fn command(program: &Program) -> Result<Command> {
+    let (first, arguments) = program.argv.split_first().context("an empty command line")?;
+    let mut command = Command::new(resolve(first)?);
+    command
+        .args(arguments)
+        .env_clear()
+        .env("PATH", PATH)
+        .env("HOME", "/root")
+        .env("LANG", "C.UTF-8")
+        .envs(&program.env)
+        .current_dir("/root")
+        .process_group(0);
+    Ok(command)
+}
+
+/// Finds a program. Done here and not by the standard library, which would fork to look it up, and whose
+/// own wait for a child that found nothing would race with the reaper.
+fn resolve(program: &str) -> Result<PathBuf> {
+    if program.contains('/') {
+        ensure!(Path::new(program).is_file(), "{program} is not a file");
+        return Ok(PathBuf::from(program));
+    }
+    PATH.split(':')
+        .map(|dir| Path::new(dir).join(program))
+        .find(|candidate| candidate.is_file())
+        .with_context(|| format!("no {program} in {PATH}"))
+}
+
+fn exit_of(status: WaitStatus) -> Option<Exit> {
+    if let Some(code) = status.exit_status() {
+        Some(Exit::Code(code))
+    } else {
+        status.terminating_signal().map(Exit::Signal)
+    }
+}
+
+/// Copies a stream to the end, in pieces as they come.
+pub(super) fn pump(
+    from: &mut impl io::Read,
+    mut each: impl FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut buffer = [0; 16 << 10];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok(()),
+            read => each(&buffer[..read])?,
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Answers one request of the harness.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::programs::{Programs, pump, raw};
+use crate::wait::until;
+use crate::wire::{self, Exit, Kind, Program, Reply, Request};
+
+/// How long output may still come after a program has ended: a child it left behind may hold the pipe.
+const STRAGGLERS: Duration = Duration::from_secs(2);
+
+pub(super) fn serve(mut connection: TcpStream, programs: &Arc<Programs>) -> Result<()> {
+    connection.set_nodelay(true).context("set TCP_NODELAY")?;
+    let request: Request = wire::receive_json(&mut connection)?;
+    let mut contents = None;
+    let reply = answer(request, &mut connection, programs, &mut contents)
+        .unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
+    wire::send_json(&mut connection, &reply)?;
+    if let Some(contents) = contents {
+        wire::send(&mut connection, Kind::Data, &contents)?;
+    }
+    Ok(())
+}
+
+fn answer(
+    request: Request,
+    connection: &mut TcpStream,
+    programs: &Arc<Programs>,
+    contents: &mut Option<Vec<u8>>,
+) -> Result<Reply> {
+    match request {
+        Request::Ping => Ok(Reply::Done),
+        Request::Exec(program) => Ok(Reply::Exit(Some(exec(&program, connection, programs)?))),
+        Request::Spawn { name, program } => Ok(Reply::Started(programs.spawn(&name, &program)?)),
+        Request::Signal { name, signal } => {
+            programs.signal(&name, signal)?;
+            Ok(Reply::Done)
+        }
+        Request::Wait { name, limit_ms } => {
+            let exit = programs.wait_named(&name, Duration::from_millis(limit_ms))?;
+            Ok(Reply::Exit(Some(exit)))
+        }
+        Request::Status { name } => Ok(Reply::Exit(programs.status(&name)?)),
+        Request::Put { path, mode } => {
+            let (Kind::Data, bytes) = wire::receive(connection)? else {
+                bail!("the file's bytes did not follow");
+            };
+            put(Path::new(&path), mode, &bytes)?;
+            Ok(Reply::Done)
+        }
+        Request::Get { path } => {
+            *contents = Some(fs::read(&path).with_context(|| format!("read {path}"))?);
+            Ok(Reply::Done)
+        }
+        Request::WaitBlockDevice { path, limit_ms } => {
+            let what = format!("{path} to be a block device");
+            until(&what, Duration::from_millis(limit_ms), || {
+                let found = fs::metadata(&path);
+                Ok(found.is_ok_and(|found| found.file_type().is_block_device()).then_some(()))
+            })?;
+            Ok(Reply::Done)
+        }
+        Request::PowerOff => {
+            wire::send_json(connection, &Reply::Done)?;
+            connection.shutdown(Shutdown::Write).context("say goodbye")?;
+            super::power_off()?;
+            Ok(Reply::Done)
+        }
+    }
+}
+
+fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+    }
+    fs::write(path, bytes).with_context(|| format!("write {}", path.display()))?;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+        .with_context(|| format!("set the mode of {}", path.display()))
+}
+
+/// Runs a program and streams its output. Returns when it has ended and its output is read.
+fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> Result<Exit> {
+    let mut child = programs.start(program)?;
+    let pid = raw(&child);
+    let (sent, all_sent) = std::sync::mpsc::channel::<()>();
+    let stream = connection.try_clone().context("share the connection")?;
+    let shared = Arc::new(Mutex::new(Some(stream)));
+    let mut stdin = child.stdin.take().context("standard input is a pipe")?;
+    let input = program.stdin.clone();
+    std::thread::spawn(move || {
+        // A program need not read what it is given.
+        drop(stdin.write_all(input.as_bytes()));
+    });
+    let out = child.stdout.take().context("standard output is a pipe")?;
+    let err = child.stderr.take().context("standard error is a pipe")?;
+    let streams: [(Kind, Box<dyn Read + Send>); 2] =
+        [(Kind::Stdout, Box::new(out)), (Kind::Stderr, Box::new(err))];
+    for (kind, mut stream) in streams {
+        let (shared, sent) = (Arc::clone(&shared), sent.clone());
+        std::thread::spawn(move || {
+            let copied = pump(&mut stream, |bytes| {
+                let mut to = shared.lock().expect("nothing panics while it holds this lock");
+                match to.as_mut() {
+                    Some(to) => wire::send(to, kind, bytes),
+                    None => Err(std::io::ErrorKind::BrokenPipe.into()),
+                }
+            });
+            // A harness that went away is noticed by the watcher below.
+            drop((copied, sent));
+        });
+    }
+    drop(sent);
+    let mut watched = connection.try_clone().context("watch the connection")?;
+    let watcher = Arc::clone(programs);
+    std::thread::spawn(move || {
+        // Nothing more is sent by the harness: bytes never come, an end means that it gave up. After the
+        // reply it closes the connection too; by then the group is gone.
+        let mut byte = [0];
+        if !matches!(watched.read(&mut byte), Ok(1)) && watcher.wait_for(pid, Some(Duration::ZERO)).is_none()
+        {
+            watcher.kill_group(pid);
+        }
+    });
+    let exit = programs.wait_for(pid, None).context("waiting without a limit ends with an exit")?;
+    // Both senders are dropped at the end of their streams; an error is that end.
+    all_sent.recv_timeout(STRAGGLERS).ok();
+    // From here on the connection is the reply's: no straggler may write into it.
+    drop(shared.lock().expect("nothing panics while it holds this lock").take());
+    Ok(exit)
+}

@@ -1,0 +1,112 @@
+//! The directory of one run, below `target/e2e`: logs stay, everything else goes with the run.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// How many runs' logs are kept.
+const KEPT_RUNS: usize = 20;
+/// Held locked as long as the run lives.
+const LOCK: &str = "lock";
+
+/// The directory of a run that goes on.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl RunDir {
+    /// Makes a directory for this run, whose name ends in `name`, and tidies those of runs that were
+    /// killed.
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn create(target: &Path, name: &str) -> Result<Self> {
+        let root = target.join("e2e");
+        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+        tidy(&root)?;
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .context("the clock is before 1970")?;
+        let path = root.join(format!("{}-{name}", now.as_millis()));
+        fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
+        let lock = File::create(path.join(LOCK)).context("create the run's lock")?;
+        lock.lock().context("lock the run's directory")?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed by the next run.
+        drop(keep_logs_only(&self.path));
+    }
+}
+
+/// Removes what killed runs left, and the logs of all but the newest runs.
+fn tidy(root: &Path) -> Result<()> {
+    let mut runs: Vec<PathBuf> = fs::read_dir(root)
+        .with_context(|| format!("list {}", root.display()))?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    runs.sort();
+    let too_many = runs.len().saturating_sub(KEPT_RUNS);
+    for (index, run) in runs.iter().enumerate() {
+        let alive = File::open(run.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_err());
+        if alive {
+            continue;
+        }
+        if index < too_many {
+            fs::remove_dir_all(run).with_context(|| format!("remove {}", run.display()))?;
+        } else {
+            keep_logs_only(run)?;
+        }
+    }
+    Ok(())
+}
+
+fn keep_logs_only(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            keep_logs_only(&path)?;
+            // Not empty if a log is left in it.
+            drop(fs::remove_dir(&path));
+        } else if path.extension().is_none_or(|kind| kind != "log") {
+            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finished_run_leaves_its_logs_and_nothing_else() {
+        let target = tempfile::tempdir().unwrap();
+        let run = RunDir::create(target.path(), "one").unwrap();
+        let path = run.path().to_owned();
+        fs::create_dir_all(path.join("vm-a/deep")).unwrap();
+        fs::create_dir_all(path.join("buckets/b")).unwrap();
+        fs::write(path.join("vm-a/console.log"), "hello").unwrap();
+        fs::write(path.join("vm-a/deep/state.ext4"), "big").unwrap();
+        fs::write(path.join("buckets/b/object"), "big").unwrap();
+        drop(run);
+        assert!(path.join("vm-a/console.log").exists());
+        assert!(!path.join("vm-a/deep").exists());
+        assert!(!path.join("buckets").exists());
+        assert!(!path.join(LOCK).exists());
+    }
+}

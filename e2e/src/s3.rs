@@ -1,0 +1,215 @@
+//! A real S3 server (versitygw over a directory) on the host's loopback.
+//!
+//! Owns: the process, its directory of buckets, its access log.
+//! Invariants: every request it answered is in [`S3Server::requests`], in order, over all restarts; the
+//! port stays the same.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Signal;
+
+use crate::process::Process;
+use crate::setup::Toolbox;
+use crate::vm;
+use crate::vm::machine::free_port;
+use crate::wait::until;
+
+/// The account every test uses.
+pub const ACCESS_KEY: &str = "holdfast-e2e";
+/// Its secret.
+pub const SECRET_KEY: &str = "holdfast-e2e-secret";
+/// Its region.
+pub const REGION: &str = "us-east-1";
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A running S3 server.
+#[derive(Debug)]
+pub struct S3Server {
+    program: PathBuf,
+    dir: PathBuf,
+    port: u16,
+    process: Mutex<Option<Process>>,
+}
+
+/// One request the server answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct S3Request {
+    /// The operation as the S3 API names it, such as `PutObject` or `ListObjectsV2`.
+    pub operation: String,
+    /// The bucket.
+    pub bucket: String,
+    /// The key; empty for requests about a bucket.
+    pub key: String,
+    /// The HTTP status of the answer.
+    pub status: u16,
+}
+
+impl S3Server {
+    /// Starts a server with its own empty directory.
+    ///
+    /// # Errors
+    /// When it cannot be built or does not answer.
+    pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir.join("buckets")).with_context(|| format!("create {}", dir.display()))?;
+        let server = Self {
+            program: toolbox.versitygw()?,
+            dir: dir.to_owned(),
+            port: free_port()?,
+            process: Mutex::new(None),
+        };
+        server.resume()?;
+        Ok(server)
+    }
+
+    /// The endpoint for programs on the host.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// The endpoint for programs in a test machine.
+    pub fn endpoint_in_vm(&self) -> String {
+        format!("http://{}:{}", vm::HOST, self.port)
+    }
+
+    /// Makes an empty bucket.
+    ///
+    /// # Errors
+    /// When it exists.
+    pub fn create_bucket(&self, name: &str) -> Result<()> {
+        // This server's buckets are directories.
+        fs::create_dir(self.dir.join("buckets").join(name)).with_context(|| format!("create bucket {name}"))
+    }
+
+    /// The keys in a bucket that begin with `prefix`, sorted, read behind the server's back (no request
+    /// is counted).
+    ///
+    /// # Errors
+    /// When the bucket's directory cannot be read.
+    pub fn keys(&self, bucket: &str, prefix: &str) -> Result<Vec<String>> {
+        let root = self.dir.join("buckets").join(bucket);
+        let mut keys = Vec::new();
+        collect(&root, &root, &mut keys)?;
+        keys.retain(|key| key.starts_with(prefix));
+        keys.sort();
+        Ok(keys)
+    }
+
+    /// Every request answered so far.
+    ///
+    /// # Errors
+    /// When the access log cannot be read.
+    pub fn requests(&self) -> Result<Vec<S3Request>> {
+        let log = fs::read_to_string(self.access_log()).context("read the S3 access log")?;
+        Ok(log.lines().filter_map(parse).collect())
+    }
+
+    /// Stops the server hard: connections break, the port refuses.
+    pub fn stop(&self) {
+        self.lock().take();
+    }
+
+    /// Freezes the server: connections hang.
+    ///
+    /// # Errors
+    /// When it is stopped.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Thaws a frozen server, or starts a stopped one on the same port and buckets.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn resume(&self) -> Result<()> {
+        if self.lock().is_some() {
+            return self.signal(Signal::CONT);
+        }
+        let mut command = Command::new(&self.program);
+        command
+            .args(["--port", &format!("127.0.0.1:{}", self.port)])
+            .args(["--access", ACCESS_KEY, "--secret", SECRET_KEY])
+            .args(["--region", REGION, "--health", "/health", "--keep-alive", "--quiet"])
+            .arg("--access-log")
+            .arg(self.access_log())
+            .arg("posix")
+            .arg(self.dir.join("buckets"));
+        let mut process = Process::spawn("versitygw", &command, &self.dir.join("versitygw.log"))?;
+        until("the S3 server to answer", START_LIMIT, || {
+            process.check_running()?;
+            Ok(std::net::TcpStream::connect(("127.0.0.1", self.port)).ok())
+        })?;
+        *self.lock() = Some(process);
+        Ok(())
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let process = self.lock();
+        ensure!(process.is_some(), "the S3 server is stopped");
+        process.as_ref().map_or(Ok(()), |process| process.signal(signal))
+    }
+
+    fn access_log(&self) -> PathBuf {
+        self.dir.join("access.log")
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// Reads a line of the access log. Its fields follow S3's format, but nothing is quoted: owner, bucket,
+/// time (two words), address, requester, id, operation, key, target, status, and more.
+fn parse(line: &str) -> Option<S3Request> {
+    let mut words = line.split(' ');
+    let bucket = words.nth(1)?;
+    let operation = words.nth(5)?.strip_prefix("s3_")?;
+    let key = words.next()?;
+    let status = words.nth(1)?.parse().ok()?;
+    Some(S3Request {
+        operation: operation.to_owned(),
+        bucket: bucket.to_owned(),
+        key: if key == "-" { "" } else { key }.to_owned(),
+        status,
+    })
+}
+
+fn collect(root: &Path, dir: &Path, keys: &mut Vec<String>) -> Result<()> {
+    for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
+        let path = entry?.path();
+        // The server keeps uploads in progress in a directory of its own.
+        let inside = path.strip_prefix(root).context("a path below its root")?;
+        if inside.starts_with(".sgwtmp") {
+            continue;
+        }
+        if path.is_dir() {
+            collect(root, &path, keys)?;
+        } else {
+            keys.push(inside.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_an_access_log_line() {
+        let line = "- buck [21/November/2026:02:27:12 +0000] 127.0.0.1 me 26E3 s3_PutObject a/b \
+            /buck/a/b?x-id=PutObject 200 - 0 0 0 0 - agent - host SigV4 -";
+        let request = parse(line).unwrap();
+        assert_eq!(request.operation, "PutObject");
+        assert_eq!((request.bucket.as_str(), request.key.as_str()), ("buck", "a/b"));
+        assert_eq!(request.status, 200);
+        let list = "- buck [t +0000] ::1 me 1 s3_ListObjectsV2 - /buck?list-type=2 403 AccessDenied";
+        assert_eq!(parse(list).unwrap().key, "");
+        assert_eq!(parse("log starts 2026-11-21 02:27:11.07 +0000 UTC m=+0.01"), None);
+    }
+}

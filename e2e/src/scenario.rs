@@ -1,0 +1,106 @@
+//! The named scenarios: what `cargo e2e test` runs after the host's own tests.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::world::World;
+
+mod api_rules;
+mod chart;
+mod control_plane;
+mod load;
+mod provisioning;
+mod s3;
+mod smoke;
+mod standalone;
+mod ublk;
+
+/// Something a user would notice, played on real parts.
+#[derive(Debug, Clone, Copy)]
+pub struct Scenario {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What holds when it passes.
+    pub about: &'static str,
+    /// How long it takes on two quiet cores, set-up of the host excepted.
+    pub expected: Duration,
+    /// Plays it in a world of its own.
+    pub run: fn(&World) -> Result<()>,
+}
+
+/// All scenarios, in the order in which they run.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "smoke",
+        about: "a test machine boots, drives ublk, survives a reset and turns itself off",
+        expected: Duration::from_secs(25),
+        run: smoke::run,
+    },
+    Scenario {
+        name: "s3",
+        about: "the S3 server starts, counts requests, and comes back after stop and freeze",
+        expected: Duration::from_secs(2),
+        run: s3::run,
+    },
+    Scenario {
+        name: "control-plane",
+        about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
+        expected: Duration::from_secs(25),
+        run: control_plane::run,
+    },
+    Scenario {
+        name: "api-rules",
+        about: "the API server accepts what it should and refuses the rest, naming the field",
+        expected: Duration::from_secs(40),
+        run: api_rules::run,
+    },
+    Scenario {
+        name: "chart",
+        about: "the chart passes helm's checks, and all it renders is accepted by the API server",
+        expected: Duration::from_secs(15),
+        run: chart::run,
+    },
+    Scenario {
+        name: "provisioning",
+        about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
+        expected: Duration::from_secs(40),
+        run: provisioning::run,
+    },
+    Scenario {
+        name: "ublk-devices",
+        about: "the device tests of node/ublk pass on a kernel with the driver",
+        expected: Duration::from_secs(60),
+        run: ublk::device_tests,
+    },
+    Scenario {
+        name: "ublk-zero-copy",
+        about: "a device served with zero copy keeps its data under load while its server is killed",
+        expected: Duration::from_secs(90),
+        run: ublk::zero_copy,
+    },
+    Scenario {
+        name: "ublk-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(90),
+        run: ublk::user_copy,
+    },
+    Scenario {
+        name: "ublk-many",
+        about: "64 devices are served by as many threads as one",
+        expected: Duration::from_secs(60),
+        run: ublk::many,
+    },
+    Scenario {
+        name: "standalone-zero-copy",
+        about: "a volume of the command line lives through kills under load and moves to another node",
+        expected: Duration::from_secs(180),
+        run: standalone::zero_copy,
+    },
+    Scenario {
+        name: "standalone-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(180),
+        run: standalone::user_copy,
+    },
+];

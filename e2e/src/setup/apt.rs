@@ -1,0 +1,196 @@
+//! Debian packages: installed where the host needs them, unpacked into the cache otherwise.
+//!
+//! Packages of a newer suite are fetched through an apt root of their own, so the host's configuration
+//! and package state stay as they are. The mirror is the one the machine uses already.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cache::Cache;
+use crate::command::{as_root, output, show};
+use crate::pins::{GUEST_SUITE, HOST_PACKAGES};
+use crate::report;
+
+/// Where the signatures of Debian's archives are checked against.
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// Packages whose programs run on the host without being installed.
+const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
+
+/// Installs what the host lacks of [`HOST_PACKAGES`].
+///
+/// # Errors
+/// When this is not Debian, sudo asks for a password, or apt-get fails.
+pub fn install_host_packages() -> Result<()> {
+    let missing: Vec<&str> = HOST_PACKAGES.iter().copied().filter(|package| !installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    ensure!(
+        Path::new("/etc/debian_version").exists(),
+        "this harness sets itself up on Debian; install what these packages hold and run it there: {}",
+        missing.join(" ")
+    );
+    report::step(format_args!("apt-get install {}", missing.join(" ")));
+    let apt = || {
+        let mut command = as_root("env");
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]);
+        command
+    };
+    show(apt().arg("update"))?;
+    show(apt().args(["install", "-y", "--no-install-recommends"]).args(missing))
+}
+
+/// The unpacked packages of [`TOOLS`]; programs are below `usr/bin`.
+///
+/// # Errors
+/// When they cannot be fetched.
+pub fn unpacked_tools(cache: &Cache) -> Result<PathBuf> {
+    cache.entry(&format!("tools-{GUEST_SUITE}"), Duration::from_secs(20), |dir| {
+        AptRoot::new(GUEST_SUITE)?.unpack(TOOLS, dir)
+    })
+}
+
+/// The URI of the Debian archive this machine's apt uses.
+///
+/// # Errors
+/// When apt's configuration names none.
+pub fn mirror() -> Result<String> {
+    let mut texts = Vec::new();
+    for file in ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"] {
+        if let Ok(text) = fs::read_to_string(file) {
+            texts.push(text);
+        }
+    }
+    let mut others: Vec<PathBuf> = fs::read_dir("/etc/apt/sources.list.d")
+        .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    others.sort();
+    for path in others {
+        let enabled = path.extension().is_some_and(|kind| kind == "list" || kind == "sources");
+        if enabled && let Ok(text) = fs::read_to_string(path) {
+            texts.push(text);
+        }
+    }
+    texts
+        .iter()
+        .find_map(|text| archive_uri(text))
+        .context("no Debian archive in /etc/apt/sources.list or /etc/apt/sources.list.d")
+}
+
+/// The first URI of a main Debian archive (not security, not third parties) in a sources file, in the
+/// one-line or the deb822 format.
+fn archive_uri(sources: &str) -> Option<String> {
+    sources
+        .lines()
+        .map(str::trim)
+        .filter(|line| line.starts_with("URIs:") || line.starts_with("deb "))
+        .flat_map(str::split_whitespace)
+        .map(|word| word.trim_end_matches('/'))
+        .find(|word| {
+            let fetchable = word.starts_with("http") || word.starts_with("mirror+");
+            fetchable && word.ends_with("/debian")
+        })
+        .map(str::to_owned)
+}
+
+/// An apt configuration of its own for one suite, in a temporary directory.
+#[derive(Debug)]
+pub struct AptRoot {
+    dir: tempfile::TempDir,
+    suite: String,
+}
+
+impl AptRoot {
+    /// Makes the configuration and fetches the suite's package lists.
+    ///
+    /// # Errors
+    /// When the lists cannot be fetched.
+    pub fn new(suite: &str) -> Result<Self> {
+        let dir = tempfile::tempdir().context("make a directory for apt")?;
+        let path = dir.path().display().to_string();
+        for sub in [
+            "etc/preferences.d",
+            "etc/apt.conf.d",
+            "etc/trusted.gpg.d",
+            "etc/sources.list.d",
+            "lists/partial",
+            "cache/archives/partial",
+        ] {
+            fs::create_dir_all(dir.path().join(sub))?;
+        }
+        fs::write(dir.path().join("status"), "")?;
+        fs::write(
+            dir.path().join("etc/sources.list"),
+            format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?),
+        )?;
+        fs::write(
+            dir.path().join("apt.conf"),
+            format!(
+                "Dir::Etc \"{path}/etc\"; Dir::State \"{path}\"; Dir::State::status \"{path}/status\";\n\
+                 Dir::Etc::Main \"/etc/apt/apt.conf\"; Dir::Etc::Parts \"/etc/apt/apt.conf.d\";\n\
+                 Dir::Etc::NetrcParts \"/etc/apt/auth.conf.d\"; Dir::Cache \"{path}/cache\";\n\
+                 APT::Architecture \"amd64\"; APT::Sandbox::User \"root\";\n\
+                 Acquire::Languages \"none\"; Acquire::Check-Valid-Until \"false\";\n"
+            ),
+        )?;
+        let root = Self { dir, suite: suite.to_owned() };
+        report::step(format_args!("fetch the package lists of {suite}"));
+        output(root.apt("apt-get").args(["-qq", "update"]))?;
+        Ok(root)
+    }
+
+    /// Fetches packages (without their dependencies) and unpacks them into `into`; no maintainer script
+    /// runs.
+    ///
+    /// # Errors
+    /// When one cannot be fetched.
+    pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
+        let debs = tempfile::tempdir().context("make a directory for packages")?;
+        output(self.apt("apt-get").current_dir(debs.path()).args(["-qq", "download"]).args(packages))
+            .with_context(|| format!("fetch {} from {}", packages.join(" "), self.suite))?;
+        for deb in fs::read_dir(debs.path())? {
+            output(Command::new("dpkg-deb").arg("-x").arg(deb?.path()).arg(into))?;
+        }
+        Ok(())
+    }
+
+    /// The names of packages that begin with `prefix`.
+    ///
+    /// # Errors
+    /// When apt-cache fails.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let names = output(self.apt("apt-cache").args(["pkgnames", prefix]))?;
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("APT_CONFIG", self.dir.path().join("apt.conf"));
+        command
+    }
+}
+
+fn installed(package: &str) -> bool {
+    let asked = Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Status}", package]).output();
+    asked.is_ok_and(|out| out.status.success() && out.stdout.starts_with(b"installed"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_the_archive_in_both_formats_and_no_comment() {
+        let deb822 = "Types: deb\n# http://old.example/archive/debian/2025\nURIs: http://a.example/debian/\n";
+        assert_eq!(archive_uri(deb822).unwrap(), "http://a.example/debian");
+        let one_line = "# deb http://no.example/debian sid main\n\
+            deb http://sec.example/debian-security x main\n\
+            deb [arch=amd64 signed-by=/k] https://b.example/debian bookworm main\n";
+        assert_eq!(archive_uri(one_line).unwrap(), "https://b.example/debian");
+        assert_eq!(archive_uri("deb https://third.example/apt x main\n"), None);
+    }
+}

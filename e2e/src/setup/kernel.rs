@@ -1,0 +1,189 @@
+//! The kernel of the test machines: Debian's cloud kernel, unpacked, and a small initramfs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cache::Cache;
+use crate::command::output;
+use crate::pins::{KERNEL, KERNEL_PREFIX, KERNEL_SUITE};
+use crate::setup::apt::{self, AptRoot};
+
+/// Modules the initramfs loads, in order, before there is a root file system.
+const EARLY_MODULES: &[&str] = &["virtio_blk"];
+/// Set on the kernel command line: say that the kernel boots, and turn the machine off.
+pub const PROBE: &str = "holdfast.probe";
+/// What the initramfs prints when [`PROBE`] is set.
+pub const PROBE_ANSWER: &str = "HOLDFAST-KERNEL-BOOTS";
+
+/// Where the share disk with the agent is mounted in a test machine.
+pub const SHARE: &str = "/holdfast";
+
+/// A kernel ready to boot.
+#[derive(Debug, Clone)]
+pub struct Kernel {
+    /// The release, as `uname -r` says it.
+    pub release: String,
+    /// The uncompressed kernel: QEMU starts it directly (PVH) and saves its decompression.
+    pub vmlinux: PathBuf,
+    /// Loads the disk driver, mounts root and share, and starts the agent as process 1.
+    pub initramfs: PathBuf,
+    /// The release's module tree, to be put into the root file system.
+    pub modules: PathBuf,
+}
+
+/// Fetches kernel and modules and makes the initramfs.
+///
+/// # Errors
+/// When the suite holds no such kernel any more, or a step fails.
+pub fn prepare(cache: &Cache) -> Result<Kernel> {
+    let dir = cache.entry(&format!("kernel-{KERNEL}"), Duration::from_secs(30), |dir| {
+        let root = AptRoot::new(KERNEL_SUITE)?;
+        let release = choose(&root)?;
+        let unpacked = dir.join("packages");
+        let packages = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
+        root.unpack(&packages.each_ref().map(String::as_str), &unpacked)?;
+        let modules = unpacked.join("usr/lib/modules").join(&release);
+        extract_vmlinux(&modules.join("vmlinuz"), &dir.join("vmlinux"))?;
+        make_initramfs(cache, &modules, &dir.join("initramfs.cpio"))?;
+        Ok(fs::write(dir.join("release"), release)?)
+    })?;
+    let release = fs::read_to_string(dir.join("release")).context("read the kernel's release")?;
+    Ok(Kernel {
+        vmlinux: dir.join("vmlinux"),
+        initramfs: dir.join("initramfs.cpio"),
+        modules: dir.join("packages/usr/lib/modules").join(&release),
+        release,
+    })
+}
+
+/// The pinned release, or the newest one like it.
+fn choose(root: &AptRoot) -> Result<String> {
+    let names = root.names(KERNEL_PREFIX)?;
+    let mut releases: Vec<&str> = names
+        .iter()
+        .filter_map(|name| name.strip_prefix("linux-binary-"))
+        .filter(|release| release.ends_with("-cloud-amd64") && !release.contains("rc"))
+        .collect();
+    if releases.contains(&KERNEL) {
+        return Ok(KERNEL.to_owned());
+    }
+    releases.sort_by_key(|release| numbers(release));
+    let newest =
+        releases.last().with_context(|| format!("{KERNEL_SUITE} has no {KERNEL_PREFIX}*-cloud-amd64"))?;
+    Ok((*newest).to_owned())
+}
+
+/// The numbers of a release, for ordering.
+fn numbers(release: &str) -> Vec<u32> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+}
+
+/// Takes the ELF image out of a bzImage. Offsets: Documentation/arch/x86/boot.rst, "The Real-Mode Kernel
+/// Header" (setup_sects at 0x1f1, payload_offset at 0x248, payload_length at 0x24c). The payload is a
+/// compressed stream followed by its uncompressed length in 4 bytes.
+fn extract_vmlinux(vmlinuz: &Path, vmlinux: &Path) -> Result<()> {
+    let image = fs::read(vmlinuz).with_context(|| format!("read {}", vmlinuz.display()))?;
+    let word = |at: usize| -> Result<usize> {
+        let bytes = image.get(at..at + 4).context("the kernel image is short")?;
+        let value = u32::from_le_bytes(bytes.try_into().context("four bytes")?);
+        Ok(usize::try_from(value)?)
+    };
+    let setup_sectors = match image.get(0x1f1) {
+        None | Some(0) => 4,
+        Some(count) => usize::from(*count),
+    };
+    let start = (setup_sectors + 1) * 512 + word(0x248)?;
+    let end = start + word(0x24c)? - 4;
+    let payload = image.get(start..end).context("the kernel image is shorter than its header says")?;
+    let program = match payload {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => "xz",
+        [0x1f, 0x8b, ..] => "gzip",
+        _ => anyhow::bail!("the kernel is compressed in a way this harness does not know"),
+    };
+    let packed = vmlinux.with_extension("packed");
+    fs::write(&packed, payload)?;
+    let unpacked =
+        Command::new(program).arg("-dc").arg(&packed).output().with_context(|| format!("start {program}"))?;
+    ensure!(
+        unpacked.stdout.starts_with(b"\x7fELF"),
+        "{program} found no ELF image in {}: {}",
+        vmlinuz.display(),
+        String::from_utf8_lossy(&unpacked.stderr)
+    );
+    fs::write(vmlinux, unpacked.stdout)?;
+    fs::remove_file(packed)?;
+    Ok(())
+}
+
+fn make_initramfs(cache: &Cache, modules: &Path, image: &Path) -> Result<()> {
+    let tree = tempfile::tempdir().context("make a directory for the initramfs")?;
+    for dir in ["bin", "dev", "proc", "sys", "mnt", "lib"] {
+        fs::create_dir(tree.path().join(dir))?;
+    }
+    let busybox = apt::unpacked_tools(cache)?.join("usr/bin/busybox");
+    fs::copy(busybox, tree.path().join("bin/busybox"))?;
+    for module in EARLY_MODULES {
+        let found = output(Command::new("find").arg(modules).args(["-name", &format!("{module}.ko*")]))?;
+        let packed = found.lines().next().with_context(|| format!("the kernel packages hold no {module}"))?;
+        let to = tree.path().join(format!("lib/{module}.ko"));
+        if packed.ends_with(".xz") {
+            let unpacked = Command::new("xz").args(["-dc", packed]).output()?;
+            ensure!(unpacked.status.success(), "xz cannot unpack {packed}");
+            fs::write(to, unpacked.stdout)?;
+        } else {
+            fs::copy(packed, to)?;
+        }
+    }
+    let init = tree.path().join("init");
+    fs::write(&init, init_script())?;
+    output(Command::new("chmod").arg("755").arg(init))?;
+    output(
+        Command::new("sh")
+            .current_dir(tree.path())
+            .args(["-c", "find . | cpio --quiet -o -H newc > \"$0\""])
+            .arg(image),
+    )?;
+    Ok(())
+}
+
+/// Disks appear in the order they are attached: root file system, share, state.
+fn init_script() -> String {
+    let insmod: String = EARLY_MODULES.iter().map(|module| format!("$B insmod /lib/{module}.ko\n")).collect();
+    format!(
+        r#"#!/bin/busybox sh
+B=/bin/busybox
+$B mount -t devtmpfs dev /dev
+$B mount -t proc proc /proc
+if $B grep -q {PROBE} /proc/cmdline; then
+  $B echo {PROBE_ANSWER}
+  $B echo o > /proc/sysrq-trigger
+  $B sleep 100
+fi
+$B mount -t sysfs sys /sys
+{insmod}i=0
+while [ ! -b /dev/vdb ] && [ $i -lt 500 ]; do $B usleep 20000; i=$((i+1)); done
+$B mount -t ext4 -o rw,noatime /dev/vda /mnt || exec $B sh
+$B mkdir -p /mnt{SHARE}
+$B mount -t ext4 -o ro /dev/vdb /mnt{SHARE} || exec $B sh
+$B mount --move /dev /mnt/dev
+$B mount --move /proc /mnt/proc
+$B mount --move /sys /mnt/sys
+exec $B switch_root /mnt {SHARE}/bin/holdfast-e2e guest-agent
+"#
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_ordered_by_number() {
+        assert!(numbers("7.10.2+deb14-cloud-amd64") > numbers("7.9.13+deb14-cloud-amd64"));
+    }
+}

@@ -1,0 +1,135 @@
+//! The harness's end of the connection to a test machine's agent.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::{Finished, unexpected};
+use crate::process::Process;
+use crate::wait::until;
+use crate::wire::{self, Kind, Program, Reply, Request};
+
+/// How long one attempt to reach an agent that may not be there yet takes.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// Talks to the agent of one booted machine.
+#[derive(Debug, Clone)]
+pub struct Agent {
+    machine: String,
+    port: u16,
+}
+
+impl Agent {
+    /// An agent that is reached through `port` of the loopback.
+    pub fn new(machine: &str, port: u16) -> Self {
+        Self { machine: machine.to_owned(), port }
+    }
+
+    /// The host port that leads to it.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Waits until the agent answers. QEMU accepts connections before the machine does, so only an answer
+    /// counts.
+    pub(super) fn wait_ready(&self, qemu: &mut Process, limit: Duration) -> Result<()> {
+        until("the machine's agent", limit, || {
+            qemu.check_running()?;
+            Ok(self.done(&Request::Ping, ATTEMPT).ok())
+        })
+    }
+
+    /// Sends a request that has nothing to return.
+    ///
+    /// # Errors
+    /// When it failed.
+    pub fn done(&self, request: &Request, limit: Duration) -> Result<()> {
+        match self.ask(request, limit)? {
+            Reply::Done => Ok(()),
+            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+        }
+    }
+
+    /// Sends a request and returns the reply.
+    ///
+    /// # Errors
+    /// When no reply comes within `limit`.
+    pub fn ask(&self, request: &Request, limit: Duration) -> Result<Reply> {
+        let mut connection = self.connect(limit)?;
+        wire::send_json(&mut connection, request)?;
+        wire::receive_json(&mut connection)
+            .with_context(|| format!("no reply of {} to {request:?}", self.machine))
+    }
+
+    /// Runs a program to its end.
+    ///
+    /// # Errors
+    /// When it cannot be started or runs longer than `limit`; then it is killed.
+    pub fn exec(&self, program: &Program, limit: Duration) -> Result<Finished> {
+        let started = Instant::now();
+        let mut connection = self.connect(limit)?;
+        wire::send_json(&mut connection, &Request::Exec(program.clone()))?;
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        loop {
+            let left = limit.saturating_sub(started.elapsed());
+            let frame = connection
+                .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+                .and_then(|()| wire::receive(&mut connection));
+            let (kind, bytes) = frame.with_context(|| {
+                format!(
+                    "no end of {} in {} within {} s\n{}{}",
+                    program.argv.join(" "),
+                    self.machine,
+                    limit.as_secs(),
+                    text(&stdout),
+                    text(&stderr)
+                )
+            })?;
+            match kind {
+                Kind::Stdout => stdout.extend_from_slice(&bytes),
+                Kind::Stderr => stderr.extend_from_slice(&bytes),
+                Kind::Data => bail!("the agent of {} sent a file", self.machine),
+                Kind::Json => match serde_json::from_slice(&bytes).context("read the reply")? {
+                    Reply::Exit(Some(exit)) => {
+                        return Ok(Finished { exit, stdout: text(&stdout), stderr: text(&stderr) });
+                    }
+                    other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
+                        return unexpected(&other);
+                    }
+                },
+            }
+        }
+    }
+
+    pub(super) fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
+        let mut connection = self.connect(Duration::from_secs(60))?;
+        let request = Request::Put { path: path.to_owned(), mode };
+        wire::send_json(&mut connection, &request)?;
+        wire::send(&mut connection, Kind::Data, contents)?;
+        match wire::receive_json(&mut connection)? {
+            Reply::Done => Ok(()),
+            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+        }
+    }
+
+    pub(super) fn get(&self, path: &str) -> Result<Vec<u8>> {
+        let mut connection = self.connect(Duration::from_secs(60))?;
+        let request = Request::Get { path: path.to_owned() };
+        wire::send_json(&mut connection, &request)?;
+        match wire::receive_json(&mut connection)? {
+            Reply::Done => Ok(wire::receive(&mut connection)?.1),
+            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+        }
+    }
+
+    fn connect(&self, limit: Duration) -> Result<TcpStream> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let connection = TcpStream::connect_timeout(&address, ATTEMPT)
+            .with_context(|| format!("reach the agent of {}", self.machine))?;
+        connection.set_nodelay(true)?;
+        connection.set_read_timeout(Some(limit))?;
+        Ok(connection)
+    }
+}

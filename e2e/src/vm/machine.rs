@@ -1,0 +1,192 @@
+//! How QEMU is called.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cache::Cache;
+use crate::guest;
+use crate::process::Process;
+use crate::report;
+use crate::setup::kernel::{Kernel, PROBE, PROBE_ANSWER};
+use crate::wait::until;
+use crate::wire;
+
+const QEMU: &str = "qemu-system-x86_64";
+/// How long a kernel may take to say that it boots under KVM; it needs one second.
+const PROBE_LIMIT: Duration = Duration::from_secs(20);
+
+/// What executes the machine's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// QEMU's translator: everywhere, several times slower.
+    Tcg,
+}
+
+/// What every machine boots from.
+#[derive(Debug, Clone)]
+pub struct BootFiles {
+    /// The uncompressed kernel.
+    pub vmlinux: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// The root file system; machines write to a snapshot of it.
+    pub root_fs: PathBuf,
+    /// What executes the machine's instructions.
+    pub accelerator: Accelerator,
+}
+
+/// What one machine is like.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// Processors.
+    pub processors: u32,
+    /// Size in bytes of the state disk, mounted at `/state`; none if empty.
+    pub state: Option<u64>,
+    /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
+    /// always emulated.
+    pub count_instructions: bool,
+    /// Modules the agent loads before it answers.
+    pub modules: Vec<String>,
+}
+
+impl Options {
+    /// A storage node: ublk, two processors, a state disk of 16 GiB (sparse).
+    pub fn node() -> Self {
+        Self {
+            memory_mib: 2048,
+            processors: 2,
+            state: Some(16 << 30),
+            count_instructions: false,
+            modules: vec!["ublk_drv".to_owned()],
+        }
+    }
+
+    /// A machine whose clock counts instructions, with room for a ramdisk.
+    pub fn benchmark() -> Self {
+        Self { memory_mib: 4096, processors: 1, count_instructions: true, ..Self::node() }
+    }
+}
+
+impl Accelerator {
+    /// Finds out, once for each kernel and host, whether KVM really boots the kernel: a `/dev/kvm` that
+    /// can be opened does not promise it.
+    ///
+    /// # Errors
+    /// When the answer cannot be kept in the cache.
+    pub fn probe(cache: &Cache, kernel: &Kernel) -> Result<Self> {
+        let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let key = format!("accelerator-{}-on-{}", kernel.release, host.trim());
+        let dir = cache.entry(&key, Duration::from_secs(2), |dir| {
+            let boots = boots_under_kvm(kernel, &dir.join("console"));
+            let name = if boots { "kvm" } else { "tcg" };
+            report::step(format_args!("test machines run under {name}"));
+            Ok(fs::write(dir.join("name"), name)?)
+        })?;
+        let name = fs::read_to_string(dir.join("name")).context("read the accelerator's name")?;
+        Ok(if name == "kvm" { Self::Kvm } else { Self::Tcg })
+    }
+}
+
+fn boots_under_kvm(kernel: &Kernel, console: &Path) -> bool {
+    if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return false;
+    }
+    let mut qemu = Command::new(QEMU);
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "512"])
+        .arg("-kernel")
+        .arg(&kernel.vmlinux)
+        .arg("-initrd")
+        .arg(&kernel.initramfs)
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {PROBE}")])
+        .args(["-serial", "stdio"]);
+    let Ok(mut qemu) = Process::spawn("kvm-probe", &qemu, console) else {
+        return false;
+    };
+    let answered = until("the kernel to boot under KVM", PROBE_LIMIT, || {
+        if fs::read_to_string(console).is_ok_and(|text| text.contains(PROBE_ANSWER)) {
+            return Ok(Some(true));
+        }
+        Ok(qemu.ended()?.map(|_| false))
+    });
+    answered.unwrap_or(false)
+}
+
+/// Starts QEMU; returns it and the host port that leads to the agent.
+pub(super) fn launch(name: &str, dir: &Path, boot: &BootFiles, options: &Options) -> Result<(Process, u16)> {
+    let port = free_port()?;
+    let mut qemu = Command::new(QEMU);
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35"])
+        .args(["-m", &options.memory_mib.to_string()])
+        .arg("-kernel")
+        .arg(&boot.vmlinux)
+        .arg("-initrd")
+        .arg(&boot.initramfs)
+        .args(["-append", &kernel_options(name, options)])
+        .args(["-serial", "stdio"])
+        .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{}", wire::PORT)])
+        .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+    // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
+    let emulated = "max,-erms,-fsrm";
+    match (options.count_instructions, boot.accelerator) {
+        (true, _) => qemu
+            .args(["-accel", "tcg,thread=single,tb-size=512", "-icount", "shift=0"])
+            .args(["-cpu", emulated, "-smp", "1"]),
+        (false, Accelerator::Tcg) => qemu
+            .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", emulated])
+            .args(["-smp", &options.processors.to_string()]),
+        (false, Accelerator::Kvm) => {
+            qemu.args(["-accel", "kvm", "-cpu", "host"]).args(["-smp", &options.processors.to_string()])
+        }
+    };
+    disk(&mut qemu, "root", &boot.root_fs, "snapshot=on");
+    disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on");
+    if options.state.is_some() {
+        // The host does not crash in a test, so its page cache is as good as a disk.
+        let settings = "cache=unsafe,discard=unmap";
+        disk(&mut qemu, "state", &dir.join("state.ext4"), settings);
+    }
+    qemu.stdin(Stdio::null());
+    let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
+    Ok((process, port))
+}
+
+fn kernel_options(name: &str, options: &Options) -> String {
+    let mut words = vec![
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable".to_owned(),
+        "net.ifnames=0".to_owned(),
+        format!("{}{name}", guest::NAME),
+    ];
+    if !options.modules.is_empty() {
+        words.push(format!("{}{}", guest::MODULES, options.modules.join(",")));
+    }
+    if options.state.is_some() {
+        words.push(guest::STATE.to_owned());
+    }
+    words.join(" ")
+}
+
+fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str) {
+    let file = file.display();
+    qemu.args(["-drive", &format!("file={file},if=none,id={id},format=raw,{settings}")])
+        .args(["-device", &format!("virtio-blk-pci,drive={id}")]);
+}
+
+/// A TCP port of the loopback that nobody used a moment ago.
+///
+/// # Errors
+/// When the host has none left.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
+    Ok(listener.local_addr().context("read the free port")?.port())
+}

@@ -1,0 +1,234 @@
+//! What the harness and the agent in a test machine say to each other.
+//!
+//! One TCP connection carries one request and its reply, in frames:
+//!
+//! ```text
+//! +--------+----------------+-----------------+
+//! | kind 1 | length 4 (LE)  | payload, length |
+//! +--------+----------------+-----------------+
+//! ```
+//!
+//! The request is one [`Kind::Json`] frame, followed by a [`Kind::Data`] frame for [`Request::Put`]. The
+//! reply is any number of [`Kind::Stdout`] and [`Kind::Stderr`] frames and then one [`Kind::Json`] frame
+//! with a [`Reply`], after which, for [`Request::Get`], comes a [`Kind::Data`] frame.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// TCP port the agent listens on in the test machine.
+pub const PORT: u16 = 7000;
+/// What the agent prints on the console once it listens.
+pub const READY: &str = "HOLDFAST-AGENT-READY";
+/// Longest payload of a frame, in bytes: files that are passed are small, and a larger length is garbage.
+const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
+
+/// What a frame holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A [`Request`] or a [`Reply`].
+    Json,
+    /// Bytes a command wrote to standard output.
+    Stdout,
+    /// Bytes a command wrote to standard error.
+    Stderr,
+    /// The contents of a file.
+    Data,
+}
+
+/// What the harness can ask for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Request {
+    /// Are you there?
+    Ping,
+    /// Run a program to its end; its output is streamed. Its process group is killed if the connection
+    /// ends first.
+    Exec(Program),
+    /// Start a program that stays; its output goes to [`log_of`] its name. A name is free again when its
+    /// program has ended.
+    Spawn {
+        /// What the following requests call it.
+        name: String,
+        /// What to run.
+        program: Program,
+    },
+    /// Send a signal, by number, to a spawned program (not to its group).
+    Signal {
+        /// The name given at the spawn.
+        name: String,
+        /// Signal number.
+        signal: i32,
+    },
+    /// Wait until a spawned program has ended.
+    Wait {
+        /// The name given at the spawn.
+        name: String,
+        /// How long to wait, in milliseconds of the machine's clock.
+        limit_ms: u64,
+    },
+    /// Has a spawned program ended? The answer's exit is empty while it runs.
+    Status {
+        /// The name given at the spawn.
+        name: String,
+    },
+    /// Write a file; its bytes follow.
+    Put {
+        /// Absolute path; missing directories are made.
+        path: String,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Read a file; its bytes follow the reply.
+    Get {
+        /// Absolute path.
+        path: String,
+    },
+    /// Wait until a path is a block device. (A program that opens a device too early would make a
+    /// regular file in its place and seem to work.)
+    WaitBlockDevice {
+        /// Absolute path.
+        path: String,
+        /// How long to wait, in milliseconds of the machine's clock.
+        limit_ms: u64,
+    },
+    /// Write everything out and turn the machine off.
+    PowerOff,
+}
+
+/// A program with its arguments.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct Program {
+    /// The program and its arguments; looked up on the PATH if it has no slash.
+    pub argv: Vec<String>,
+    /// Variables added to the environment.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// What it reads on standard input.
+    #[serde(default)]
+    pub stdin: String,
+}
+
+/// The answer to a request.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// It was done.
+    Done,
+    /// A program was started under this process id.
+    Started(i32),
+    /// How a program ended, or nothing while it runs.
+    Exit(Option<Exit>),
+    /// It could not be done, and why.
+    Failed(String),
+}
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal ended it.
+    Signal(i32),
+}
+
+/// The log file of a spawned program in the test machine. It survives a reset.
+pub fn log_of(name: &str) -> String {
+    format!("/var/log/holdfast/{name}.log")
+}
+
+/// Writes one frame.
+///
+/// # Errors
+/// When the payload is too long or the connection is gone.
+pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(payload.len())
+        .ok()
+        .filter(|length| *length <= MAX_PAYLOAD_BYTES)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "payload over 64 MiB"))?;
+    let tag = match kind {
+        Kind::Json => b'j',
+        Kind::Stdout => b'o',
+        Kind::Stderr => b'e',
+        Kind::Data => b'd',
+    };
+    let mut frame = Vec::with_capacity(payload.len() + 5);
+    frame.push(tag);
+    frame.extend_from_slice(&length.to_le_bytes());
+    frame.extend_from_slice(payload);
+    to.write_all(&frame)?;
+    to.flush()
+}
+
+/// Reads one frame.
+///
+/// # Errors
+/// When the connection is gone or what comes is not a frame.
+pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
+    let garbage = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+    let mut head = [0; 5];
+    from.read_exact(&mut head)?;
+    let [tag, length @ ..] = head;
+    let kind = match tag {
+        b'j' => Kind::Json,
+        b'o' => Kind::Stdout,
+        b'e' => Kind::Stderr,
+        b'd' => Kind::Data,
+        _ => return Err(garbage("unknown kind of frame")),
+    };
+    let length = u32::from_le_bytes(length);
+    if length > MAX_PAYLOAD_BYTES {
+        return Err(garbage("frame over 64 MiB"));
+    }
+    let length = usize::try_from(length).map_err(io::Error::other)?;
+    let mut payload = vec![0; length];
+    from.read_exact(&mut payload)?;
+    Ok((kind, payload))
+}
+
+/// Sends a value as a [`Kind::Json`] frame.
+///
+/// # Errors
+/// When the connection is gone.
+pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    send(to, Kind::Json, &serde_json::to_vec(value)?)
+}
+
+/// Reads a frame that must be JSON.
+///
+/// # Errors
+/// When the connection is gone or another frame comes.
+pub fn receive_json<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
+    match receive(from)? {
+        (Kind::Json, payload) => Ok(serde_json::from_slice(&payload)?),
+        (Kind::Stdout | Kind::Stderr | Kind::Data, _) => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "a JSON frame was due"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_back_as_it_was_sent() {
+        let mut bytes = Vec::new();
+        send(&mut bytes, Kind::Stderr, b"hello").unwrap();
+        send_json(&mut bytes, &Reply::Exit(Some(Exit::Signal(9)))).unwrap();
+        let mut from = bytes.as_slice();
+        assert_eq!(receive(&mut from).unwrap(), (Kind::Stderr, b"hello".to_vec()));
+        let reply: Reply = receive_json(&mut from).unwrap();
+        assert_eq!(reply, Reply::Exit(Some(Exit::Signal(9))));
+        assert!(receive(&mut from).is_err());
+    }
+
+    #[test]
+    fn a_length_out_of_bounds_is_refused_before_memory_is_taken() {
+        let mut garbage: &[u8] = &[b'd', 0xff, 0xff, 0xff, 0xff];
+        assert!(receive(&mut garbage).is_err());
+    }
+}

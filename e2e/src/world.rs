@@ -1,0 +1,298 @@
+//! Everything one scenario can use, started when it is first asked for.
+//!
+//! Owns: the run's directory, and through it control plane, S3 server, operator and test machines.
+//! Runs on: any thread.
+//! Invariants: dropping the world ends every process and leaves nothing but logs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::output;
+use crate::control_plane::ControlPlane;
+use crate::node::{Control, Node};
+use crate::operator::{NAMESPACE, Operator};
+use crate::process::tail;
+use crate::report;
+use crate::run_dir::RunDir;
+use crate::s3::S3Server;
+use crate::setup::{Profile, Toolbox};
+use crate::vm::machine::Options;
+use crate::vm::{HOST, Vm};
+
+/// Programs of the workspace that test machines get, beside this one, which is their process 1.
+const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
+
+/// Templates of the chart that say who may do what.
+const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac"];
+
+/// What one scenario has.
+#[derive(Debug)]
+pub struct World {
+    parts: Mutex<Parts>,
+    toolbox: Toolbox,
+    profile: Profile,
+    // Dropped last: the processes above write into it.
+    run: RunDir,
+}
+
+#[derive(Debug, Default)]
+struct Parts {
+    vms: BTreeMap<String, Arc<Vm>>,
+    operator: Option<Arc<Operator>>,
+    control_plane: Option<Arc<ControlPlane>>,
+    s3: Option<Arc<S3Server>>,
+    share: Option<PathBuf>,
+}
+
+impl World {
+    /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are compiled.
+    ///
+    /// # Errors
+    /// When the run's directory cannot be made.
+    pub fn new(toolbox: &Toolbox, name: &str, profile: Profile) -> Result<Self> {
+        Ok(Self {
+            parts: Mutex::new(Parts::default()),
+            toolbox: toolbox.clone(),
+            profile,
+            run: RunDir::create(&toolbox.target(), name)?,
+        })
+    }
+
+    /// Where this world keeps its files; what ends in `.log` stays.
+    pub fn dir(&self) -> &Path {
+        self.run.path()
+    }
+
+    /// The tools of the host.
+    pub fn toolbox(&self) -> &Toolbox {
+        &self.toolbox
+    }
+
+    /// The Kubernetes API.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn control_plane(&self) -> Result<Arc<ControlPlane>> {
+        let mut parts = self.lock();
+        if let Some(running) = &parts.control_plane {
+            return Ok(Arc::clone(running));
+        }
+        report::step("start etcd and kube-apiserver");
+        let started = ControlPlane::start(&self.toolbox, &self.dir().join("control-plane"))?;
+        let started = Arc::new(started);
+        parts.control_plane = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// The S3 server.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn s3(&self) -> Result<Arc<S3Server>> {
+        let mut parts = self.lock();
+        if let Some(running) = &parts.s3 {
+            return Ok(Arc::clone(running));
+        }
+        report::step("start the S3 server");
+        let started = Arc::new(S3Server::start(&self.toolbox, &self.dir().join("s3"))?);
+        parts.s3 = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// The operator, with the kinds it works on installed.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn operator(&self) -> Result<Arc<Operator>> {
+        if let Some(running) = &self.lock().operator {
+            return Ok(Arc::clone(running));
+        }
+        let program = self.programs()?.join("holdfast-operator");
+        self.install()?;
+        report::step("start the operator");
+        let kubernetes = self.control_plane()?;
+        let config = kubernetes.service_account_kubeconfig(NAMESPACE, "holdfast-operator", "127.0.0.1")?;
+        let kubeconfig = self.dir().join("operator.kubeconfig");
+        fs::write(&kubeconfig, config).context("write the operator's kubeconfig")?;
+        let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
+        self.lock().operator = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// The storage node of that name.
+    ///
+    /// # Errors
+    /// When it does not boot.
+    pub fn vm(&self, name: &str) -> Result<Arc<Vm>> {
+        self.vm_with(name, Options::node)
+    }
+
+    /// The test machine of that name; `options` are used if it does not run yet.
+    ///
+    /// # Errors
+    /// When it does not boot.
+    pub fn vm_with(&self, name: &str, options: impl FnOnce() -> Options) -> Result<Arc<Vm>> {
+        let mut parts = self.lock();
+        if let Some(running) = parts.vms.get(name) {
+            return Ok(Arc::clone(running));
+        }
+        let share = match &parts.share {
+            Some(share) => share.clone(),
+            None => parts.share.insert(self.make_share()?).clone(),
+        };
+        let boot = self.toolbox.boot_files()?;
+        report::step(format_args!("boot test machine {name}"));
+        let dir = self.dir().join(format!("vm-{name}"));
+        let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options())?);
+        parts.vms.insert(name.to_owned(), Arc::clone(&vm));
+        Ok(vm)
+    }
+
+    /// Adds a program, without its debug information, to what test machines booted later see at
+    /// `/holdfast/<path>`.
+    ///
+    /// # Errors
+    /// When it cannot be copied.
+    pub fn share(&self, file: &Path, path: &str) -> Result<()> {
+        let mut parts = self.lock();
+        let share = match &parts.share {
+            Some(share) => share.clone(),
+            None => parts.share.insert(self.make_share()?).clone(),
+        };
+        let to = share.join(path);
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        }
+        strip(file, &to)
+    }
+
+    /// Runs kubectl with administrator's rights and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails; the error holds its output.
+    pub fn kubectl<A: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Result<String> {
+        output(self.control_plane()?.kubectl().args(arguments))
+    }
+
+    /// Installs the kinds of `crds/` and waits until the API server serves them.
+    ///
+    /// # Errors
+    /// When it refuses one.
+    pub fn install_crds(&self) -> Result<()> {
+        let crds = self.toolbox.workspace().join("crds");
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&crds).with_context(|| format!("list {}", crds.display()))? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|kind| kind == "yaml") {
+                files.push(format!("--filename={}", path.display()));
+            }
+        }
+        ensure!(!files.is_empty(), "no kinds in {}", crds.display());
+        let apply = ["apply", "--server-side"].into_iter().chain(files.iter().map(String::as_str));
+        self.kubectl(apply)?;
+        let wait = ["wait", "--for=condition=Established", "--timeout=60s"];
+        self.kubectl(wait.into_iter().chain(files.iter().map(String::as_str))).map(drop)
+    }
+
+    /// Installs what the chart gives the programs to live with: kinds, namespace, service accounts and
+    /// their roles. (Its pods need a kubelet; the harness starts the programs itself.)
+    ///
+    /// # Errors
+    /// When the chart cannot be rendered or the API server refuses something.
+    pub fn install(&self) -> Result<()> {
+        self.install_crds()?;
+        self.kubectl(["create", "namespace", NAMESPACE])?;
+        let mut helm = Command::new(self.toolbox.helm()?);
+        helm.args(["template", "holdfast"]).arg(self.chart()).args(["--namespace", NAMESPACE]);
+        for template in ROLES {
+            helm.args(["--show-only", &format!("templates/{template}.yaml")]);
+        }
+        let roles = self.dir().join("roles.yaml");
+        fs::write(&roles, output(&mut helm)?).context("write the chart's roles")?;
+        self.kubectl(["apply", "--server-side", "--filename", &roles.display().to_string()]).map(drop)
+    }
+
+    /// Text of the kubeconfig of a node daemon in a test machine, with the rights the chart gives it. Only
+    /// after [`World::install`] or [`World::operator`].
+    ///
+    /// # Errors
+    /// When the chart is not installed.
+    pub fn node_kubeconfig(&self) -> Result<String> {
+        self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
+    }
+
+    /// The daemon of the machine of that name, told by the Kubernetes API what to serve. The machine is
+    /// booted if need be. See [`Node::start`] for `transport` and `data`.
+    ///
+    /// # Errors
+    /// When the machine or the daemon does not come up.
+    pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
+        let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
+        Node::start(self.vm(name)?, &control, transport, data)
+    }
+
+    /// The chart.
+    pub fn chart(&self) -> PathBuf {
+        self.toolbox.workspace().join("charts/holdfast")
+    }
+
+    /// The directory of the programs under test, built if need be.
+    ///
+    /// # Errors
+    /// When cargo fails.
+    pub fn programs(&self) -> Result<PathBuf> {
+        self.toolbox.programs(self.profile)
+    }
+
+    /// The ends of all logs there are.
+    pub fn logs(&self, lines: usize) -> String {
+        let mut text = String::new();
+        let vms: Vec<Arc<Vm>> = self.lock().vms.values().map(Arc::clone).collect();
+        for vm in vms {
+            text.push_str(&vm.logs(lines));
+        }
+        for part in ["control-plane", "s3", "operator"] {
+            let Ok(entries) = fs::read_dir(self.dir().join(part)) else {
+                continue;
+            };
+            let mut logs: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+            logs.retain(|path| path.extension().is_some_and(|kind| kind == "log"));
+            logs.sort();
+            for log in logs {
+                // Writing to a String cannot fail.
+                text.push_str(&format!("--- {}\n{}\n", log.display(), tail(&log, lines)));
+            }
+        }
+        text
+    }
+
+    /// What test machines see at `/holdfast`: the programs under test, without debug information.
+    fn make_share(&self) -> Result<PathBuf> {
+        let built = self.programs()?;
+        let share = self.dir().join("share");
+        fs::create_dir_all(share.join("bin")).context("create the share")?;
+        let agent = std::env::current_exe().context("find this program")?;
+        strip(&agent, &share.join("bin/holdfast-e2e"))?;
+        for program in NODE_PROGRAMS {
+            strip(&built.join(program), &share.join("bin").join(program))?;
+        }
+        Ok(share)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// Copies a program without its debug information.
+fn strip(program: &Path, to: &Path) -> Result<()> {
+    output(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
+}

@@ -1,0 +1,224 @@
+//! The workspace's dependency arrows and the licences of everything it uses, read from cargo itself.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking, in its helpers too
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Dependencies that only the named packages of the workspace may name. `*` ends a prefix.
+const ONLY: &[(&str, &[&str])] = &[
+    ("io-uring", &["holdfast-ring", "holdfast-ublk"]),
+    ("libublk", &["holdfast-ublk"]),
+    ("aws-*", &["holdfast-s3"]),
+    ("kube", &["holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
+    ("k8s-openapi", &["holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
+    ("holdfast-crds", &["holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-e2e"]),
+    ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-e2e"]),
+    ("holdfast-engine", &["holdfast-log", "holdfast-node", "holdfast-operator", "holdfast-sim"]),
+    ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-memory", "holdfast-node"]),
+    ("holdfast-ublk", &["holdfast-node"]),
+    ("holdfast-node", &[]),
+    ("holdfast-operator", &[]),
+];
+
+/// What must not be anywhere below the planner: it has no threads, no clock, no files, no sockets.
+const NOT_IN_ENGINE: &[&str] = &[
+    "async-*",
+    "aws-*",
+    "crossbeam*",
+    "futures*",
+    "hyper*",
+    "io-uring",
+    "k8s-openapi",
+    "kube*",
+    "libublk",
+    "mio",
+    "parking_lot*",
+    "rustix",
+    "socket2",
+    "time",
+    "tokio*",
+    "tonic*",
+    "tracing*",
+];
+
+/// Licences that an Apache-2.0 program may be shipped with.
+const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "CC0-1.0",
+    "CDLA-Permissive-2.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "MPL-2.0",
+    "OpenSSL",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+struct Package {
+    name: String,
+    licence: String,
+    local: bool,
+    /// Direct dependencies that are built into it or run when it is built, by name.
+    named: BTreeSet<String>,
+    /// The same, resolved, by package id.
+    resolved: Vec<String>,
+}
+
+fn packages() -> BTreeMap<String, Package> {
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
+    let metadata: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut packages = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let dependencies = package["dependencies"].as_array().unwrap().iter();
+        let named = dependencies.filter(|one| one["kind"] != "dev").map(|one| text(&one["name"])).collect();
+        packages.insert(
+            text(&package["id"]),
+            Package {
+                name: text(&package["name"]),
+                licence: text(&package["license"]),
+                local: package["source"].is_null(),
+                named,
+                resolved: Vec::new(),
+            },
+        );
+    }
+    for node in metadata["resolve"]["nodes"].as_array().unwrap() {
+        let resolved = node["deps"].as_array().unwrap().iter().filter(|dependency| {
+            let kinds = dependency["dep_kinds"].as_array().unwrap();
+            kinds.iter().any(|kind| kind["kind"].is_null())
+        });
+        let resolved = resolved.map(|dependency| text(&dependency["pkg"])).collect();
+        packages.get_mut(node["id"].as_str().unwrap()).unwrap().resolved = resolved;
+    }
+    packages
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == pattern,
+    }
+}
+
+#[test]
+fn arrows_point_one_way() {
+    let packages = packages();
+    let mut wrong = Vec::new();
+    for package in packages.values().filter(|package| package.local) {
+        for dependency in &package.named {
+            let rules = ONLY.iter().filter(|(pattern, _)| matches(pattern, dependency));
+            for (_, allowed) in rules {
+                if !allowed.contains(&package.name.as_str()) {
+                    wrong.push(format!("{} must not depend on {dependency}", package.name));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_engine_does_no_io() {
+    let packages = packages();
+    let (engine, _) = packages.iter().find(|(_, package)| package.name == "holdfast-engine").unwrap();
+    let mut seen = BTreeSet::new();
+    let mut open = vec![engine.clone()];
+    while let Some(id) = open.pop() {
+        if seen.insert(id.clone()) {
+            open.extend(packages[&id].resolved.iter().cloned());
+        }
+    }
+    let below: BTreeSet<&str> = seen.iter().map(|id| packages[id].name.as_str()).collect();
+    let wrong: Vec<&&str> =
+        below.iter().filter(|name| NOT_IN_ENGINE.iter().any(|pattern| matches(pattern, name))).collect();
+    assert!(wrong.is_empty(), "below holdfast-engine: {wrong:?}");
+}
+
+#[test]
+fn every_licence_is_allowed() {
+    let packages = packages();
+    let wrong: Vec<String> = packages
+        .values()
+        .filter(|package| !allowed(&package.licence))
+        .map(|package| format!("{}: {:?}", package.name, package.licence))
+        .collect();
+    assert!(wrong.is_empty(), "licences not in the list:\n{}", wrong.join("\n"));
+}
+
+/// Is there a way to satisfy an SPDX expression with licences of the list? A slash is an old way to write
+/// OR.
+fn allowed(expression: &str) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut rest = words.as_slice();
+    let value = any(&mut rest);
+    value && rest.is_empty()
+}
+
+fn any(words: &mut &[&str]) -> bool {
+    let mut value = all(words);
+    while let ["OR", rest @ ..] = *words {
+        *words = rest;
+        value |= all(words);
+    }
+    value
+}
+
+fn all(words: &mut &[&str]) -> bool {
+    let mut value = one(words);
+    while let ["AND", rest @ ..] = *words {
+        *words = rest;
+        value &= one(words);
+    }
+    value
+}
+
+fn one(words: &mut &[&str]) -> bool {
+    match *words {
+        ["(", rest @ ..] => {
+            *words = rest;
+            let value = any(words);
+            let closed = matches!(words.first(), Some(&")"));
+            *words = words.get(1..).unwrap_or_default();
+            value && closed
+        }
+        [name, "WITH", exception, rest @ ..] => {
+            *words = rest;
+            LICENCES.contains(&format!("{name} WITH {exception}").as_str())
+        }
+        [name, rest @ ..] => {
+            *words = rest;
+            // "or any later version" of an allowed licence is at least that licence.
+            LICENCES.contains(&name.trim_end_matches('+'))
+        }
+        [] => false,
+    }
+}
+
+#[test]
+fn licence_expressions_are_understood() {
+    assert!(allowed("MIT OR GPL-3.0"));
+    assert!(allowed("MIT/Apache-2.0"));
+    assert!(allowed("(MIT OR GPL-2.0) AND Unicode-3.0"));
+    assert!(allowed("Apache-2.0 WITH LLVM-exception"));
+    assert!(!allowed("MIT AND GPL-3.0"));
+    assert!(!allowed("GPL-3.0"));
+    assert!(!allowed(""));
+    assert!(!allowed("(MIT"));
+}

@@ -1,0 +1,142 @@
+//! The gRPC interface on the local socket (`proto/node/v1/node.proto`).
+//!
+//! Owns: the socket, the conversion of messages into typed values and back.
+//! Does not own: what an operation does.
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: an operation that was begun runs to its end even if its caller hangs up; only root may connect.
+//! On failure: a status whose message names the field and the fix.
+
+mod convert;
+mod socket;
+mod status;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use holdfast_proto::node::v1::{
+    AttachRequest, AttachResponse, CapabilitiesRequest, CapabilitiesResponse, CreateRequest, CreateResponse,
+    DetachRequest, DetachResponse, ListRequest, ListResponse, StatsRequest, StatsResponse, node_server,
+};
+use holdfast_s3::S3Config;
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::socket::{bind, serve};
+#[cfg(test)]
+pub(crate) use self::status::code as status_code;
+use crate::config::Control;
+use crate::failure::Failure;
+use crate::volumes::Volumes;
+
+/// The stores a request may name; `None` when Kubernetes says what is served.
+type Stores = Option<BTreeMap<String, S3Config>>;
+
+/// The service.
+#[derive(Clone, Debug)]
+pub(crate) struct Api<V> {
+    volumes: V,
+    stores: Arc<Stores>,
+}
+
+impl<V: Volumes> Api<V> {
+    /// The service over `volumes`.
+    pub(crate) fn new(volumes: V, control: &Control) -> Self {
+        let stores = match control {
+            Control::Kubernetes => None,
+            Control::Standalone(stores) => Some(stores.clone()),
+        };
+        Self { volumes, stores: Arc::new(stores) }
+    }
+
+    fn stores(&self) -> Result<&BTreeMap<String, S3Config>, Status> {
+        self.stores.as_ref().as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this daemon serves what Kubernetes asks for; create, change or delete a Volume object instead",
+            )
+        })
+    }
+
+    fn store(&self, name: &str) -> Result<&S3Config, Status> {
+        let stores = self.stores()?;
+        stores.get(name).ok_or_else(|| {
+            let known: Vec<&str> = stores.keys().map(String::as_str).collect();
+            Status::invalid_argument(match known.as_slice() {
+                [] => "store: the daemon's configuration has no stores; add a section [stores.<name>]"
+                    .to_owned(),
+                known => {
+                    format!("store: `{name}` is not one of the configured stores; use {}", known.join(" or "))
+                }
+            })
+        })
+    }
+}
+
+/// Runs an operation to its end, whether or not anybody waits for it.
+async fn to_the_end<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Status> {
+    match tokio::spawn(operation).await {
+        Ok(outcome) => outcome.map_err(|failure| status::of(&failure)),
+        Err(panicked) => Err(Status::internal(format!("the operation ended by a bug: {panicked}"))),
+    }
+}
+
+#[tonic::async_trait]
+impl<V: Volumes> node_server::Node for Api<V> {
+    async fn create(&self, request: Request<CreateRequest>) -> Result<Response<CreateResponse>, Status> {
+        let create = convert::Create::try_from(request.into_inner())?;
+        let store = self.store(&create.store)?.clone();
+        let volumes = self.volumes.clone();
+        to_the_end(async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await })
+            .await?;
+        Ok(Response::new(CreateResponse {}))
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
+        let attach = convert::Attach::try_from(request.into_inner())?;
+        let store = self.store(&attach.store)?.clone();
+        let volumes = self.volumes.clone();
+        let attached = to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
+        Ok(Response::new(AttachResponse { device: Some(attached.into()) }))
+    }
+
+    async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {
+        let DetachRequest { volume_id } = request.into_inner();
+        let volume = convert::volume_id(volume_id)?;
+        self.stores()?;
+        let volumes = self.volumes.clone();
+        to_the_end(async move { volumes.detach(&volume).await }).await?;
+        Ok(Response::new(DetachResponse {}))
+    }
+
+    async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {
+        let mut volumes = self.volumes.list();
+        volumes.sort_by(|a, b| a.volume.cmp(&b.volume));
+        Ok(Response::new(ListResponse { volumes: volumes.into_iter().map(Into::into).collect() }))
+    }
+
+    async fn stats(&self, request: Request<StatsRequest>) -> Result<Response<StatsResponse>, Status> {
+        let StatsRequest { volume_id } = request.into_inner();
+        let wanted = volume_id.map(convert::volume_id).transpose()?;
+        let mut volumes = self.volumes.list();
+        if let Some(wanted) = wanted {
+            volumes.retain(|status| status.volume == wanted);
+            if volumes.is_empty() {
+                return Err(Status::not_found(format!(
+                    "volume_id: this node does not serve {wanted}; list shows what it serves"
+                )));
+            }
+        }
+        volumes.sort_by(|a, b| a.volume.cmp(&b.volume));
+        Ok(Response::new(StatsResponse { volumes: volumes.iter().map(convert::stats).collect() }))
+    }
+
+    async fn capabilities(
+        &self,
+        _: Request<CapabilitiesRequest>,
+    ) -> Result<Response<CapabilitiesResponse>, Status> {
+        Ok(Response::new(self.volumes.capabilities().into()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Messages into typed values, naming the field that is wrong, and typed values into messages.
+
+use std::time::Duration;
+
+use holdfast_objects::RequestCounts;
+use holdfast_proto::node::v1 as wire;
+use holdfast_s3::S3Config;
+use holdfast_types::{InvalidVolumeId, SECTOR_BYTES, VolumeId};
+use holdfast_ublk::Transport;
+use tonic::Status;
+
+use crate::node::{AttachRequest, Attached, Capabilities, ServedCounts, VolumeState, VolumeStatus};
+
+/// A field of a request cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FieldError {
+    /// `volume_id` is no volume id.
+    #[error("volume_id: {0}")]
+    VolumeId(#[from] InvalidVolumeId),
+    /// `store` is empty.
+    #[error("store: is empty; name a store of the daemon's configuration")]
+    NoStore,
+    /// `size_bytes` is no size of a volume.
+    #[error(
+        "size_bytes: {0} is not a positive multiple of {SECTOR_BYTES}; round it up, or use a suffix such as Mi or Gi"
+    )]
+    Size(u64),
+    /// `max_dirty_age` is out of range.
+    #[error("max_dirty_age: is out of range; give a duration between 1s and 1h")]
+    MaxDirtyAge,
+}
+
+impl From<FieldError> for Status {
+    fn from(error: FieldError) -> Self {
+        Self::invalid_argument(error.to_string())
+    }
+}
+
+/// A checked [`wire::CreateRequest`].
+#[derive(Debug)]
+pub(crate) struct Create {
+    pub(crate) volume: VolumeId,
+    pub(crate) store: String,
+    pub(crate) bytes: u64,
+}
+
+impl TryFrom<wire::CreateRequest> for Create {
+    type Error = FieldError;
+
+    fn try_from(request: wire::CreateRequest) -> Result<Self, FieldError> {
+        let wire::CreateRequest { volume_id, store, size_bytes } = request;
+        Ok(Self { volume: volume_id.try_into()?, store: store_name(store)?, bytes: size(size_bytes)? })
+    }
+}
+
+/// A checked [`wire::AttachRequest`]; it lacks only what its store is.
+#[derive(Debug)]
+pub(crate) struct Attach {
+    pub(crate) volume: VolumeId,
+    pub(crate) store: String,
+    pub(crate) bytes: Option<u64>,
+    pub(crate) take_over: bool,
+    pub(crate) max_dirty_age: Option<Duration>,
+}
+
+impl TryFrom<wire::AttachRequest> for Attach {
+    type Error = FieldError;
+
+    fn try_from(request: wire::AttachRequest) -> Result<Self, FieldError> {
+        let wire::AttachRequest { volume_id, store, size_bytes, take_over, max_dirty_age } = request;
+        Ok(Self {
+            volume: volume_id.try_into()?,
+            store: store_name(store)?,
+            bytes: size_bytes.map(size).transpose()?,
+            take_over,
+            max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
+        })
+    }
+}
+
+impl Attach {
+    /// The request to the data plane.
+    pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
+        let Self { volume, store, bytes, take_over, max_dirty_age } = self;
+        AttachRequest { volume, store_name: store, store: config, bytes, take_over, max_dirty_age }
+    }
+}
+
+/// Checks a `volume_id`.
+pub(crate) fn volume_id(text: String) -> Result<VolumeId, FieldError> {
+    Ok(text.try_into()?)
+}
+
+fn store_name(name: String) -> Result<String, FieldError> {
+    if name.is_empty() { Err(FieldError::NoStore) } else { Ok(name) }
+}
+
+fn size(bytes: u64) -> Result<u64, FieldError> {
+    if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) { Ok(bytes) } else { Err(FieldError::Size(bytes)) }
+}
+
+fn dirty_age(age: prost_types::Duration) -> Result<Duration, FieldError> {
+    match Duration::try_from(age) {
+        Ok(age) if (1..=3600).contains(&age.as_secs()) => Ok(age),
+        Ok(_) | Err(_) => Err(FieldError::MaxDirtyAge),
+    }
+}
+
+fn transport(transport: Transport) -> i32 {
+    let transport = match transport {
+        Transport::ZeroCopy => wire::Transport::UblkZeroCopy,
+        Transport::UserCopy => wire::Transport::UblkUserCopy,
+    };
+    transport.into()
+}
+
+fn state(state: VolumeState) -> i32 {
+    let state = match state {
+        VolumeState::Attaching => wire::VolumeState::Attaching,
+        VolumeState::Attached => wire::VolumeState::Attached,
+        VolumeState::Detaching => wire::VolumeState::Detaching,
+        VolumeState::Fenced => wire::VolumeState::Fenced,
+    };
+    state.into()
+}
+
+impl From<Attached> for wire::Device {
+    fn from(attached: Attached) -> Self {
+        let Attached { device_path, transport: by, epoch, bytes } = attached;
+        Self {
+            path: device_path.to_string_lossy().into_owned(),
+            transport: transport(by),
+            epoch,
+            size_bytes: bytes,
+        }
+    }
+}
+
+impl From<VolumeStatus> for wire::Volume {
+    fn from(status: VolumeStatus) -> Self {
+        let VolumeStatus {
+            volume,
+            store_name,
+            state: stands,
+            message,
+            attached,
+            committed_seq,
+            dirty_bytes,
+            oldest_dirty,
+            waiting_requests: _,
+            served: _,
+            store_requests: _,
+        } = status;
+        Self {
+            volume_id: volume.to_string(),
+            store: store_name,
+            state: state(stands),
+            device: attached.map(Into::into),
+            committed_seq,
+            dirty_bytes,
+            // An age beyond what the message can hold does not happen: it would be 292 billion years.
+            oldest_dirty: oldest_dirty.and_then(|age| age.try_into().ok()),
+            message,
+        }
+    }
+}
+
+/// What a volume has done.
+pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
+    let ServedCounts { reads, writes, flushes, discards, read_bytes, written_bytes, cold_reads, errors } =
+        status.served;
+    wire::VolumeStats {
+        volume_id: status.volume.to_string(),
+        read_requests: reads,
+        read_bytes,
+        write_requests: writes,
+        written_bytes,
+        flush_requests: flushes,
+        discard_requests: discards,
+        cold_reads,
+        failed_requests: errors,
+        // A queue holds far fewer than 2^64.
+        waiting_requests: u64::try_from(status.waiting_requests).unwrap_or(u64::MAX),
+        store_requests: Some(store_requests(status.store_requests)),
+    }
+}
+
+fn store_requests(counts: RequestCounts) -> wire::StoreRequests {
+    let RequestCounts { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload } =
+        counts;
+    wire::StoreRequests { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload }
+}
+
+impl From<Capabilities> for wire::CapabilitiesResponse {
+    fn from(capabilities: Capabilities) -> Self {
+        let Capabilities { kernel_release, transports } = capabilities;
+        let transports = transports.into_iter().map(|(by, usable)| wire::TransportCapability {
+            transport: transport(by),
+            available: usable.is_ok(),
+            refusal: usable.err(),
+        });
+        Self {
+            kernel_release,
+            daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
+            transports: transports.collect(),
+        }
+    }
+}

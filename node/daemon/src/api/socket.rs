@@ -1,0 +1,62 @@
+//! The Unix socket of the gRPC interface.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use holdfast_proto::node::v1::node_server::NodeServer;
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use super::Api;
+use crate::volumes::Volumes;
+
+/// The socket could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("api.socket: {} cannot be made; choose a path in a directory that the daemon may write", path.display())]
+pub(crate) struct SocketError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// Makes the socket. The caller holds the node's lock, so a socket that is there already is a dead process's.
+///
+/// # Errors
+/// [`SocketError`], for a person to correct.
+pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
+    let listen = || {
+        if let Some(directory) = path.parent() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+        }
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    };
+    listen().map_err(|source| SocketError { path: path.to_owned(), source })
+}
+
+/// Answers requests until `stop` ends; requests that are under way are not waited for, because a detach may wait for its
+/// store for ever.
+///
+/// # Errors
+/// When the listener itself fails.
+pub(crate) async fn serve<V: Volumes>(
+    listener: UnixListener,
+    api: Api<V>,
+    stop: impl Future<Output = ()> + Send,
+) -> Result<(), tonic::transport::Error> {
+    let server = Server::builder()
+        .add_service(NodeServer::new(api))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    tokio::select! {
+        served = server => served,
+        () = stop => Ok(()),
+    }
+}

@@ -1,0 +1,90 @@
+use holdfast_proto::node::v1::node_server::Node as _;
+use holdfast_s3::Credentials;
+use tonic::Code;
+
+use super::*;
+use crate::node::ErrorKind;
+use crate::volumes::tests::{Fake, attached};
+
+fn standalone() -> Control {
+    let config = S3Config::new("volumes", "us-east-1", Credentials::Environment);
+    Control::Standalone([("main".to_owned(), config)].into())
+}
+
+fn api(fake: &Fake) -> Api<Fake> {
+    Api::new(fake.clone(), &standalone())
+}
+
+#[tokio::test]
+async fn a_bad_field_is_named_and_nothing_changes() {
+    let fake = Fake::default();
+    let age = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let good = AttachRequest {
+        volume_id: "v".to_owned(),
+        store: "main".to_owned(),
+        size_bytes: None,
+        take_over: false,
+        max_dirty_age: None,
+    };
+    let cases = [
+        ("volume_id: ", AttachRequest { volume_id: "V/".to_owned(), ..good.clone() }),
+        ("store: is empty", AttachRequest { store: String::new(), ..good.clone() }),
+        (
+            "store: `x` is not one of the configured stores; use main",
+            AttachRequest { store: "x".to_owned(), ..good.clone() },
+        ),
+        ("size_bytes: 4097 ", AttachRequest { size_bytes: Some(4097), ..good.clone() }),
+        ("size_bytes: 0 ", AttachRequest { size_bytes: Some(0), ..good.clone() }),
+        ("max_dirty_age: ", AttachRequest { max_dirty_age: age(0), ..good.clone() }),
+        ("max_dirty_age: ", AttachRequest { max_dirty_age: age(-5), ..good.clone() }),
+        ("max_dirty_age: ", AttachRequest { max_dirty_age: age(7200), ..good.clone() }),
+    ];
+    for (expected, request) in cases {
+        let status = api(&fake).attach(Request::new(request)).await.expect_err(expected);
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with(expected), "{}", status.message());
+    }
+    assert!(fake.requests().is_empty());
+
+    let create = CreateRequest { volume_id: "v".to_owned(), store: "main".to_owned(), size_bytes: 1 };
+    let status = api(&fake).create(Request::new(create)).await.unwrap_err();
+    assert!(status.message().starts_with("size_bytes: 1 "));
+}
+
+#[tokio::test]
+async fn a_failure_of_the_node_keeps_its_kind_and_words() {
+    let fake = Fake::default();
+    fake.fail(ErrorKind::Fenced, "another writer holds v; attach with take_over");
+    let request = AttachRequest { volume_id: "v".to_owned(), store: "main".to_owned(), ..Default::default() };
+    let status = api(&fake).attach(Request::new(request)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Aborted);
+    assert_eq!(status.message(), "another writer holds v; attach with take_over");
+}
+
+#[tokio::test]
+async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
+    let fake = Fake::default();
+    fake.put(attached("v"));
+    let api = Api::new(fake.clone(), &Control::Kubernetes);
+    let detach = DetachRequest { volume_id: "v".to_owned() };
+    let status = api.detach(Request::new(detach)).await.unwrap_err();
+    assert_eq!(status.code(), Code::FailedPrecondition);
+    assert!(status.message().contains("Volume object"));
+    let listed = api.list(Request::new(ListRequest {})).await.unwrap().into_inner();
+    assert_eq!(listed.volumes.len(), 1);
+}
+
+#[tokio::test]
+async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
+    let fake = Fake::default();
+    fake.put(attached("a"));
+    fake.put(attached("b"));
+    let listed = api(&fake).list(Request::new(ListRequest {})).await.unwrap().into_inner();
+    let ids: Vec<&str> = listed.volumes.iter().map(|volume| volume.volume_id.as_str()).collect();
+    assert_eq!(ids, ["a", "b"]);
+    let one = StatsRequest { volume_id: Some("b".to_owned()) };
+    let stats = api(&fake).stats(Request::new(one)).await.unwrap().into_inner();
+    assert_eq!((stats.volumes.len(), stats.volumes[0].write_requests), (1, 5));
+    let none = StatsRequest { volume_id: Some("c".to_owned()) };
+    assert_eq!(api(&fake).stats(Request::new(none)).await.unwrap_err().code(), Code::NotFound);
+}

@@ -1,0 +1,150 @@
+//! The command line of `holdfast-node`: the daemon itself (`run`), and requests to it over its local socket.
+
+mod client;
+mod exit;
+mod output;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
+use crate::daemon;
+use crate::failure::chain;
+
+/// Block volumes with their home in an object store, served from this node.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast-node", version, about)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon
+    Run {
+        /// The configuration file
+        #[arg(long, value_name = "FILE", default_value = "/etc/holdfast/node.toml", env = "HOLDFAST_CONFIG")]
+        config: PathBuf,
+    },
+    /// Create an empty volume in a store
+    Create {
+        /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
+        volume: String,
+        /// Its size: bytes, or with a suffix Ki, Mi, Gi or Ti
+        #[arg(long)]
+        size: ByteSize,
+        /// Name of a store of the daemon's configuration
+        #[arg(long)]
+        store: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Serve a volume as a block device of this node
+    Attach(Attach),
+    /// Upload what is not committed yet and give a volume up
+    Detach {
+        /// Which volume
+        volume: String,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Show the volumes of this node
+    List {
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Show what the volumes of this node have done since this daemon attached them
+    Stats {
+        /// Only this volume
+        volume: Option<String>,
+        #[command(flatten)]
+        target: Target,
+    },
+    /// Show which transports this node can use, and why it refuses the others
+    Capabilities {
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// What to attach and how.
+#[derive(Debug, Args)]
+struct Attach {
+    /// Which volume
+    volume: String,
+    /// Name of a store of the daemon's configuration
+    #[arg(long)]
+    store: String,
+    /// Grow the volume to this size
+    #[arg(long)]
+    size: Option<ByteSize>,
+    /// Take the volume even if another writer holds it; that writer fails from then on
+    #[arg(long)]
+    take_over: bool,
+    /// How old un-uploaded data may become, such as 30s
+    #[arg(long)]
+    max_dirty_age: Option<TimeSpan>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// Which daemon to ask, and how to print its answer.
+#[derive(Debug, Args)]
+struct Target {
+    /// The daemon's socket
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "HOLDFAST_API_SOCKET")]
+    socket: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Cli {
+    /// Does what the command line asks for.
+    pub(crate) fn run(self) -> ExitCode {
+        let runtime = match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime,
+            Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
+        };
+        match self.command {
+            Command::Run { config } => {
+                let config = match Config::load(&config) {
+                    Ok(config) => config,
+                    Err(error) => return fail(2, &chain(&error)),
+                };
+                match runtime.block_on(daemon::run(config)) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(failure) => fail(exit::code(failure.kind), &failure.message),
+                }
+            }
+            command @ (Command::Create { .. }
+            | Command::Attach(_)
+            | Command::Detach { .. }
+            | Command::List { .. }
+            | Command::Stats { .. }
+            | Command::Capabilities { .. }) => {
+                let mut text = String::new();
+                let asked = runtime.block_on(client::ask(command, &mut text));
+                let printed = output::print(&text);
+                match (asked, printed) {
+                    (Ok(()), Ok(())) => ExitCode::SUCCESS,
+                    (Err(failure), _) => fail(exit::code(failure.kind), &failure.message),
+                    (Ok(()), Err(error)) => fail(1, &format!("the answer cannot be printed: {error}")),
+                }
+            }
+        }
+    }
+}
+
+/// Tells a person why, on standard error.
+#[expect(clippy::print_stderr, reason = "the command line's own message")]
+fn fail(code: u8, message: &str) -> ExitCode {
+    eprintln!("holdfast-node: {message}");
+    ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Requests to the daemon over its socket.
+
+use std::path::Path;
+
+use holdfast_proto::node::v1::node_client::NodeClient;
+use holdfast_proto::node::v1::{
+    AttachRequest, CapabilitiesRequest, CreateRequest, DetachRequest, ListRequest, StatsRequest,
+};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Response, Status};
+
+use super::output::Render;
+use super::{Attach, Command, Target, exit};
+use crate::failure::{Failure, chain};
+use crate::node::ErrorKind;
+
+/// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.
+///
+/// # Errors
+/// The daemon's refusal, or why it was not reached.
+pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
+    match command {
+        Command::Run { .. } => Err(Failure {
+            kind: ErrorKind::Local,
+            message: "`run` is the daemon, not a request to it".to_owned(),
+        }),
+        Command::Create { volume, size, store, target } => {
+            let request = CreateRequest { volume_id: volume, store, size_bytes: size.0 };
+            let mut client = connect(&target).await?;
+            finish(client.create(request).await, &target, out)
+        }
+        Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, target }) => {
+            let request = AttachRequest {
+                volume_id: volume,
+                store,
+                size_bytes: size.map(|size| size.0),
+                take_over,
+                max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+            };
+            let mut client = connect(&target).await?;
+            finish(client.attach(request).await, &target, out)
+        }
+        Command::Detach { volume, target } => {
+            let mut client = connect(&target).await?;
+            finish(client.detach(DetachRequest { volume_id: volume }).await, &target, out)
+        }
+        Command::List { target } => {
+            let mut client = connect(&target).await?;
+            finish(client.list(ListRequest {}).await, &target, out)
+        }
+        Command::Stats { volume, target } => {
+            let mut client = connect(&target).await?;
+            finish(client.stats(StatsRequest { volume_id: volume }).await, &target, out)
+        }
+        Command::Capabilities { target } => {
+            let mut client = connect(&target).await?;
+            finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
+        }
+    }
+}
+
+async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
+    let away = |error: &dyn std::error::Error| Failure {
+        kind: ErrorKind::Unavailable,
+        message: format!(
+            "no daemon answers on {}; start it with `holdfast-node run`, or name its socket with --socket ({})",
+            target.socket.display(),
+            chain(error)
+        ),
+    };
+    let endpoint = Endpoint::from_shared(address(&target.socket)).map_err(|error| away(&error))?;
+    let channel = endpoint.connect().await.map_err(|error| away(&error))?;
+    Ok(NodeClient::new(channel))
+}
+
+fn address(socket: &Path) -> String {
+    format!("unix://{}", socket.display())
+}
+
+fn finish<T: Render>(
+    answer: Result<Response<T>, Status>,
+    target: &Target,
+    out: &mut String,
+) -> Result<(), Failure> {
+    let answer = answer.map_err(|status| Failure {
+        kind: exit::kind(status.code()),
+        message: status.message().to_owned(),
+    })?;
+    let answer = answer.into_inner();
+    out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! The table from errors to exit codes.
+//!
+//! | code | meaning |
+//! |---|---|
+//! | 0 | done |
+//! | 1 | the local disk, the kernel or the daemon failed |
+//! | 2 | the command line or a value is wrong |
+//! | 3 | what was named does not exist |
+//! | 4 | something else must end first |
+//! | 5 | another writer owns the volume |
+//! | 6 | stored data is damaged |
+//! | 7 | something outside is away: the daemon, the store, the kernel's driver |
+
+use tonic::Code;
+
+use crate::node::ErrorKind;
+
+/// The exit code for a kind of error.
+pub(crate) fn code(kind: ErrorKind) -> u8 {
+    match kind {
+        ErrorKind::Local => 1,
+        ErrorKind::Invalid => 2,
+        ErrorKind::NotFound => 3,
+        ErrorKind::Busy => 4,
+        ErrorKind::Fenced => 5,
+        ErrorKind::Corrupt => 6,
+        ErrorKind::Unavailable => 7,
+    }
+}
+
+/// The kind of error a status tells of; the inverse of `api::status::code`.
+pub(crate) fn kind(code: Code) -> ErrorKind {
+    match code {
+        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorKind::Invalid,
+        Code::NotFound => ErrorKind::NotFound,
+        Code::FailedPrecondition => ErrorKind::Busy,
+        Code::Aborted => ErrorKind::Fenced,
+        Code::DataLoss => ErrorKind::Corrupt,
+        // All but the first: the connection broke.
+        Code::Unavailable
+        | Code::Unknown
+        | Code::Cancelled
+        | Code::DeadlineExceeded
+        | Code::PermissionDenied
+        | Code::Unauthenticated => ErrorKind::Unavailable,
+        Code::Ok | Code::Internal | Code::Unimplemented | Code::ResourceExhausted => ErrorKind::Local,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::status_code;
+
+    #[test]
+    fn a_kind_survives_the_socket_and_has_a_code_of_its_own() {
+        let kinds = [
+            ErrorKind::Local,
+            ErrorKind::Invalid,
+            ErrorKind::NotFound,
+            ErrorKind::Busy,
+            ErrorKind::Fenced,
+            ErrorKind::Corrupt,
+            ErrorKind::Unavailable,
+        ];
+        for (expected, kind_) in (1..).zip(kinds) {
+            assert_eq!(kind(status_code(kind_)), kind_);
+            assert_eq!(code(kind_), expected);
+        }
+    }
+}

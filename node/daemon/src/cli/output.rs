@@ -1,0 +1,288 @@
+//! Answers of the daemon as tables and as JSON.
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use holdfast_proto::node::v1::{
+    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, ListResponse,
+    StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
+};
+use serde_json::{Value, json};
+
+use crate::config::ByteSize;
+
+/// An answer that can be printed.
+pub(super) trait Render {
+    /// For a person; ends with a newline unless there is nothing to say.
+    fn text(&self) -> String;
+    /// For a program. Field names are the ones of the interface.
+    fn json(&self) -> Value;
+}
+
+/// Writes to standard output. A reader that has gone away is no error.
+///
+/// # Errors
+/// When standard output cannot be written.
+pub(super) fn print(text: &str) -> io::Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+impl Render for CreateResponse {
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn json(&self) -> Value {
+        json!({})
+    }
+}
+
+impl Render for DetachResponse {
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn json(&self) -> Value {
+        json!({})
+    }
+}
+
+impl Render for AttachResponse {
+    fn text(&self) -> String {
+        self.device.as_ref().map(|device| format!("{}\n", device.path)).unwrap_or_default()
+    }
+
+    fn json(&self) -> Value {
+        let Self { device } = self;
+        json!({ "device": device.as_ref().map(device_json) })
+    }
+}
+
+impl Render for ListResponse {
+    fn text(&self) -> String {
+        let header = [
+            "VOLUME",
+            "STATE",
+            "DEVICE",
+            "SIZE",
+            "TRANSPORT",
+            "EPOCH",
+            "COMMITTED",
+            "DIRTY",
+            "OLDEST",
+            "STORE",
+            "MESSAGE",
+        ];
+        let row = |volume: &Volume| {
+            let device = volume.device.as_ref();
+            [
+                volume.volume_id.clone(),
+                state_name(volume.state()).to_owned(),
+                or_dash(device.map(|device| &device.path)),
+                or_dash(device.map(|device| ByteSize(device.size_bytes))),
+                or_dash(device.map(|device| transport_name(device.transport()))),
+                or_dash(device.map(|device| device.epoch)),
+                or_dash(volume.committed_seq),
+                ByteSize(volume.dirty_bytes).to_string(),
+                or_dash(oldest(volume).map(|age| format!("{}s", age.as_secs()))),
+                volume.store.clone(),
+                or_dash(volume.message.as_ref()),
+            ]
+        };
+        table(header, self.volumes.iter().map(row))
+    }
+
+    fn json(&self) -> Value {
+        let row = |volume: &Volume| {
+            let Volume {
+                volume_id,
+                store,
+                state: _,
+                device,
+                committed_seq,
+                dirty_bytes,
+                oldest_dirty: _,
+                message,
+            } = volume;
+            json!({
+                "volume_id": volume_id,
+                "store": store,
+                "state": state_name(volume.state()),
+                "device": device.as_ref().map(device_json),
+                "committed_seq": committed_seq,
+                "dirty_bytes": dirty_bytes,
+                "oldest_dirty_seconds": oldest(volume).map(|age| age.as_secs()),
+                "message": message,
+            })
+        };
+        json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
+    }
+}
+
+fn device_json(device: &Device) -> Value {
+    let Device { path, transport: _, epoch, size_bytes } = device;
+    json!({
+        "path": path,
+        "transport": transport_name(device.transport()),
+        "epoch": epoch,
+        "size_bytes": size_bytes,
+    })
+}
+
+impl Render for StatsResponse {
+    fn text(&self) -> String {
+        let header = [
+            "VOLUME", "READS", "READ", "WRITES", "WRITTEN", "FLUSHES", "DISCARDS", "COLD", "FAILED",
+            "WAITING", "GETS", "PUTS", "LISTS",
+        ];
+        let row = |stats: &VolumeStats| {
+            let store = stats.store_requests.unwrap_or_default();
+            [
+                stats.volume_id.clone(),
+                stats.read_requests.to_string(),
+                ByteSize(stats.read_bytes).to_string(),
+                stats.write_requests.to_string(),
+                ByteSize(stats.written_bytes).to_string(),
+                stats.flush_requests.to_string(),
+                stats.discard_requests.to_string(),
+                stats.cold_reads.to_string(),
+                stats.failed_requests.to_string(),
+                stats.waiting_requests.to_string(),
+                store.get.to_string(),
+                store.put.to_string(),
+                store.list.to_string(),
+            ]
+        };
+        table(header, self.volumes.iter().map(row))
+    }
+
+    fn json(&self) -> Value {
+        let row = |stats: &VolumeStats| {
+            let VolumeStats {
+                volume_id,
+                read_requests,
+                read_bytes,
+                write_requests,
+                written_bytes,
+                flush_requests,
+                discard_requests,
+                cold_reads,
+                failed_requests,
+                waiting_requests,
+                store_requests,
+            } = stats;
+            let StoreRequests {
+                get,
+                put,
+                list,
+                delete,
+                start_upload,
+                upload_part,
+                complete_upload,
+                abort_upload,
+            } = store_requests.unwrap_or_default();
+            json!({
+                "volume_id": volume_id,
+                "read_requests": read_requests,
+                "read_bytes": read_bytes,
+                "write_requests": write_requests,
+                "written_bytes": written_bytes,
+                "flush_requests": flush_requests,
+                "discard_requests": discard_requests,
+                "cold_reads": cold_reads,
+                "failed_requests": failed_requests,
+                "waiting_requests": waiting_requests,
+                "store_requests": {
+                    "get": get,
+                    "put": put,
+                    "list": list,
+                    "delete": delete,
+                    "start_upload": start_upload,
+                    "upload_part": upload_part,
+                    "complete_upload": complete_upload,
+                    "abort_upload": abort_upload,
+                },
+            })
+        };
+        json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
+    }
+}
+
+impl Render for CapabilitiesResponse {
+    fn text(&self) -> String {
+        let Self { kernel_release, daemon_version, transports } = self;
+        let rows = transports.iter().map(|capability| {
+            [
+                transport_name(capability.transport()).to_owned(),
+                if capability.available { "yes" } else { "no" }.to_owned(),
+                or_dash(capability.refusal.as_ref()),
+            ]
+        });
+        format!(
+            "kernel {kernel_release}, daemon {daemon_version}\n{}",
+            table(["TRANSPORT", "AVAILABLE", "REFUSAL"], rows)
+        )
+    }
+
+    fn json(&self) -> Value {
+        let Self { kernel_release, daemon_version, transports } = self;
+        let transports = transports.iter().map(|capability| {
+            let TransportCapability { transport: _, available, refusal } = capability;
+            json!({
+                "transport": transport_name(capability.transport()),
+                "available": available,
+                "refusal": refusal,
+            })
+        });
+        json!({
+            "kernel_release": kernel_release,
+            "daemon_version": daemon_version,
+            "transports": transports.collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The words of the Kubernetes API for the same things.
+fn transport_name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Unspecified => "unknown",
+        Transport::UblkZeroCopy => "ublk-zero-copy",
+        Transport::UblkUserCopy => "ublk-user-copy",
+    }
+}
+
+fn state_name(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Unspecified => "Unknown",
+        VolumeState::Attaching => "Attaching",
+        VolumeState::Attached => "Attached",
+        VolumeState::Detaching => "Detaching",
+        VolumeState::Fenced => "Fenced",
+    }
+}
+
+fn oldest(volume: &Volume) -> Option<Duration> {
+    volume.oldest_dirty.and_then(|age| Duration::try_from(age).ok())
+}
+
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// Columns as wide as their widest cell, two spaces apart.
+fn table<const N: usize>(header: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
+    let rows: Vec<[String; N]> = std::iter::once(header.map(str::to_owned)).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells: Vec<String> =
+            row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,114 @@
+//! The command line against a real socket with a node without a kernel behind it.
+
+use holdfast_s3::{Credentials, S3Config};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::api::{Api, bind, serve};
+use crate::config::Control;
+use crate::failure::Failure;
+use crate::node::ErrorKind;
+use crate::volumes::tests::Fake;
+
+struct World {
+    directory: TempDir,
+    server: JoinHandle<()>,
+    fake: Fake,
+}
+
+impl World {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let fake = Fake::default();
+        let store = S3Config::new("volumes", "us-east-1", Credentials::Environment);
+        let control = Control::Standalone([("main".to_owned(), store)].into());
+        let listener = bind(&directory.path().join("new/node.sock")).unwrap();
+        let api = Api::new(fake.clone(), &control);
+        let server = tokio::spawn(async move { serve(listener, api, std::future::pending()).await.unwrap() });
+        Self { directory, server, fake }
+    }
+
+    async fn ask(&self, line: &str) -> Result<String, Failure> {
+        let socket = self.directory.path().join("new/node.sock");
+        let socket = ["--socket", socket.to_str().unwrap()];
+        let words = ["holdfast-node"].into_iter().chain(line.split(' ')).chain(socket);
+        let cli = Cli::try_parse_from(words).unwrap();
+        let mut out = String::new();
+        client::ask(cli.command, &mut out).await.map(|()| out)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+#[tokio::test]
+async fn a_volume_is_created_attached_shown_and_detached() {
+    let world = World::start().await;
+    assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");
+    let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
+    assert_eq!(again.kind, ErrorKind::Invalid);
+    assert_eq!(
+        world.ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s").await.unwrap(),
+        "/dev/ublkb0\n"
+    );
+    let request = world.fake.requests().pop().unwrap();
+    assert_eq!((request.bytes, request.take_over), (Some(3 << 30), false));
+    assert_eq!(request.max_dirty_age, Some(std::time::Duration::from_secs(5)));
+
+    let list = world.ask("list").await.unwrap();
+    let [header, row] = list.lines().collect::<Vec<_>>().try_into().unwrap();
+    assert_eq!(header.split_whitespace().next(), Some("VOLUME"));
+    let cells: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(
+        cells[..9],
+        ["vol-1", "Attached", "/dev/ublkb0", "3Gi", "ublk-zero-copy", "3", "7", "8Ki", "2s"]
+    );
+
+    assert_eq!(world.ask("detach vol-1").await.unwrap(), "");
+    let gone = world.ask("detach vol-1").await.unwrap_err();
+    assert_eq!((gone.kind, exit::code(gone.kind)), (ErrorKind::NotFound, 3));
+}
+
+#[tokio::test]
+async fn json_is_for_programs() {
+    let world = World::start().await;
+    let attached = world.ask("attach vol-1 --store main --json").await.unwrap();
+    let attached: serde_json::Value = serde_json::from_str(&attached).unwrap();
+    assert_eq!(attached["device"]["path"], "/dev/ublkb0");
+    let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
+    assert_eq!(list["volumes"][0]["state"], "Attached");
+    assert_eq!(list["volumes"][0]["committed_seq"], 7);
+    let stats: serde_json::Value =
+        serde_json::from_str(&world.ask("stats vol-1 --json").await.unwrap()).unwrap();
+    assert_eq!(stats["volumes"][0]["store_requests"]["put"], 2);
+}
+
+#[tokio::test]
+async fn a_refused_transport_is_explained() {
+    let world = World::start().await;
+    let text = world.ask("capabilities").await.unwrap();
+    assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
+    assert!(text.contains("ublk-zero-copy  no         the ublk driver"), "{text}");
+    assert!(text.contains("ublk-user-copy  yes"), "{text}");
+}
+
+#[tokio::test]
+async fn a_daemon_that_is_not_there_is_named_with_the_fix() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("node.sock");
+    let cli = Cli::try_parse_from(["holdfast-node", "list", "--socket", socket.to_str().unwrap()]).unwrap();
+    let failure = client::ask(cli.command, &mut String::new()).await.unwrap_err();
+    assert_eq!(failure.kind, ErrorKind::Unavailable);
+    assert!(failure.message.contains("node.sock; start it with `holdfast-node run`"), "{}", failure.message);
+}
+
+#[test]
+fn a_bad_size_is_refused_before_anything_is_sent() {
+    let line = ["holdfast-node", "create", "v", "--store", "main", "--size", "1GB"];
+    let error = Cli::try_parse_from(line).unwrap_err().to_string();
+    assert!(error.contains("--size") && error.contains("64Mi"), "{error}");
+}

@@ -1,0 +1,278 @@
+//! The daemon's configuration: one TOML file, and environment variables over it.
+//!
+//! Owns: names, defaults and limits of all settings (`docs/configuration.md` lists them).
+//! Does not own: what the settings do.
+//! Invariants: a [`Config`] that exists is valid; nothing outside this module reads the environment for settings.
+//! On failure: a [`ConfigError`] that names the file, the line, the setting and the fix; the daemon does not start.
+
+mod source;
+mod store;
+mod value;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_s3::S3Config;
+use holdfast_ublk::Transport;
+use serde::Deserialize;
+
+pub(crate) use self::source::Place;
+use self::source::Source;
+use self::store::StoreSection;
+pub(crate) use self::value::{ByteSize, TimeSpan};
+use crate::node::{NodeConfig, TransportChoice};
+
+/// Where the CLI and the daemon meet unless told otherwise.
+pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
+
+/// Longest path of a Unix socket, in bytes. Source: `sun_path` in unix(7), less the closing NUL.
+const MAX_SOCKET_PATH: usize = 107;
+const MAX_RING_THREADS: usize = 64;
+const MIN_SLAB_BYTES: u64 = 16 << 20;
+const MIN_SEAL_BYTES: u64 = 1 << 20;
+const DIRTY_AGES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
+
+/// How the daemon runs.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// The data plane.
+    pub(crate) node: NodeConfig,
+    /// Path of the local gRPC socket.
+    pub(crate) socket: PathBuf,
+    /// Where `/metrics` and `/healthz` are served; absent: nowhere.
+    pub(crate) metrics: Option<SocketAddr>,
+    /// What says which volumes to serve.
+    pub(crate) control: Control,
+}
+
+/// What says which volumes to serve.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// The Volume objects of a cluster.
+    Kubernetes,
+    /// Requests on the local socket, which name one of these stores.
+    Standalone(BTreeMap<String, S3Config>),
+}
+
+/// The configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file is not there or not readable.
+    #[error("{} cannot be read; name the configuration file with --config", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A setting is unknown, missing, or has a value that cannot be used.
+    #[error("{place}: {problem}")]
+    Value {
+        /// The setting and where it stands.
+        place: Place,
+        /// What is wrong, and the fix.
+        problem: String,
+    },
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Document {
+    kubernetes: bool,
+    node: NodeSection,
+    data: DataSection,
+    api: ApiSection,
+    metrics: MetricsSection,
+    stores: BTreeMap<String, StoreSection>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct NodeSection {
+    name: Option<String>,
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+}
+
+impl Default for NodeSection {
+    fn default() -> Self {
+        Self { name: None, state_dir: "/var/lib/holdfast".into(), run_dir: "/run/holdfast".into() }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct DataSection {
+    ring_threads: usize,
+    transport: TransportSetting,
+    slab_size: ByteSize,
+    seal_size: ByteSize,
+    most_dirty: ByteSize,
+    max_dirty_age: TimeSpan,
+}
+
+impl Default for DataSection {
+    fn default() -> Self {
+        Self {
+            ring_threads: 2,
+            transport: TransportSetting::Auto,
+            slab_size: ByteSize(4 << 30),
+            seal_size: ByteSize(64 << 20),
+            most_dirty: ByteSize(4 << 30),
+            max_dirty_age: TimeSpan(Duration::from_secs(30)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum TransportSetting {
+    Auto,
+    ZeroCopy,
+    UserCopy,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ApiSection {
+    socket: PathBuf,
+}
+
+impl Default for ApiSection {
+    fn default() -> Self {
+        Self { socket: DEFAULT_SOCKET.into() }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct MetricsSection {
+    listen: Option<SocketAddr>,
+}
+
+impl Config {
+    /// Reads the file at `path` and the environment of the process.
+    ///
+    /// # Errors
+    /// [`ConfigError`], for a person to correct.
+    pub(crate) fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, text, |name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    fn parse(
+        path: &Path,
+        text: String,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let source = Source::parse(path, text, variable)?;
+        let Document { kubernetes, node, data, api, metrics, stores } = source.read()?;
+        let node = node_config(&source, node, &data, kubernetes)?;
+        absolute(&source, "api.socket", &api.socket)?;
+        if api.socket.as_os_str().len() > MAX_SOCKET_PATH {
+            let problem = format!("the path is longer than {MAX_SOCKET_PATH} bytes; choose a shorter one");
+            return Err(source.error("api.socket", problem));
+        }
+        let control = if kubernetes {
+            if !stores.is_empty() {
+                let problem = "with `kubernetes = true` stores are ObjectStore objects; remove the section";
+                return Err(source.error("stores", problem.to_owned()));
+            }
+            Control::Kubernetes
+        } else {
+            Control::Standalone(s3_configs(&source, stores)?)
+        };
+        Ok(Self { node, socket: api.socket, metrics: metrics.listen, control })
+    }
+}
+
+fn node_config(
+    source: &Source,
+    node: NodeSection,
+    data: &DataSection,
+    kubernetes: bool,
+) -> Result<NodeConfig, ConfigError> {
+    let NodeSection { name, state_dir, run_dir } = node;
+    let refuse = |key: &str, problem: String| Err(source.error(key, problem));
+    let node_name = match name {
+        Some(name) if name.is_empty() => {
+            return refuse("node.name", "is empty; write the node's name".to_owned());
+        }
+        Some(name) => name,
+        None if kubernetes => {
+            let problem = "is missing; set HOLDFAST_NODE_NAME from the pod's spec.nodeName, or write it here";
+            return refuse("node.name", problem.to_owned());
+        }
+        None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    };
+    absolute(source, "node.state_dir", &state_dir)?;
+    absolute(source, "node.run_dir", &run_dir)?;
+    let DataSection { ring_threads, transport, slab_size, seal_size, most_dirty, max_dirty_age } = *data;
+    if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
+        let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
+        return refuse("data.ring_threads", problem);
+    }
+    for (key, size, least) in
+        [("data.slab_size", slab_size, MIN_SLAB_BYTES), ("data.seal_size", seal_size, MIN_SEAL_BYTES)]
+    {
+        if size.0 < least {
+            return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
+        }
+    }
+    if most_dirty < seal_size {
+        let problem = format!("{most_dirty} is less than data.seal_size; write at least {seal_size}");
+        return refuse("data.most_dirty", problem);
+    }
+    if !DIRTY_AGES.contains(&max_dirty_age.0) {
+        return refuse(
+            "data.max_dirty_age",
+            "is out of range; write a duration between 1s and 1h".to_owned(),
+        );
+    }
+    Ok(NodeConfig {
+        state_dir,
+        run_dir,
+        node_name,
+        ring_threads,
+        transport: match transport {
+            TransportSetting::Auto => TransportChoice::Auto,
+            TransportSetting::ZeroCopy => TransportChoice::Only(Transport::ZeroCopy),
+            TransportSetting::UserCopy => TransportChoice::Only(Transport::UserCopy),
+        },
+        slab_bytes: slab_size.0,
+        seal_bytes: seal_size.0,
+        most_dirty_bytes: most_dirty.0,
+        max_dirty_age: max_dirty_age.0,
+    })
+}
+
+fn s3_configs(
+    source: &Source,
+    stores: BTreeMap<String, StoreSection>,
+) -> Result<BTreeMap<String, S3Config>, ConfigError> {
+    let mut configs = BTreeMap::new();
+    for (name, section) in stores {
+        let config = section
+            .into_s3()
+            .map_err(|problem| source.error(&format!("stores.{name}.{}", problem.key), problem.problem))?;
+        configs.insert(name, config);
+    }
+    Ok(configs)
+}
+
+fn absolute(source: &Source, key: &str, path: &Path) -> Result<(), ConfigError> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    Err(source.error(key, format!("`{}` is not an absolute path; begin it with a slash", path.display())))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,94 @@
+use super::*;
+
+const MINIMAL: &str = r#"
+[node]
+name = "a"
+
+[stores.main]
+endpoint = "http://127.0.0.1:9000"
+bucket = "volumes"
+path_style = true
+[stores.main.credentials]
+access_key_id = "id"
+secret_access_key = "hush"
+"#;
+
+fn parse(text: &str, variables: &[(&str, &str)]) -> Result<Config, String> {
+    let variable =
+        |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+    Config::parse(Path::new("/etc/holdfast/node.toml"), text.to_owned(), variable).map_err(|e| e.to_string())
+}
+
+#[test]
+fn a_small_file_is_completed_by_defaults() {
+    let config = parse(MINIMAL, &[]).unwrap();
+    assert_eq!(config.node.node_name, "a");
+    assert_eq!(config.node.transport, TransportChoice::Auto);
+    assert_eq!(config.node.max_dirty_age, Duration::from_secs(30));
+    assert_eq!(config.socket, Path::new(DEFAULT_SOCKET));
+    assert!(config.metrics.is_none());
+    let Control::Standalone(stores) = config.control else { panic!("standalone") };
+    assert!(stores["main"].path_style);
+}
+
+#[test]
+fn variables_override_the_file_and_others_are_left_alone() {
+    let config = parse(
+        MINIMAL,
+        &[
+            ("HOLDFAST_NODE_NAME", "b"),
+            ("HOLDFAST_TRANSPORT", "user-copy"),
+            ("HOLDFAST_RING_THREADS", "3"),
+            ("HOLDFAST_OPERATOR_SERVICE_HOST", "10.0.0.1"),
+        ],
+    )
+    .unwrap();
+    assert_eq!(config.node.node_name, "b");
+    assert_eq!(config.node.transport, TransportChoice::Only(Transport::UserCopy));
+    assert_eq!(config.node.ring_threads, 3);
+}
+
+#[test]
+fn an_error_names_the_place_and_the_fix() {
+    let cases: [(&str, &[(&str, &str)], &[&str]); 22] = [
+        ("[node]\nname = \"a", &[], &["node.toml:2", "cut off"]),
+        ("[node]\nname = ", &[], &["node.toml:2"]),
+        ("[nod", &[], &["node.toml:1"]),
+        ("[node]\nnaem = \"a\"\n", &[], &["node.toml:2: node.naem", "unknown field", "`name`"]),
+        ("[data]\n\nseal = 1\n", &[], &["node.toml:3: data.seal", "unknown field", "`seal_size`"]),
+        ("[dta]\n", &[], &["node.toml:1: dta", "unknown field"]),
+        ("[data]\nseal_size = \"64MB\"\n", &[], &["node.toml:2: data.seal_size", "`64MB`", "64Mi"]),
+        ("[data]\nseal_size = \"1Ki\"\n", &[], &["node.toml:2: data.seal_size", "at least 1Mi"]),
+        ("[data]\nmax_dirty_age = 30\n", &[], &["node.toml:2: data.max_dirty_age", "30s"]),
+        ("[data]\nmax_dirty_age = \"2h\"\n", &[], &["node.toml:2: data.max_dirty_age", "between 1s and 1h"]),
+        ("[data]\nmost_dirty = \"1Mi\"\n", &[], &["node.toml:2: data.most_dirty", "at least 64Mi"]),
+        ("[data]\nring_threads = 0\n", &[], &["node.toml:2: data.ring_threads", "1 to 64"]),
+        ("[data]\ntransport = \"zerocopy\"\n", &[], &["node.toml:2: data.transport", "`zero-copy`"]),
+        ("[node]\nstate_dir = \"data\"\n", &[], &["node.toml:2: node.state_dir", "absolute"]),
+        ("[metrics]\nlisten = \":9750\"\n", &[], &["node.toml:2: metrics.listen"]),
+        ("[stores.main]\nregion = \"r\"\n", &[], &["node.toml:1: stores.main", "missing field `bucket`"]),
+        ("[stores.main]\nbucket = \"NO\"\n", &[], &["node.toml:2: stores.main.bucket", "3 to 63"]),
+        ("kubernetes = true\n", &[], &["node.toml: node.name", "HOLDFAST_NODE_NAME"]),
+        (
+            "kubernetes = true\nnode.name = \"a\"\nstores.x.bucket = \"bucket\"\n",
+            &[],
+            &["node.toml:3: stores", "ObjectStore"],
+        ),
+        ("", &[("HOLDFAST_TRANSPORT", "")], &["environment variable HOLDFAST_TRANSPORT", "unset it"]),
+        ("", &[("HOLDFAST_KUBERNETES", "1")], &["environment variable HOLDFAST_KUBERNETES", "`true`"]),
+        ("", &[("HOLDFAST_SEAL_SIZE", "1 GB")], &["environment variable HOLDFAST_SEAL_SIZE", "64Mi"]),
+    ];
+    for (text, variables, fragments) in cases {
+        let error = parse(text, variables).expect_err(text);
+        for fragment in fragments {
+            assert!(error.contains(fragment), "{text:?} {variables:?}: {error:?} lacks {fragment:?}");
+        }
+    }
+}
+
+#[test]
+fn a_secret_is_in_no_debug_text() {
+    let config = parse(MINIMAL, &[]).unwrap();
+    let text = format!("{config:?}");
+    assert!(text.contains("\"id\"") && !text.contains("hush"), "{text}");
+}

@@ -1,0 +1,199 @@
+//! The daemon's metrics: one table, read off the data plane whenever somebody asks.
+//!
+//! Owns: names, units and labels of all metrics; the HTTP endpoint (`/metrics`, `/healthz`).
+//! Invariants: asking changes nothing and waits for nothing but a look at the volumes.
+
+mod http;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use holdfast_objects::RequestCounts;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+pub(crate) use self::http::serve;
+use crate::node::{VolumeState, VolumeStatus};
+use crate::volumes::Volumes;
+
+/// How a metric moves.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Gauge,
+    Counter,
+}
+
+/// One metric of a volume; its label is `volume`. It is absent while `value` is.
+struct VolumeMetric {
+    name: &'static str,
+    unit: Option<Unit>,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&VolumeStatus) -> Option<f64>,
+}
+
+const fn gauge(
+    name: &'static str,
+    unit: Option<Unit>,
+    help: &'static str,
+    value: fn(&VolumeStatus) -> Option<f64>,
+) -> VolumeMetric {
+    VolumeMetric { name, unit, kind: Kind::Gauge, help, value }
+}
+
+const fn counter(
+    name: &'static str,
+    unit: Option<Unit>,
+    help: &'static str,
+    value: fn(&VolumeStatus) -> Option<f64>,
+) -> VolumeMetric {
+    VolumeMetric { name, unit, kind: Kind::Counter, help, value }
+}
+
+/// Metrics of each volume.
+const VOLUME_METRICS: [VolumeMetric; 16] = [
+    gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
+        Some(f64::from(v.state == VolumeState::Attached))
+    }),
+    gauge("holdfast_volume_fenced", None, "1 while another writer owns the volume, else 0", |v| {
+        Some(f64::from(v.state == VolumeState::Fenced))
+    }),
+    gauge("holdfast_volume_epoch", None, "The writer's fencing number", |v| {
+        v.attached.as_ref().map(|a| a.epoch as f64)
+    }),
+    gauge("holdfast_volume_size", Some(Unit::Bytes), "Size of the device", |v| {
+        v.attached.as_ref().map(|a| a.bytes as f64)
+    }),
+    gauge("holdfast_volume_committed_seq", None, "Last record in the volume's log", |v| {
+        v.committed_seq.map(|seq| seq as f64)
+    }),
+    gauge("holdfast_volume_dirty", Some(Unit::Bytes), "Bytes written but not committed", |v| {
+        Some(v.dirty_bytes as f64)
+    }),
+    gauge(
+        "holdfast_volume_oldest_dirty",
+        Some(Unit::Seconds),
+        "Age of the oldest byte not committed, 0 without any",
+        |v| Some(v.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
+    ),
+    gauge(
+        "holdfast_volume_waiting_requests",
+        None,
+        "Requests that wait for the store, memory or space",
+        |v| Some(v.waiting_requests as f64),
+    ),
+    counter("holdfast_volume_read_requests", None, "Reads completed", |v| Some(v.served.reads as f64)),
+    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes read", |v| Some(v.served.read_bytes as f64)),
+    counter("holdfast_volume_write_requests", None, "Writes completed", |v| Some(v.served.writes as f64)),
+    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes written", |v| {
+        Some(v.served.written_bytes as f64)
+    }),
+    counter("holdfast_volume_flush_requests", None, "Flushes completed", |v| Some(v.served.flushes as f64)),
+    counter("holdfast_volume_discard_requests", None, "Discards and write-zeroes completed", |v| {
+        Some(v.served.discards as f64)
+    }),
+    counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
+        Some(v.served.cold_reads as f64)
+    }),
+    counter("holdfast_volume_failed_requests", None, "Requests failed", |v| Some(v.served.errors as f64)),
+];
+
+/// One metric of a store; its label is `store`. Its volumes share one connection, so each knows the same figures.
+struct StoreMetric {
+    operation: &'static str,
+    value: fn(&RequestCounts) -> u64,
+}
+
+/// Name of the one metric of stores; the label `operation` tells requests apart, because they cost different sums.
+const STORE_REQUESTS: &str = "holdfast_store_requests";
+
+const STORE_METRICS: [StoreMetric; 8] = [
+    StoreMetric { operation: "get", value: |counts| counts.get },
+    StoreMetric { operation: "put", value: |counts| counts.put },
+    StoreMetric { operation: "list", value: |counts| counts.list },
+    StoreMetric { operation: "delete", value: |counts| counts.delete },
+    StoreMetric { operation: "start_upload", value: |counts| counts.start_upload },
+    StoreMetric { operation: "upload_part", value: |counts| counts.upload_part },
+    StoreMetric { operation: "complete_upload", value: |counts| counts.complete_upload },
+    StoreMetric { operation: "abort_upload", value: |counts| counts.abort_upload },
+];
+
+/// Reads the table off the volumes.
+struct VolumeCollector<V>(V);
+
+impl<V> fmt::Debug for VolumeCollector<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VolumeCollector")
+    }
+}
+
+impl<V: Volumes> Collector for VolumeCollector<V> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let volumes = self.0.list();
+        for metric in &VOLUME_METRICS {
+            let kind = match metric.kind {
+                Kind::Gauge => ConstGauge::new(0.0).metric_type(),
+                Kind::Counter => ConstCounter::new(0.0).metric_type(),
+            };
+            let mut family =
+                encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
+            for volume in &volumes {
+                let Some(value) = (metric.value)(volume) else { continue };
+                let labels = [("volume", volume.volume.as_str())];
+                let sample = family.encode_family(&labels)?;
+                match metric.kind {
+                    Kind::Gauge => ConstGauge::new(value).encode(sample)?,
+                    Kind::Counter => ConstCounter::new(value).encode(sample)?,
+                }
+            }
+        }
+        let stores: BTreeMap<&str, &RequestCounts> =
+            volumes.iter().map(|volume| (volume.store_name.as_str(), &volume.store_requests)).collect();
+        let help = "Requests to the store by all volumes of this node";
+        let kind = ConstCounter::new(0.0).metric_type();
+        let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
+        for (store, counts) in stores {
+            for metric in &STORE_METRICS {
+                let labels = [("store", store), ("operation", metric.operation)];
+                ConstCounter::new((metric.value)(counts) as f64).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The metrics as OpenMetrics text.
+fn render<V: Volumes>(volumes: V) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(VolumeCollector(volumes)));
+    let mut text = String::new();
+    encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::tests::{Fake, attached};
+
+    #[test]
+    fn a_volume_is_told_of_with_units_and_its_label() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(fake).unwrap();
+        for line in [
+            "# TYPE holdfast_volume_dirty_bytes gauge",
+            "# UNIT holdfast_volume_dirty_bytes bytes",
+            "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
+            "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",
+            "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
+            "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! The node's data plane: volumes in, block devices out.
+//!
+//! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of Kubernetes or gRPC.
+//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is taken up
+//! again before anything else happens; only a detach deletes a device.
+
+mod attach;
+mod background;
+mod board;
+mod cold;
+mod detach;
+mod error;
+mod live_map;
+mod local;
+mod recover;
+mod ring_thread;
+mod served;
+mod slab;
+mod store;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, TryLockError};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_objects::RequestCounts;
+use holdfast_s3::{S3Config, S3Store};
+use holdfast_types::{SECTOR_BYTES, VolumeId};
+use holdfast_ublk::{Device, Features, Transport, Unsupported};
+use tokio::sync::Semaphore;
+
+pub(crate) use error::{ErrorKind, NodeError};
+
+use board::{Board, Counters, Phase};
+use cold::ColdReads;
+use error::file;
+use local::{Local, open_direct, random};
+use ring_thread::{Clock, Message, RingHandle, VolumeKey};
+use slab::Slab;
+use store::{StoreRecord, Stores};
+
+/// Requests a queue holds.
+const QUEUE_DEPTH: u16 = 128;
+/// Queues a device has: one ring thread owns a volume.
+const QUEUES: u16 = 1;
+/// Segments being built or uploaded on the node at once; each lies in memory.
+const PARALLEL_UPLOADS: usize = 2;
+/// How often volumes look at their limits and show their figures.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Which transport devices are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum TransportChoice {
+    /// The best one the kernel has.
+    #[default]
+    Auto,
+    /// This one or none.
+    Only(Transport),
+}
+
+/// How the node runs. All fields were validated by whoever read them.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeConfig {
+    /// The node's name, for people and for attach records.
+    pub(crate) node_name: String,
+    /// Directory on the local NVMe.
+    pub(crate) state_dir: PathBuf,
+    /// Directory in a tmpfs that outlives the process and not the host.
+    pub(crate) run_dir: PathBuf,
+    /// Threads that carry devices, at least 1.
+    pub(crate) ring_threads: usize,
+    /// Which transport devices are given.
+    pub(crate) transport: TransportChoice,
+    /// Size of the cache of fetched blocks, in bytes.
+    pub(crate) slab_bytes: u64,
+    /// Dirty bytes of a volume at which they are uploaded.
+    pub(crate) seal_bytes: u64,
+    /// Dirty bytes of a volume at which writes wait.
+    pub(crate) most_dirty_bytes: u64,
+    /// Age of the oldest dirty byte at which it is uploaded.
+    pub(crate) max_dirty_age: Duration,
+}
+
+/// What is to be attached.
+#[derive(Debug, Clone)]
+pub(crate) struct AttachRequest {
+    /// Which volume.
+    pub(crate) volume: VolumeId,
+    /// The store's name, for people.
+    pub(crate) store_name: String,
+    /// The store.
+    pub(crate) store: S3Config,
+    /// Grow the volume to this size, in bytes.
+    pub(crate) bytes: Option<u64>,
+    /// Fence a writer on another node.
+    pub(crate) take_over: bool,
+    /// In place of the node's own.
+    pub(crate) max_dirty_age: Option<Duration>,
+}
+
+/// An attached volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Attached {
+    /// Its block device.
+    pub(crate) device_path: PathBuf,
+    /// How data is moved.
+    pub(crate) transport: Transport,
+    /// The writer's epoch.
+    pub(crate) epoch: u64,
+    /// Size in bytes.
+    pub(crate) bytes: u64,
+}
+
+/// How far a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum VolumeState {
+    /// Being attached.
+    Attaching,
+    /// Served.
+    Attached,
+    /// Its last commit is on its way.
+    Detaching,
+    /// Another writer holds it; all I/O fails.
+    Fenced,
+}
+
+/// A volume on this node.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeStatus {
+    /// Which.
+    pub(crate) volume: VolumeId,
+    /// The store's name.
+    pub(crate) store_name: String,
+    /// How far it is.
+    pub(crate) state: VolumeState,
+    /// What a person should know.
+    pub(crate) message: Option<String>,
+    /// Its device, once there is one.
+    pub(crate) attached: Option<Attached>,
+    /// The last record in the log.
+    pub(crate) committed_seq: Option<u64>,
+    /// Bytes not yet committed.
+    pub(crate) dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub(crate) oldest_dirty: Option<Duration>,
+    /// Requests that wait for the store, memory or space.
+    pub(crate) waiting_requests: usize,
+    /// What was served so far.
+    pub(crate) served: ServedCounts,
+    /// Requests sent to its store, by all volumes of that store on this node.
+    pub(crate) store_requests: RequestCounts,
+}
+
+/// What was served since the volume was attached or taken up by this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ServedCounts {
+    /// Read requests.
+    pub(crate) reads: u64,
+    /// Write requests.
+    pub(crate) writes: u64,
+    /// Flush requests.
+    pub(crate) flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub(crate) discards: u64,
+    /// Bytes read.
+    pub(crate) read_bytes: u64,
+    /// Bytes written.
+    pub(crate) written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub(crate) cold_reads: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+}
+
+/// What the node can do.
+#[derive(Debug, Clone)]
+pub(crate) struct Capabilities {
+    /// The kernel's release.
+    pub(crate) kernel_release: String,
+    /// Each transport, with the reason where it cannot be used.
+    pub(crate) transports: Vec<(Transport, Result<(), String>)>,
+}
+
+/// The running data plane. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Node(Arc<Inner>);
+
+struct Inner {
+    config: NodeConfig,
+    features: Result<Features, Unsupported>,
+    rings: Vec<RingHandle>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    cold: Arc<ColdReads>,
+    uploads: Arc<Semaphore>,
+    stores: Stores,
+    clock: Clock,
+    volumes: Mutex<BTreeMap<VolumeId, Entry>>,
+    /// Held for as long as the process lives.
+    _lock: File,
+}
+
+/// What the node knows of one volume.
+#[derive(Clone)]
+enum Entry {
+    Attaching { store_name: String },
+    Present(Arc<Present>),
+}
+
+/// A volume on a ring thread.
+struct Present {
+    local: Local,
+    store_name: String,
+    store_record: StoreRecord,
+    objects: Arc<S3Store>,
+    ring: RingHandle,
+    key: VolumeKey,
+    board: Arc<Board>,
+    device: Mutex<Option<Device>>,
+    sectors: u64,
+    epoch: u64,
+    max_age_ms: u64,
+    detaching: std::sync::atomic::AtomicBool,
+}
+
+impl Node {
+    /// Takes the node lock, starts the ring threads and takes up every device a predecessor left, before it returns.
+    ///
+    /// # Errors
+    /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
+    pub(crate) async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        let volumes = config.state_dir.join("volumes");
+        for dir in [&volumes, &config.run_dir] {
+            fs::create_dir_all(dir).map_err(file(dir, "created"))?;
+        }
+        let lock = take_lock(&config)?;
+        if let Err(error) = holdfast_ring::raise_open_file_limit() {
+            tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
+        }
+        let clock = Clock::start();
+        let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
+        let zeros_path = config.state_dir.join("zeros.data");
+        let zeros = open_direct(&zeros_path, u64::from(holdfast_engine::limit::MAX_IO_BYTES))?;
+        let (mut rings, mut threads) = (Vec::new(), Vec::new());
+        for number in 0..config.ring_threads {
+            let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
+            let (ring, thread) = ring_thread::spawn(number, share(slab.file())?, share(&zeros)?, clock)?;
+            rings.push(ring);
+            threads.push(thread);
+        }
+        let node = Self(Arc::new(Inner {
+            config,
+            features: Features::probe(),
+            rings,
+            threads: Mutex::new(threads),
+            cold: Arc::new(ColdReads::new(slab)),
+            uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
+            stores: Stores::default(),
+            clock,
+            volumes: Mutex::default(),
+            _lock: lock,
+        }));
+        node.recover_all().await?;
+        let ticking = node.clone();
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(TICK);
+            loop {
+                ticks.tick().await;
+                for ring in &ticking.0.rings {
+                    ring.send(Message::Tick);
+                }
+            }
+        });
+        Ok(node)
+    }
+
+    /// Creates a volume in a store: one PUT. Again with the same size it changes nothing.
+    ///
+    /// # Errors
+    /// [`NodeError::Size`], or what the store says.
+    pub(crate) async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        name: &str,
+        store: &S3Config,
+    ) -> Result<(), NodeError> {
+        let sectors = sectors_of(bytes)?;
+        let objects = self.0.stores.connect(name, &store.into()).await?;
+        Ok(holdfast_log::provision(&*objects, volume, sectors, holdfast_types::Nonce(random()), unix_ms())
+            .await?)
+    }
+
+    /// The volumes on this node.
+    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
+        let entries: Vec<_> =
+            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
+        entries.into_iter().map(|(volume, entry)| status_of(volume, &entry)).collect()
+    }
+
+    /// What the node can do.
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        let check = |transport| match &self.0.features {
+            Ok(features) => features.check(transport).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let release = holdfast_ublk::KernelRelease::running();
+        Capabilities {
+            kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
+            transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+        }
+    }
+
+    /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
+    pub(crate) async fn shutdown(self) {
+        for ring in &self.0.rings {
+            ring.send(Message::Leave);
+        }
+        let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let joined =
+            tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(JoinHandle::join)).await;
+        if !matches!(joined, Ok(Ok(()))) {
+            tracing::error!("a ring thread died; its devices are quiesced all the same");
+        }
+    }
+
+    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
+        match self.volumes().get(volume) {
+            Some(Entry::Present(present)) => Ok(Arc::clone(present)),
+            Some(Entry::Attaching { .. }) => {
+                Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
+            }
+            None => Err(NodeError::NotAttached(volume.clone())),
+        }
+    }
+
+    fn local(&self, volume: &VolumeId) -> Local {
+        Local::new(&self.0.config.state_dir, &self.0.config.run_dir, volume)
+    }
+
+    fn limits(&self, max_age_ms: u64) -> DirtyLimits {
+        let config = &self.0.config;
+        DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.most_dirty_bytes, max_age_ms }
+    }
+
+    /// The ring thread with the fewest volumes.
+    fn ring(&self) -> RingHandle {
+        self.0.rings.iter().min_by_key(|ring| ring.load()).expect("at least one ring thread").clone()
+    }
+
+    /// What milliseconds since 1970 the volumes' clock began at.
+    fn unix_ms_at_zero(&self) -> u64 {
+        unix_ms().saturating_sub(self.0.clock.now())
+    }
+}
+
+impl Present {
+    fn device(&self) -> Option<Device> {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_device(&self, device: Option<Device>) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
+    }
+
+    fn is_detaching(&self) -> bool {
+        self.detaching.load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Keeps in the tmpfs directory what a restarted daemon needs.
+    fn remember(&self) -> Result<(), NodeError> {
+        self.local.write_record(&local::AttachedRecord {
+            device_id: self.device().map(|device| device.id()),
+            sectors: self.sectors,
+            epoch: self.epoch,
+            max_age_ms: self.max_age_ms,
+            detaching: self.is_detaching(),
+            store_name: self.store_name.clone(),
+            store: self.store_record.clone(),
+        })
+    }
+
+    fn attached(&self) -> Option<Attached> {
+        self.device().map(|device| Attached {
+            device_path: device.block_path(),
+            transport: device.transport(),
+            epoch: self.epoch,
+            bytes: self.sectors * SECTOR_BYTES,
+        })
+    }
+}
+
+fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
+    let present = match entry {
+        Entry::Present(present) => present,
+        Entry::Attaching { store_name } => {
+            return VolumeStatus {
+                volume,
+                store_name: store_name.clone(),
+                state: VolumeState::Attaching,
+                message: None,
+                attached: None,
+                committed_seq: None,
+                dirty_bytes: 0,
+                oldest_dirty: None,
+                waiting_requests: 0,
+                served: ServedCounts::default(),
+                store_requests: RequestCounts::default(),
+            };
+        }
+    };
+    let (status, counters) = (present.board.status(), &present.board.counters);
+    let (state, message) = match present.board.phase() {
+        Phase::Fenced => {
+            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
+        }
+        Phase::Recovering => {
+            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
+        }
+        Phase::Ready | Phase::Detached if present.is_detaching() => (
+            VolumeState::Detaching,
+            (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned()),
+        ),
+        Phase::Ready | Phase::Detached => {
+            let waits = (status.parked > 0).then(|| {
+                if status.disk_full {
+                    "requests wait: the local disk is full".to_owned()
+                } else {
+                    "requests wait for the object store".to_owned()
+                }
+            });
+            (VolumeState::Attached, waits)
+        }
+    };
+    VolumeStatus {
+        volume,
+        store_name: present.store_name.clone(),
+        state,
+        message,
+        attached: present.attached(),
+        committed_seq: status.committed.map(|seq| seq.0),
+        dirty_bytes: status.dirty_bytes,
+        oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+        waiting_requests: status.parked,
+        served: ServedCounts {
+            reads: Counters::get(&counters.reads),
+            writes: Counters::get(&counters.writes),
+            flushes: Counters::get(&counters.flushes),
+            discards: Counters::get(&counters.discards),
+            read_bytes: Counters::get(&counters.read_bytes),
+            written_bytes: Counters::get(&counters.written_bytes),
+            cold_reads: Counters::get(&counters.cold_reads),
+            errors: Counters::get(&counters.errors),
+        },
+        store_requests: present.objects.counts(),
+    }
+}
+
+fn take_lock(config: &NodeConfig) -> Result<File, NodeError> {
+    let path = config.state_dir.join("lock");
+    let lock = File::create(&path).map_err(file(&path, "created"))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(TryLockError::WouldBlock) => Err(NodeError::AlreadyRunning(config.state_dir.clone())),
+        Err(TryLockError::Error(error)) => Err(file(&path, "locked")(error)),
+    }
+}
+
+fn sectors_of(bytes: u64) -> Result<u64, NodeError> {
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(NodeError::Size(bytes));
+    }
+    Ok(bytes / SECTOR_BYTES)
+}
+
+/// Milliseconds since 1970 by the node's clock.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,303 @@
+//! Attaching a volume: log, local files, ring thread, device, in this order.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::attach::{AttachPlan, Claim, LocalData, plan_attach};
+use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
+use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::volume::Setup;
+use holdfast_log::{CreateOutcome, create_record, read_manifest};
+use holdfast_objects::ObjectStore;
+use holdfast_s3::S3Store;
+use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, VolumeId};
+use holdfast_ublk::{Device, DeviceSpec, Features, Transport};
+use tokio::sync::mpsc;
+
+use super::background::Background;
+use super::board::{Board, Phase};
+use super::error::{Damage, NodeError, file};
+use super::live_map::LiveMap;
+use super::local::{Local, VolumeFiles, random};
+use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
+use super::store::StoreRecord;
+use super::{
+    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of, unix_ms,
+};
+
+/// How often a log that others extend is read anew.
+const TRIES: usize = 5;
+
+/// The volume's state after its attach record won.
+struct Won {
+    manifest: Manifest,
+    header: Header,
+    header_generation: u64,
+    found: Vec<FoundPage>,
+    trust_clean: bool,
+    files: VolumeFiles,
+}
+
+impl Node {
+    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
+    ///
+    /// # Errors
+    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
+    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+        let volume = request.volume.clone();
+        if let Some(attached) = self.reserve(&volume, &request.store_name)? {
+            return Ok(attached);
+        }
+        match self.try_attach(request).await {
+            Ok(attached) => Ok(attached),
+            Err(error) => {
+                self.abandon(&volume).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn reserve(&self, volume: &VolumeId, store_name: &str) -> Result<Option<Attached>, NodeError> {
+        let mut volumes = self.volumes();
+        let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
+        match volumes.get(volume) {
+            None => {
+                volumes.insert(volume.clone(), Entry::Attaching { store_name: store_name.to_owned() });
+                Ok(None)
+            }
+            Some(Entry::Attaching { .. }) => busy("being attached"),
+            Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
+            Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
+                (Phase::Ready, Some(attached)) => Ok(Some(attached)),
+                (Phase::Fenced, _) => Err(NodeError::Fenced(volume.clone())),
+                (Phase::Recovering | Phase::Ready | Phase::Detached, _) => busy("being attached"),
+            },
+        }
+    }
+
+    /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
+    /// attach goes on from there.
+    async fn abandon(&self, volume: &VolumeId) {
+        let entry = self.volumes().remove(volume);
+        if let Some(Entry::Present(present)) = entry {
+            if let Some(device) = present.device() {
+                self.drop_device(&present, device).await;
+            }
+            if present.ring.call(|done| Message::Remove { key: present.key, done }).await.is_err() {
+                tracing::error!(%volume, "the ring did not let go of a volume whose attach failed");
+            }
+        }
+        if let Err(error) = self.local(volume).forget_attached() {
+            tracing::warn!(%volume, error = &error as &dyn std::error::Error, "leftovers of a failed attach stay");
+        }
+    }
+
+    async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age } = request;
+        let features = blocking(|| Ok(Features::probe()?)).await?;
+        let transport = self.transport(&features)?;
+        let store_record = StoreRecord::from(&store);
+        let objects = self.0.stores.connect(&store_name, &store_record).await?;
+        let local = self.local(&volume);
+        local.make_dirs()?;
+        let claim = Claim {
+            node: self.0.config.node_name.clone(),
+            nonce: Nonce(random()),
+            unix_ms: unix_ms(),
+            grow_to: bytes.map(sectors_of).transpose()?,
+            take_over,
+        };
+        let won = win(&*objects, &volume, &local, &claim).await?;
+        let sectors = won.header.sectors;
+        let epoch = won.header.epoch.0;
+        let chunks = prepared_chunks(&won.found);
+        let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
+        let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
+        let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
+        let setup = Setup {
+            requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
+            limits: self.limits(max_age_ms),
+            header: won.header,
+            header_generation: won.header_generation,
+            unix_ms_at_zero: self.unix_ms_at_zero(),
+        };
+        let start = Start::Attach {
+            manifest: Box::new(won.manifest),
+            found: won.found,
+            trust_clean: won.trust_clean,
+        };
+        let ring = self.ring();
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files: won.files };
+        let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
+        let present = Arc::new(Present {
+            local,
+            store_name,
+            store_record,
+            objects,
+            ring,
+            key,
+            board,
+            device: None.into(),
+            sectors,
+            epoch,
+            max_age_ms,
+            detaching: false.into(),
+        });
+        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
+        present.remember()?;
+        if present.board.reach(|phase| phase != Phase::Recovering).await == Phase::Fenced {
+            return Err(NodeError::Fenced(volume));
+        }
+        self.add_device(&present, features, transport).await?;
+        present.attached().ok_or(NodeError::NotAttached(volume))
+    }
+
+    fn transport(&self, features: &Features) -> Result<Transport, NodeError> {
+        Ok(match self.0.config.transport {
+            TransportChoice::Auto => features.best_transport()?,
+            TransportChoice::Only(transport) => {
+                features.check(transport)?;
+                transport
+            }
+        })
+    }
+
+    async fn add_device(
+        &self,
+        present: &Arc<Present>,
+        features: Features,
+        transport: Transport,
+    ) -> Result<(), NodeError> {
+        let spec = DeviceSpec {
+            id: None,
+            sectors: present.sectors,
+            queues: QUEUES,
+            depth: QUEUE_DEPTH,
+            max_io_bytes: MAX_IO_BYTES,
+            transport,
+        };
+        let device = blocking(move || Ok(Device::add(&features, &spec)?)).await?;
+        present.set_device(Some(device));
+        // From here on a restarted daemon knows of the device.
+        present.remember()?;
+        let char_device = blocking(move || Ok(device.open_char()?)).await?;
+        let open = |done| Message::Open { key: present.key, device, char_device, done };
+        present.ring.call(open).await??;
+        blocking(move || {
+            device.start()?;
+            Ok(device.tune()?)
+        })
+        .await
+    }
+
+    /// Puts a volume on a ring thread and starts its background work.
+    pub(super) async fn add_to_ring(
+        &self,
+        ring: &RingHandle,
+        volume: &VolumeId,
+        parts: Parts,
+        start: Start,
+        setup: Setup,
+        live_map: LiveMap,
+    ) -> Result<(VolumeKey, Arc<Board>), NodeError> {
+        let Parts { local, objects, files } = parts;
+        let VolumeFiles { sides: [a, b], map } = files;
+        let map_path = local.live_map_path();
+        let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
+        let sides = [share(&a)?, share(&b)?];
+        let board = Arc::new(Board::new());
+        let (work, receiver) = mpsc::unbounded_channel();
+        let new = NewVolume { start, setup, live_map, sides: [a, b], map, work, board: Arc::clone(&board) };
+        let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
+        let key = added.map_err(|error| match error {
+            AddError::Ring(error) => NodeError::Queue(error.into()),
+            AddError::LiveMap(error) => NodeError::Damaged { path: map_path, source: Damage::LiveMap(error) },
+        })?;
+        let background = Background {
+            volume: volume.clone(),
+            local,
+            sides,
+            objects,
+            cold: Arc::clone(&self.0.cold),
+            uploads: Arc::clone(&self.0.uploads),
+            ring: ring.clone(),
+            key,
+        };
+        tokio::spawn(Arc::new(background).run(receiver));
+        Ok((key, board))
+    }
+}
+
+/// What a volume brings to its ring thread.
+pub(super) struct Parts {
+    pub(super) local: Local,
+    pub(super) objects: Arc<S3Store>,
+    pub(super) files: VolumeFiles,
+}
+
+/// Reads the log and the local files, decides, and creates the attach record; begins again when somebody was faster.
+async fn win(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    local: &Local,
+    claim: &Claim,
+) -> Result<Won, NodeError> {
+    for _ in 0..TRIES {
+        let mut manifest = read_manifest(objects, volume).await?;
+        let on_disk = local.read_map()?;
+        let found_header = on_disk.as_ref().map(|(_, header, _)| header);
+        let AttachPlan { local: data, mut header, record } = plan_attach(&manifest, found_header, claim)?;
+        let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
+        match (data, on_disk) {
+            (LocalData::Ours { trust_clean: trusted }, Some((last, _, pages))) => {
+                (generation, found, trust_clean) = (last, pages, trusted);
+            }
+            (LocalData::Foreign, Some((_, old, pages))) => {
+                if holds_dirty(&pages) {
+                    let kept = local.set_aside(old.epoch)?;
+                    tracing::error!(%volume, epoch = %old.epoch, kept = %kept.display(),
+                        "another writer held the volume: what this node had not uploaded is kept aside");
+                } else {
+                    local.discard()?;
+                }
+                local.make_dirs()?;
+            }
+            (LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign, _) => {}
+        }
+        let files = local.open_files(header.sectors)?;
+        generation += 1;
+        local.write_header(&files.map, &header, generation)?;
+        if create_record(objects, &record).await? == CreateOutcome::Lost {
+            continue;
+        }
+        manifest
+            .apply(&record)
+            .map_err(|source| holdfast_log::LogFailure::Broken { volume: volume.clone(), source })?;
+        header.epoch = record.epoch;
+        return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });
+    }
+    Err(NodeError::Contended(volume.clone()))
+}
+
+fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> =
+        found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
+    chunks.dedup();
+    chunks
+}
+
+/// Runs what blocks (control commands, recovery) off the runtime.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, NodeError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// How long a device may take to become quiesced after its last server died.
+pub(super) const QUIESCE_WITHIN: Duration = Duration::from_secs(60);

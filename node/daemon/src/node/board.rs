@@ -1,0 +1,82 @@
+//! What a volume's ring thread shows to everybody else.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use holdfast_engine::volume::Status;
+use tokio::sync::watch;
+
+/// How far a volume has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// What the host's loss left dirty is being committed.
+    Recovering,
+    /// Requests are served.
+    Ready,
+    /// Another writer holds the volume.
+    Fenced,
+    /// The detach record is in the log.
+    Detached,
+}
+
+/// Figures that only grow. Written by the ring thread at every tick, never per request.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) reads: AtomicU64,
+    pub(crate) writes: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) discards: AtomicU64,
+    pub(crate) read_bytes: AtomicU64,
+    pub(crate) written_bytes: AtomicU64,
+    pub(crate) cold_reads: AtomicU64,
+    pub(crate) errors: AtomicU64,
+}
+
+/// One volume's board.
+#[derive(Debug)]
+pub(crate) struct Board {
+    status: Mutex<Status>,
+    phase: watch::Sender<Phase>,
+    pub(crate) counters: Counters,
+}
+
+impl Board {
+    pub(crate) fn new() -> Self {
+        Self {
+            status: Mutex::default(),
+            phase: watch::Sender::new(Phase::Recovering),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows new figures unless somebody is just reading the old ones: the ring thread does not wait.
+    pub(crate) fn show(&self, status: Status) {
+        if let Ok(mut shown) = self.status.try_lock() {
+            *shown = status;
+        }
+    }
+
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        self.phase.send_replace(phase);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// Waits until the phase is one that `wanted` names.
+    pub(crate) async fn reach(&self, wanted: impl Fn(Phase) -> bool) -> Phase {
+        let mut phases = self.phase.subscribe();
+        *phases.wait_for(|phase| wanted(*phase)).await.expect("the board itself holds the sender")
+    }
+}
+
+impl Counters {
+    pub(crate) fn get(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,99 @@
+//! Detaching a volume: device, last commit, local records, in this order.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::event::Event;
+use holdfast_types::{Epoch, VolumeId};
+use holdfast_ublk::{ControlError, Device};
+
+use super::attach::blocking;
+use super::board::Phase;
+use super::error::{NodeError, file};
+use super::ring_thread::Message;
+use super::{Node, Present};
+
+impl Node {
+    /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
+    ///
+    /// # Errors
+    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local
+    /// data was set aside.
+    pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let present = self.present(volume)?;
+        if let Some(device) = present.device() {
+            if present.detaching.swap(true, Ordering::AcqRel) {
+                return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
+            }
+            if let Err(error) = self.stop_device(volume, &present, device).await {
+                present.detaching.store(false, Ordering::Release);
+                return Err(error);
+            }
+        }
+        if present.board.phase() != Phase::Fenced {
+            present.ring.send(Message::Event { key: present.key, event: Event::Detach });
+        }
+        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Fenced)).await;
+        present
+            .ring
+            .call(|done| Message::Remove { key: present.key, done })
+            .await?
+            .map_err(|error| NodeError::Queue(error.into()))?;
+        self.volumes().remove(volume);
+        present.local.forget_attached()?;
+        if end == Phase::Fenced {
+            let kept = present.local.set_aside(Epoch(present.epoch))?;
+            tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
+            return Err(NodeError::Fenced(volume.clone()));
+        }
+        Ok(())
+    }
+
+    async fn stop_device(
+        &self,
+        volume: &VolumeId,
+        present: &Arc<Present>,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let path = device.block_path();
+        let in_use = NodeError::InUse { volume: volume.clone(), device: path.clone() };
+        blocking(move || {
+            // An exclusive open fails while the device is mounted or held by another layer.
+            match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path) {
+                Ok(_exclusive) => Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(in_use),
+                // The device was stopped by an earlier try.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(()),
+                Err(error) => Err(file(&path, "opened")(error)),
+            }
+        })
+        .await?;
+        present.remember()?;
+        self.drop_device_checked(present, device).await
+    }
+
+    /// Stops and deletes the device of an attach that failed.
+    pub(super) async fn drop_device(&self, present: &Arc<Present>, device: Device) {
+        if let Err(error) = self.drop_device_checked(present, device).await {
+            tracing::error!(
+                device = device.id(),
+                error = &error as &dyn std::error::Error,
+                "a device could not be deleted"
+            );
+        }
+    }
+
+    async fn drop_device_checked(&self, present: &Arc<Present>, device: Device) -> Result<(), NodeError> {
+        let gone = |result: Result<(), ControlError>| match result {
+            Err(ControlError::NotFound { .. }) => Ok(()),
+            other => Ok(other?),
+        };
+        blocking(move || gone(device.stop())).await?;
+        present.ring.call(|done| Message::Close { key: present.key, done }).await??;
+        blocking(move || gone(device.delete())).await?;
+        present.set_device(None);
+        present.remember()
+    }
+}

@@ -1,0 +1,165 @@
+//! Why the node could not do what it was asked.
+
+use std::io;
+use std::path::PathBuf;
+
+use holdfast_engine::DecodeError;
+use holdfast_engine::attach::AttachRefused;
+use holdfast_engine::durable_map::DamagedPage;
+use holdfast_engine::sector_map::LiveMapError;
+use holdfast_log::LogFailure;
+use holdfast_s3::InvalidConfig;
+use holdfast_types::VolumeId;
+use holdfast_ublk::{ControlError, QueueError, Unsupported};
+
+/// What a caller may do about an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum ErrorKind {
+    /// There is no such thing; asking again changes nothing.
+    NotFound,
+    /// Something else is being done with it: try again later.
+    Busy,
+    /// The request can never succeed as it stands.
+    Invalid,
+    /// Another writer holds the volume.
+    Fenced,
+    /// Stored data is damaged.
+    Corrupt,
+    /// A part outside (the object store, the kernel's ublk driver) is not there: try again later.
+    Unavailable,
+    /// The local disk or the kernel failed.
+    Local,
+}
+
+/// Why a request to the node failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum NodeError {
+    /// No volume of this id is attached here.
+    #[error("volume {0} is not attached on this node")]
+    NotAttached(VolumeId),
+    /// The volume is attached already or something is under way.
+    #[error("volume {volume} is {doing} on this node")]
+    Busy {
+        /// Which.
+        volume: VolumeId,
+        /// What is done with it.
+        doing: &'static str,
+    },
+    /// The block device is mounted or held by somebody.
+    #[error("volume {volume} is in use: unmount {device} first")]
+    InUse {
+        /// Which.
+        volume: VolumeId,
+        /// Its device.
+        device: PathBuf,
+    },
+    /// The kernel lacks what serving needs.
+    #[error("this kernel cannot serve volumes")]
+    Unsupported(#[from] Unsupported),
+    /// The volume's state forbids it.
+    #[error(transparent)]
+    Refused(#[from] AttachRefused),
+    /// The store's configuration can never work.
+    #[error("object store {name}")]
+    StoreConfig {
+        /// The store's name.
+        name: String,
+        /// The field and the fix.
+        #[source]
+        source: InvalidConfig,
+    },
+    /// The log could not be read or extended.
+    #[error(transparent)]
+    Log(#[from] LogFailure),
+    /// Other writers kept winning.
+    #[error("volume {0} is being attached by others at the same time")]
+    Contended(VolumeId),
+    /// A local file could not be used.
+    #[error("{} could not be {action}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Two daemons must not share their state.
+    #[error("another holdfast-node already runs with state directory {}", .0.display())]
+    AlreadyRunning(PathBuf),
+    /// A local structure is damaged.
+    #[error("{} is damaged", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        #[source]
+        source: Damage,
+    },
+    /// The ublk driver refused.
+    #[error(transparent)]
+    Device(#[from] ControlError),
+    /// The ring has no room for the device.
+    #[error("the device's queue could not be opened")]
+    Queue(#[from] QueueError),
+    /// The ring could not be made or has failed.
+    #[error("the I/O ring does not answer: the daemon must be restarted")]
+    RingLost,
+    /// Size asked for at creation.
+    #[error("size: {0} bytes is not valid: use a positive multiple of 4096")]
+    Size(u64),
+    /// The volume was fenced.
+    #[error(
+        "volume {0} is fenced: another writer holds it; what was not uploaded is kept in the state directory"
+    )]
+    Fenced(VolumeId),
+}
+
+/// What is wrong with a local structure.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Damage {
+    /// Its bytes.
+    #[error(transparent)]
+    Bytes(#[from] DecodeError),
+    /// A page of the durable map.
+    #[error(transparent)]
+    Page(#[from] DamagedPage),
+    /// The live map.
+    #[error(transparent)]
+    LiveMap(#[from] LiveMapError),
+    /// A record in JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+}
+
+impl NodeError {
+    /// What the caller may do about it.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotAttached(_) => ErrorKind::NotFound,
+            Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
+            Self::Busy { .. } | Self::InUse { .. } | Self::Contended(_) => ErrorKind::Busy,
+            Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
+            Self::Refused(_) | Self::StoreConfig { .. } | Self::Size(_) => ErrorKind::Invalid,
+            Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
+                ErrorKind::Corrupt
+            }
+            Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
+            Self::Log(_) => ErrorKind::Invalid,
+            Self::Unsupported(_) => ErrorKind::Unavailable,
+            Self::File { .. }
+            | Self::AlreadyRunning(_)
+            | Self::Device(_)
+            | Self::Queue(_)
+            | Self::RingLost => ErrorKind::Local,
+        }
+    }
+}
+
+/// The error of a file operation, ready for `map_err`.
+pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> NodeError {
+    let path = path.to_owned();
+    move |source| NodeError::File { path, action, source }
+}

@@ -1,0 +1,287 @@
+//! A volume's files on the node.
+//!
+//! ```text
+//! <state>/lock                      held by the one daemon that owns this state
+//! <state>/slab.data  zeros.data     shared by all volumes
+//! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
+//! <state>/volumes/<id>/b.data       side B
+//! <state>/volumes/<id>/map          the durable map
+//! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
+//! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
+//! <run>/<id>/map                    the live map (tmpfs)
+//! <run>/<id>/attached.json          what a restarted daemon needs to take the device up again (tmpfs)
+//! ```
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::durable_map::{
+    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+};
+use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::volume::Pending;
+use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
+use rustix::fs::SeekFrom;
+use serde::{Deserialize, Serialize};
+
+use super::error::{Damage, NodeError, file};
+use super::store::StoreRecord;
+
+/// Where one volume's files are.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    volume: VolumeId,
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+}
+
+/// What the tmpfs directory remembers of an attached volume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttachedRecord {
+    pub(crate) device_id: Option<u32>,
+    pub(crate) sectors: u64,
+    pub(crate) epoch: u64,
+    pub(crate) max_age_ms: u64,
+    pub(crate) detaching: bool,
+    pub(crate) store_name: String,
+    pub(crate) store: StoreRecord,
+}
+
+/// The open files of a volume.
+pub(crate) struct VolumeFiles {
+    pub(crate) sides: [File; 2],
+    pub(crate) map: File,
+}
+
+impl Local {
+    pub(crate) fn new(state_dir: &Path, run_dir: &Path, volume: &VolumeId) -> Self {
+        Self { volume: volume.clone(), state_dir: state_dir.to_owned(), run_dir: run_dir.to_owned() }
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.state_dir.join("volumes").join(self.volume.as_str())
+    }
+
+    fn run(&self) -> PathBuf {
+        self.run_dir.join(self.volume.as_str())
+    }
+
+    pub(crate) fn live_map_path(&self) -> PathBuf {
+        self.run().join("map")
+    }
+
+    pub(crate) fn map_path(&self) -> PathBuf {
+        self.dir().join("map")
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.run().join("attached.json")
+    }
+
+    /// Makes the volume's directories.
+    pub(crate) fn make_dirs(&self) -> Result<(), NodeError> {
+        for dir in [self.dir(), self.run()] {
+            fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the sides and the durable map, making or growing them for `sectors`.
+    pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let dir = self.dir();
+        let a = open_direct(&dir.join("a.data"), sectors * SECTOR_BYTES)?;
+        let b = open_direct(&dir.join("b.data"), sectors * SECTOR_BYTES)?;
+        let map = open_direct(&self.map_path(), file_bytes(sectors.div_ceil(PAGE_SECTORS)))?;
+        sync_dir(&dir)?;
+        Ok(VolumeFiles { sides: [a, b], map })
+    }
+
+    /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
+    pub(crate) fn read_map(&self) -> Result<Option<(u64, Header, Vec<FoundPage>)>, NodeError> {
+        let path = self.map_path();
+        let map = match File::open(&path) {
+            Ok(map) => map,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(file(&path, "opened")(error)),
+        };
+        let damaged = |source: Damage| NodeError::Damaged { path: path.clone(), source };
+        let length = map.metadata().map_err(file(&path, "read"))?.len();
+        if length < page_offset(0, 0) {
+            return Ok(None);
+        }
+        let mut head = vec![0; 2 * SLOT_BYTES];
+        map.read_exact_at(&mut head, 0).map_err(file(&path, "read"))?;
+        let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
+            return Ok(None);
+        };
+        let mut pages = Vec::new();
+        let mut at = page_offset(0, 0);
+        while at < length {
+            // Holes are pages never written.
+            let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(rustix::io::Errno::NXIO) => break,
+                Err(errno) => return Err(file(&path, "searched")(errno.into())),
+            };
+            let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
+            let mut pair = vec![0; 2 * SLOT_BYTES];
+            map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(&path, "read"))?;
+            pages.push((page, pair));
+            at = page_offset(page + 1, 0);
+        }
+        let found = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+        Ok(Some((generation, header, found)))
+    }
+
+    /// Writes the header as the next generation and syncs it.
+    pub(crate) fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
+        let path = self.map_path();
+        let slot = u8::from(generation % 2 == 1);
+        let aligned = holdfast_ring::HeapBuffer::from_slice(&header.encode(generation));
+        map.write_all_at(&aligned, header_offset(slot)).map_err(file(&path, "written"))?;
+        map.sync_data().map_err(file(&path, "synced"))
+    }
+
+    /// Keeps a log record through a crash, in place of the last one.
+    pub(crate) fn store_pending(&self, pending: &Pending) -> Result<(), NodeError> {
+        let bytes = [&pending.seq.0.to_le_bytes()[..], &pending.bytes].concat();
+        replace(&self.dir().join("pending"), &bytes, 0o600)
+    }
+
+    /// The log record a predecessor was about to create.
+    pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
+        let path = self.dir().join("pending");
+        match fs::read(&path) {
+            // The record's own checksum tells whether the rest is whole.
+            Ok(bytes) => Ok(bytes
+                .split_first_chunk::<8>()
+                .map(|(seq, record)| Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: record.to_vec() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file(&path, "read")(error)),
+        }
+    }
+
+    pub(crate) fn write_record(&self, record: &AttachedRecord) -> Result<(), NodeError> {
+        let path = self.record_path();
+        let text = serde_json::to_vec_pretty(record)
+            .map_err(|error| NodeError::Damaged { path: path.clone(), source: error.into() })?;
+        replace(&path, &text, 0o600)
+    }
+
+    pub(crate) fn read_record(&self) -> Result<Option<AttachedRecord>, NodeError> {
+        let path = self.record_path();
+        match fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|error| NodeError::Damaged { path, source: error.into() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file(&path, "read")(error)),
+        }
+    }
+
+    /// Forgets that the volume is attached; the sides stay as cache.
+    pub(crate) fn forget_attached(&self) -> Result<(), NodeError> {
+        let run = self.run();
+        match fs::remove_dir_all(&run) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&run, "removed")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Throws the local files away: nothing in them is the volume's newest data.
+    pub(crate) fn discard(&self) -> Result<(), NodeError> {
+        let dir = self.dir();
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Keeps the local files of a fenced writer aside. Returns where.
+    pub(crate) fn set_aside(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
+        let fenced = self.state_dir.join("fenced");
+        fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
+        let name = (0..).map(|turn| if turn == 0 { String::new() } else { format!("-{turn}") });
+        let kept = name
+            .map(|suffix| fenced.join(format!("{}-{epoch}{suffix}", self.volume)))
+            .find(|path| !path.exists())
+            .expect("an endless list of names");
+        let dir = self.dir();
+        fs::rename(&dir, &kept).map_err(file(&dir, "set aside"))?;
+        sync_dir(&fenced)?;
+        Ok(kept)
+    }
+}
+
+/// The volumes with a directory under `<run>`.
+pub(crate) fn left_attached(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
+    let entries = fs::read_dir(run_dir).map_err(file(run_dir, "listed"))?;
+    let mut volumes = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(file(run_dir, "listed"))?.file_name();
+        // Other files of the run directory (sockets) are no volumes.
+        if let Some(volume) = name.to_str().and_then(|name| name.parse().ok())
+            && run_dir.join(&name).is_dir()
+        {
+            volumes.push(volume);
+        }
+    }
+    Ok(volumes)
+}
+
+/// Opens a file for direct I/O where the filesystem allows it, else buffered; grows it to `length`.
+pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
+    let open = |flags| {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(path)
+    };
+    let handle = match open(libc::O_DIRECT) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(0),
+        other => other,
+    }
+    .map_err(file(path, "opened"))?;
+    if handle.metadata().map_err(file(path, "read"))?.len() < length {
+        handle.set_len(length).map_err(file(path, "resized"))?;
+        handle.sync_all().map_err(file(path, "synced"))?;
+    }
+    Ok(handle)
+}
+
+/// Replaces a small file so that a crash leaves the old or the new one.
+fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
+    let fresh = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let mut handle = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&fresh)
+        .map_err(file(&fresh, "created"))?;
+    handle.write_all(bytes).map_err(file(&fresh, "written"))?;
+    handle.sync_all().map_err(file(&fresh, "synced"))?;
+    fs::rename(&fresh, path).map_err(file(path, "replaced"))?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+fn sync_dir(dir: &Path) -> Result<(), NodeError> {
+    File::open(dir).and_then(|handle| handle.sync_all()).map_err(file(dir, "synced"))
+}
+
+/// Random bits from the kernel.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .expect("every Linux has /dev/urandom");
+    bytes
+}

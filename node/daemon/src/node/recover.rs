@@ -1,0 +1,136 @@
+//! Taking up what a predecessor left: before anybody else is spoken to, the API server and the object store included.
+
+use std::sync::Arc;
+
+use futures::future::join_all;
+use holdfast_engine::event::Event;
+use holdfast_engine::volume::Setup;
+use holdfast_log::read_manifest;
+use holdfast_types::{Epoch, VolumeId};
+use holdfast_ublk::{ControlError, Device};
+use tokio::time::sleep;
+
+use super::attach::{Parts, QUIESCE_WITHIN, blocking};
+use super::board::Phase;
+use super::error::NodeError;
+use super::live_map::LiveMap;
+use super::local::{AttachedRecord, left_attached};
+use super::ring_thread::{Message, Start};
+use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES};
+
+impl Node {
+    /// Takes up every volume of the run directory, all at once. One that cannot be taken up is logged and left alone.
+    pub(super) async fn recover_all(&self) -> Result<(), NodeError> {
+        let volumes = left_attached(&self.0.config.run_dir)?;
+        let recovered = join_all(volumes.iter().map(|volume| self.recover(volume))).await;
+        for (volume, result) in volumes.iter().zip(recovered) {
+            if let Err(error) = result {
+                tracing::error!(%volume, error = &error as &dyn std::error::Error, "the volume could not be taken up");
+            }
+        }
+        Ok(())
+    }
+
+    async fn recover(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let local = self.local(volume);
+        let (Some(record), Some((header_generation, mut header, _))) =
+            (local.read_record()?, local.read_map()?)
+        else {
+            // The attach never got as far as a device.
+            return local.forget_attached();
+        };
+        let AttachedRecord { device_id, sectors, epoch, max_age_ms, detaching, store_name, store } = record;
+        let objects = self.0.stores.connect(&store_name, &store).await?;
+        let pending = local.read_pending()?;
+        let live_map = LiveMap::open(&local.live_map_path())?;
+        header.epoch = Epoch(epoch);
+        let setup = Setup {
+            requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
+            limits: self.limits(max_age_ms),
+            header,
+            header_generation,
+            unix_ms_at_zero: self.unix_ms_at_zero(),
+        };
+        let ring = self.ring();
+        let files = local.open_files(sectors)?;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files };
+        let (key, board) =
+            self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await?;
+        let present = Arc::new(Present {
+            local,
+            store_name,
+            store_record: store,
+            objects,
+            ring,
+            key,
+            board,
+            device: None.into(),
+            sectors,
+            epoch,
+            max_age_ms,
+            detaching: detaching.into(),
+        });
+        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
+        if let Some(id) = device_id {
+            self.take_up_device(&present, id).await?;
+        }
+        self.load_manifest(volume.clone(), Arc::clone(&present));
+        if present.device().is_none() && !detaching {
+            // The daemon died while it attached: without a device nobody wrote. Whoever wants the volume attaches anew.
+            self.let_go_in_background(volume.clone());
+        } else if detaching {
+            self.let_go_in_background(volume.clone());
+        }
+        Ok(())
+    }
+
+    async fn take_up_device(&self, present: &Arc<Present>, id: u32) -> Result<(), NodeError> {
+        let found = blocking(move || match Device::find(id) {
+            Ok(device) => Ok(Some(device)),
+            Err(ControlError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        });
+        let Some(device) = found.await? else { return Ok(()) };
+        present.set_device(Some(device));
+        let char_device = blocking(move || {
+            device.start_recovery(QUIESCE_WITHIN)?;
+            Ok(device.open_char()?)
+        })
+        .await?;
+        let open = |done| Message::Open { key: present.key, device, char_device, done };
+        present.ring.call(open).await??;
+        blocking(move || Ok(device.end_recovery()?)).await
+    }
+
+    /// Reads the log once the store answers; reads of remote blocks wait until then.
+    fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
+        tokio::spawn(async move {
+            let mut wait = std::time::Duration::from_millis(100);
+            loop {
+                match read_manifest(&*present.objects, &volume).await {
+                    Ok(manifest) => {
+                        let event = Event::ManifestLoaded(Box::new(manifest));
+                        return present.ring.send(Message::Event { key: present.key, event });
+                    }
+                    Err(error) => {
+                        tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the log cannot be read yet");
+                        sleep(wait).await;
+                        wait = (wait * 2).min(std::time::Duration::from_secs(10));
+                    }
+                }
+                if present.board.phase() == Phase::Detached {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn let_go_in_background(&self, volume: VolumeId) {
+        let node = self.clone();
+        tokio::spawn(async move {
+            if let Err(error) = node.detach(&volume).await {
+                tracing::error!(%volume, error = &error as &dyn std::error::Error, "the detach of the last run did not end");
+            }
+        });
+    }
+}

@@ -1,0 +1,358 @@
+//! A ring thread: one io_uring that carries the devices of many volumes.
+//!
+//! Runs on: a thread of its own, which blocks only in the ring. Other threads reach it by messages and a wake.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use holdfast_engine::durable_map::FoundPage;
+use holdfast_engine::event::{Errno, Event, Millis};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::sector_map::LiveMapError;
+use holdfast_engine::volume::{Pending, Setup, Volume};
+use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
+use holdfast_ublk::{COMMAND_KIND, CharDevice, Device, Queue, QueueError, QueueSpec, become_io_flusher};
+use tokio::sync::{mpsc, oneshot};
+
+use super::background::Work;
+use super::board::{Board, Phase};
+use super::error::NodeError;
+use super::live_map::LiveMap;
+use super::served::{Served, Slots};
+use super::slab::SlabSlot;
+
+/// How long a leaving thread waits for file operations under way.
+const LEAVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Tells one stay of a volume on a ring thread from every other: late answers of an earlier one are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct VolumeKey {
+    index: u16,
+    serial: u64,
+}
+
+/// How a volume begins.
+pub(crate) enum Start {
+    /// Just attached.
+    Attach { manifest: Box<Manifest>, found: Vec<FoundPage>, trust_clean: bool },
+    /// Taken over from a dead or retired process.
+    Resume { pending: Option<Pending> },
+}
+
+/// A volume for a ring thread.
+pub(crate) struct NewVolume {
+    pub(crate) start: Start,
+    pub(crate) setup: Setup,
+    pub(crate) live_map: LiveMap,
+    pub(crate) sides: [File; 2],
+    pub(crate) map: File,
+    pub(crate) work: mpsc::UnboundedSender<Work>,
+    pub(crate) board: Arc<Board>,
+}
+
+/// Why a volume cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AddError {
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    #[error(transparent)]
+    LiveMap(#[from] LiveMapError),
+}
+
+/// What a ring thread is told.
+pub(crate) enum Message {
+    Add {
+        volume: Box<NewVolume>,
+        done: oneshot::Sender<Result<VolumeKey, AddError>>,
+    },
+    Open {
+        key: VolumeKey,
+        device: Device,
+        char_device: CharDevice,
+        done: oneshot::Sender<Result<(), QueueError>>,
+    },
+    Close {
+        key: VolumeKey,
+        done: oneshot::Sender<Result<(), QueueError>>,
+    },
+    Remove {
+        key: VolumeKey,
+        done: oneshot::Sender<Result<(), RingError>>,
+    },
+    Event {
+        key: VolumeKey,
+        event: Event,
+    },
+    Cold {
+        key: VolumeKey,
+        ticket: u32,
+        slot: Result<SlabSlot, Errno>,
+    },
+    Tick,
+    Leave,
+}
+
+/// Files every volume reads from, in the ring's table.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedFiles {
+    pub(crate) slab: FileSlot,
+    pub(crate) zeros: FileSlot,
+}
+
+/// A ring thread, seen from elsewhere.
+#[derive(Clone)]
+pub(crate) struct RingHandle {
+    inbox: Sender<Message>,
+    waker: Waker,
+    volumes: Arc<AtomicUsize>,
+}
+
+impl RingHandle {
+    /// Sends a message; it is lost only when the thread has ended, with the process about to follow.
+    pub(crate) fn send(&self, message: Message) {
+        drop(self.inbox.send(message));
+        self.waker.wake();
+    }
+
+    /// Sends a message that carries a reply channel, and waits for the reply.
+    pub(crate) async fn call<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Result<T, NodeError> {
+        let (done, answer) = oneshot::channel();
+        self.send(message(done));
+        answer.await.map_err(|_gone| NodeError::RingLost)
+    }
+
+    /// Volumes on the thread.
+    pub(crate) fn load(&self) -> usize {
+        self.volumes.load(Ordering::Relaxed)
+    }
+}
+
+/// Starts a ring thread that reads from these shared files.
+///
+/// # Errors
+/// [`NodeError::RingLost`] after the reason was logged.
+pub(crate) fn spawn(
+    number: usize,
+    slab: File,
+    zeros: File,
+    clock: Clock,
+) -> Result<(RingHandle, JoinHandle<()>), NodeError> {
+    let (inbox, messages) = channel();
+    let (ready, started) = channel();
+    let volumes = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&volumes);
+    let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
+        if let Err(error) = become_io_flusher() {
+            // Without it the kernel may wait for this thread's own devices when it is short of memory.
+            tracing::warn!(%error, "the ring thread is an ordinary one for memory reclaim: grant CAP_SYS_RESOURCE");
+        }
+        let made = RingThread::new(&slab, &zeros, messages, count, clock);
+        match made {
+            Ok(mut thread) => {
+                drop(ready.send(Some(thread.ring.waker())));
+                if let Err(error) = thread.run() {
+                    // Devices stay quiesced; a restarted daemon takes them up.
+                    tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
+                    std::process::exit(70);
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring could not be made");
+                drop(ready.send(None));
+            }
+        }
+    });
+    let thread = thread.map_err(|_error| NodeError::RingLost)?;
+    let waker = started.recv().ok().flatten().ok_or(NodeError::RingLost)?;
+    Ok((RingHandle { inbox, waker, volumes }, thread))
+}
+
+/// The clock of all volumes of the process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clock {
+    zero: Instant,
+}
+
+impl Clock {
+    pub(crate) fn start() -> Self {
+        Self { zero: Instant::now() }
+    }
+
+    pub(crate) fn now(self) -> Millis {
+        u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+static SERIALS: AtomicU64 = AtomicU64::new(0);
+
+struct RingThread {
+    ring: Ring,
+    shared: SharedFiles,
+    served: Vec<Option<(u64, Served)>>,
+    messages: Receiver<Message>,
+    volumes: Arc<AtomicUsize>,
+    clock: Clock,
+    leaving: Option<Instant>,
+}
+
+impl RingThread {
+    fn new(
+        slab: &File,
+        zeros: &File,
+        messages: Receiver<Message>,
+        volumes: Arc<AtomicUsize>,
+        clock: Clock,
+    ) -> Result<Self, RingError> {
+        let mut ring = Ring::new(&RingOptions::default())?;
+        let shared = SharedFiles {
+            slab: ring.register_file(slab.as_fd())?,
+            zeros: ring.register_file(zeros.as_fd())?,
+        };
+        Ok(Self { ring, shared, served: Vec::new(), messages, volumes, clock, leaving: None })
+    }
+
+    fn run(&mut self) -> Result<(), RingError> {
+        let mut completions: Vec<Completion> = Vec::with_capacity(4096);
+        loop {
+            completions.clear();
+            let timeout = self.leaving.map(|_| Duration::from_millis(10));
+            let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
+            let now = self.clock.now();
+            for completion in &completions {
+                let index = usize::from(completion.user_data.device());
+                let Some((_, served)) = self.served.get_mut(index).and_then(Option::as_mut) else { continue };
+                if completion.user_data.kind() == COMMAND_KIND {
+                    served.on_command(&mut self.ring, completion, now);
+                } else {
+                    served.on_operation(&mut self.ring, completion, now);
+                }
+            }
+            if woken {
+                while let Ok(message) = self.messages.try_recv() {
+                    self.on_message(message, now);
+                }
+            }
+            if let Some(since) = self.leaving
+                && (self.is_still() || since.elapsed() > LEAVE_WITHIN)
+            {
+                return self.leave();
+            }
+        }
+    }
+
+    fn is_still(&self) -> bool {
+        self.served.iter().flatten().all(|(_, served)| served.is_still())
+    }
+
+    fn leave(&mut self) -> Result<(), RingError> {
+        self.ring.submit()?;
+        for (_, served) in self.served.iter_mut().flatten() {
+            served.leave();
+        }
+        Ok(())
+    }
+
+    fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut Served)> {
+        let (serial, served) = self.served.get_mut(usize::from(key.index))?.as_mut()?;
+        (*serial == key.serial).then_some((&mut self.ring, served))
+    }
+
+    fn on_message(&mut self, message: Message, now: Millis) {
+        match message {
+            Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
+            Message::Open { key, device, char_device, done } => {
+                let Some((ring, served)) = self.find(key) else { return };
+                let open = |queue_id| {
+                    Queue::open(ring, &device, &char_device, QueueSpec { device_index: key.index, queue_id })
+                };
+                let opened = (0..device.queues()).map(open).collect::<Result<Vec<_>, _>>();
+                drop(done.send(opened.map(|queues| served.open(ring, queues))));
+            }
+            Message::Close { key, done } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.close(ring, done);
+                }
+            }
+            Message::Remove { key, done } => {
+                if self.find(key).is_some()
+                    && let Some((_, served)) = self.served[usize::from(key.index)].take()
+                {
+                    self.volumes.fetch_sub(1, Ordering::Relaxed);
+                    drop(done.send(served.release(&mut self.ring)));
+                }
+            }
+            Message::Event { key, event } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.tell(ring, event, now);
+                }
+            }
+            Message::Cold { key, ticket, slot } => {
+                if let Some((ring, served)) = self.find(key) {
+                    served.on_cold(ring, ticket, slot, now);
+                }
+            }
+            Message::Tick => {
+                for (_, served) in self.served.iter_mut().flatten() {
+                    served.tick(&mut self.ring, now);
+                }
+            }
+            Message::Leave => {
+                for (_, served) in self.served.iter_mut().flatten() {
+                    served.drain();
+                }
+                self.leaving = Some(Instant::now());
+            }
+        }
+    }
+
+    fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, AddError> {
+        let free = self.served.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.served.push(None);
+            self.served.len() - 1
+        });
+        let index = u16::try_from(free).expect("the table of fixed files is full long before");
+        let slots = self.register(&new)?;
+        let (sectors, requests) = (new.setup.header.sectors, new.setup.requests);
+        let mut actions = Vec::with_capacity(64);
+        let volume = match new.start {
+            Start::Attach { manifest, found, trust_clean } => {
+                Volume::attach(new.setup, new.live_map, *manifest, &found, trust_clean, now, &mut actions)
+            }
+            Start::Resume { pending } => {
+                new.board.set_phase(Phase::Ready);
+                Volume::resume(new.setup, new.live_map, pending, now)?
+            }
+        };
+        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        let mut served =
+            Served::new(index, volume, sectors, slots, self.shared, requests, actions, new.work, new.board);
+        served.begin(&mut self.ring);
+        self.served[free] = Some((serial, served));
+        self.volumes.fetch_add(1, Ordering::Relaxed);
+        Ok(VolumeKey { index, serial })
+    }
+
+    fn register(&mut self, new: &NewVolume) -> Result<Slots, RingError> {
+        let mut taken = Vec::with_capacity(4);
+        for file in [&new.sides[0], &new.sides[1], &new.map, new.live_map.file()] {
+            match self.ring.register_file(file.as_fd()) {
+                Ok(slot) => taken.push(slot),
+                Err(error) => {
+                    for slot in taken {
+                        self.ring.unregister_file(slot)?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(Slots { sides: [taken[0], taken[1]], map: taken[2], live: taken[3] })
+    }
+}

@@ -1,0 +1,166 @@
+//! The slab: the node's file of fetched blocks, shared by all its volumes.
+//!
+//! Owns: which slot holds which content, and which slots are free. A slot's content is written before it is published,
+//! and never changes while anybody holds a [`SlabSlot`]. The table is not kept across a restart: a fresh daemon trusts
+//! no slot.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use holdfast_engine::compose::ContentKey;
+use holdfast_ring::HeapBuffer;
+use holdfast_types::BLOCK_BYTES;
+use quick_cache::sync::Cache;
+use tokio::sync::Notify;
+
+use super::error::NodeError;
+use super::local::open_direct;
+
+/// Slots beyond the cache's own capacity: blocks being filled or read while they are evicted.
+const SPARE_SLOTS: usize = 64;
+
+/// The slab.
+pub(crate) struct Slab {
+    file: Arc<File>,
+    index: Cache<ContentKey, SlabSlot>,
+    free: Arc<FreeSlots>,
+}
+
+/// A block in the slab; it stays while this is held.
+#[derive(Clone)]
+pub(crate) struct SlabSlot(Arc<OwnedSlot>);
+
+impl SlabSlot {
+    /// Where the block's first byte lies in the slab's file.
+    pub(crate) fn offset_bytes(&self) -> u64 {
+        u64::from(self.0.number) * BLOCK_BYTES
+    }
+}
+
+struct OwnedSlot {
+    number: u32,
+    free: Arc<FreeSlots>,
+}
+
+impl Drop for OwnedSlot {
+    fn drop(&mut self) {
+        self.free.give_back(self.number);
+    }
+}
+
+struct FreeSlots {
+    numbers: Mutex<Vec<u32>>,
+    returned: Notify,
+}
+
+impl FreeSlots {
+    fn give_back(&self, number: u32) {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+        self.returned.notify_one();
+    }
+
+    async fn take(&self) -> u32 {
+        loop {
+            let returned = self.returned.notified();
+            if let Some(number) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+                return number;
+            }
+            returned.await;
+        }
+    }
+}
+
+impl Slab {
+    /// Opens the slab's file with room for `bytes` (at least a few hundred blocks) and trusts nothing in it.
+    pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
+        let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS as u32);
+        let file = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
+        let numbers = Mutex::new((0..slots).rev().collect());
+        Ok(Self {
+            file: Arc::new(file),
+            index: Cache::new(slots as usize - SPARE_SLOTS),
+            free: Arc::new(FreeSlots { numbers, returned: Notify::new() }),
+        })
+    }
+
+    /// The file, for reading slots through a ring.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// The slot of this content; `fetch` makes the block's bytes when it is in none. Fetches of one content coalesce.
+    pub(crate) async fn slot<E>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<HeapBuffer, E>>,
+    ) -> Result<SlabSlot, E>
+    where
+        E: From<std::io::Error>,
+    {
+        self.index
+            .get_or_insert_async(key, async {
+                let block = fetch.await?;
+                let number = self.free.take().await;
+                let slot = SlabSlot(Arc::new(OwnedSlot { number, free: Arc::clone(&self.free) }));
+                let (file, offset) = (Arc::clone(&self.file), slot.offset_bytes());
+                let written = tokio::task::spawn_blocking(move || {
+                    std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)
+                });
+                written.await.map_err(std::io::Error::other)??;
+                Ok(slot)
+            })
+            .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::os::unix::fs::FileExt;
+
+    use holdfast_engine::compose::compose;
+    use holdfast_types::{Block, Mask, SegmentId};
+
+    use super::*;
+
+    fn key(fill: u8) -> ContentKey {
+        let mut builder = holdfast_engine::segment::SegmentBuilder::default();
+        builder.push(Block(0), Mask(1), &[fill; 4096]);
+        let (segment, object) = builder.finish(SegmentId::new(1, [fill; 10]));
+        let at = segment.index_offset as usize;
+        let index = &object[at..at + segment.index_bytes as usize];
+        let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
+        compose(Block(0), [(&Arc::new(segment), &index)]).key
+    }
+
+    fn block(fill: u8) -> HeapBuffer {
+        HeapBuffer::from_slice(&vec![fill; BLOCK_BYTES as usize])
+    }
+
+    #[tokio::test]
+    async fn a_held_slot_keeps_its_bytes_while_others_come_and_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let held = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        for fill in 2..=255u8 {
+            for _ in 0..2 {
+                slab.slot::<io::Error>(&key(fill), async { Ok(block(fill)) }).await.unwrap();
+            }
+        }
+        let mut found = block(0);
+        slab.file().read_exact_at(&mut found, held.offset_bytes()).unwrap();
+        assert!(found.iter().all(|byte| *byte == 1));
+    }
+
+    #[tokio::test]
+    async fn a_hit_fetches_nothing_and_a_failed_fetch_is_not_remembered() {
+        let dir = tempfile::tempdir().unwrap();
+        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let failed = slab.slot(&key(1), async { Err(io::Error::other("away")) }).await;
+        assert!(failed.is_err());
+        let first = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        let again = slab.slot::<io::Error>(&key(1), async { unreachable!("it is there") }).await.unwrap();
+        assert_eq!(first.offset_bytes(), again.offset_bytes());
+    }
+}

@@ -1,0 +1,102 @@
+//! Object stores: connected once for each configuration, and remembered across a restart.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_s3::{Credentials, S3Config, S3Store};
+use serde::{Deserialize, Serialize};
+
+use super::error::NodeError;
+
+/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon needs nobody to go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StoreRecord {
+    endpoint: Option<String>,
+    region: String,
+    bucket: String,
+    prefix: String,
+    path_style: bool,
+    ca_pem: Option<String>,
+    credentials: CredentialsRecord,
+}
+
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+enum CredentialsRecord {
+    Static { access_key_id: String, secret_access_key: String, session_token: Option<String> },
+    Environment,
+    WebIdentity { token_file: PathBuf, role_arn: String },
+}
+
+impl std::fmt::Debug for CredentialsRecord {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("credentials")
+    }
+}
+
+impl From<&S3Config> for StoreRecord {
+    fn from(config: &S3Config) -> Self {
+        let credentials = match config.credentials.clone() {
+            Credentials::Static { access_key_id, secret_access_key, session_token } => {
+                CredentialsRecord::Static { access_key_id, secret_access_key, session_token }
+            }
+            Credentials::Environment => CredentialsRecord::Environment,
+            Credentials::WebIdentity { token_file, role_arn } => {
+                CredentialsRecord::WebIdentity { token_file, role_arn }
+            }
+        };
+        Self {
+            endpoint: config.endpoint.clone(),
+            region: config.region.clone(),
+            bucket: config.bucket.clone(),
+            prefix: config.prefix.clone(),
+            path_style: config.path_style,
+            ca_pem: config.ca_pem.clone(),
+            credentials,
+        }
+    }
+}
+
+impl From<&StoreRecord> for S3Config {
+    fn from(record: &StoreRecord) -> Self {
+        let credentials = match record.credentials.clone() {
+            CredentialsRecord::Static { access_key_id, secret_access_key, session_token } => {
+                Credentials::Static { access_key_id, secret_access_key, session_token }
+            }
+            CredentialsRecord::Environment => Credentials::Environment,
+            CredentialsRecord::WebIdentity { token_file, role_arn } => {
+                Credentials::WebIdentity { token_file, role_arn }
+            }
+        };
+        Self {
+            endpoint: record.endpoint.clone(),
+            prefix: record.prefix.clone(),
+            path_style: record.path_style,
+            ca_pem: record.ca_pem.clone(),
+            ..Self::new(record.bucket.clone(), record.region.clone(), credentials)
+        }
+    }
+}
+
+/// The stores in use; volumes of one store share its connections.
+#[derive(Debug, Default)]
+pub(crate) struct Stores {
+    connected: tokio::sync::Mutex<Vec<(StoreRecord, Arc<S3Store>)>>,
+}
+
+impl Stores {
+    /// The store of this configuration.
+    pub(crate) async fn connect(&self, name: &str, record: &StoreRecord) -> Result<Arc<S3Store>, NodeError> {
+        let mut connected = self.connected.lock().await;
+        if let Some((_, store)) = connected.iter().find(|(known, _)| known == record) {
+            return Ok(Arc::clone(store));
+        }
+        let store = S3Store::connect(record.into())
+            .await
+            .map_err(|source| NodeError::StoreConfig { name: name.to_owned(), source })?;
+        let store = Arc::new(store);
+        connected.push((record.clone(), Arc::clone(&store)));
+        Ok(store)
+    }
+}

@@ -1,0 +1,66 @@
+//! What the edges (gRPC, Kubernetes, metrics) ask of the data plane, so that each can be tested without a kernel.
+
+use std::future::Future;
+
+use holdfast_s3::S3Config;
+use holdfast_types::VolumeId;
+
+use crate::failure::Failure;
+use crate::node::{AttachRequest, Attached, Capabilities, Node, VolumeStatus};
+
+/// The volumes of this node. Clones speak of the same node.
+pub(crate) trait Volumes: Clone + Send + Sync + 'static {
+    /// Creates an empty volume of `bytes`, with one request to its store.
+    fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        store_name: &str,
+        store: &S3Config,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Serves a volume as a block device; an attached one answers with its device.
+    fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
+
+    /// Gives a volume up after its final commit; waits while the store is away.
+    fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// The volumes this node serves.
+    fn list(&self) -> Vec<VolumeStatus>;
+
+    /// What this node can do.
+    fn capabilities(&self) -> Capabilities;
+}
+
+impl Volumes for Node {
+    async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        store_name: &str,
+        store: &S3Config,
+    ) -> Result<(), Failure> {
+        Self::create(self, volume, bytes, store_name, store)
+            .await
+            .map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {
+        Self::attach(self, request).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
+        Self::detach(self, volume).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    fn list(&self) -> Vec<VolumeStatus> {
+        Self::list(self)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Self::capabilities(self)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,134 @@
+//! A node without a kernel, for the tests of the edges.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use holdfast_objects::RequestCounts;
+use holdfast_s3::S3Config;
+use holdfast_types::VolumeId;
+use holdfast_ublk::Transport;
+
+use super::Volumes;
+use crate::failure::Failure;
+use crate::node::{
+    AttachRequest, Attached, Capabilities, ErrorKind, ServedCounts, VolumeState, VolumeStatus,
+};
+
+/// Attaches whatever was created, at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fake {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    created: BTreeMap<VolumeId, u64>,
+    attached: BTreeMap<VolumeId, VolumeStatus>,
+    requests: Vec<AttachRequest>,
+    failure: Option<Failure>,
+}
+
+impl Fake {
+    /// Serves this volume.
+    pub(crate) fn put(&self, status: VolumeStatus) {
+        self.inner.lock().unwrap().attached.insert(status.volume.clone(), status);
+    }
+
+    /// Fails the next operation.
+    pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
+        self.inner.lock().unwrap().failure = Some(Failure { kind, message: message.to_owned() });
+    }
+
+    /// The requests to attach so far.
+    pub(crate) fn requests(&self) -> Vec<AttachRequest> {
+        self.inner.lock().unwrap().requests.clone()
+    }
+}
+
+/// An attached volume with something of everything.
+pub(crate) fn attached(name: &str) -> VolumeStatus {
+    VolumeStatus {
+        volume: name.parse().unwrap(),
+        store_name: "main".to_owned(),
+        state: VolumeState::Attached,
+        message: None,
+        attached: Some(Attached {
+            device_path: "/dev/ublkb0".into(),
+            transport: Transport::ZeroCopy,
+            epoch: 3,
+            bytes: 1 << 30,
+        }),
+        committed_seq: Some(7),
+        dirty_bytes: 8192,
+        oldest_dirty: Some(Duration::from_millis(2500)),
+        waiting_requests: 0,
+        served: ServedCounts { writes: 5, ..ServedCounts::default() },
+        store_requests: RequestCounts { put: 2, ..RequestCounts::default() },
+    }
+}
+
+impl Volumes for Fake {
+    async fn create(
+        &self,
+        volume: &VolumeId,
+        bytes: u64,
+        _store_name: &str,
+        _store: &S3Config,
+    ) -> Result<(), Failure> {
+        let mut inner = self.inner.lock().unwrap();
+        match inner.created.insert(volume.clone(), bytes) {
+            Some(other) if other != bytes => {
+                let message = format!("volume {volume} exists with another size; choose another name");
+                Err(Failure { kind: ErrorKind::Invalid, message })
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {
+        let mut inner = self.inner.lock().unwrap();
+        inner.requests.push(request.clone());
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        let device =
+            Attached { bytes: request.bytes.unwrap_or(1 << 30), ..attached("any").attached.unwrap() };
+        let status = VolumeStatus {
+            volume: request.volume.clone(),
+            store_name: request.store_name,
+            attached: Some(device.clone()),
+            ..attached("any")
+        };
+        inner.attached.insert(request.volume, status);
+        Ok(device)
+    }
+
+    async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
+        let mut inner = self.inner.lock().unwrap();
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        match inner.attached.remove(volume) {
+            Some(_) => Ok(()),
+            None => {
+                let message = format!("volume {volume} is not attached here");
+                Err(Failure { kind: ErrorKind::NotFound, message })
+            }
+        }
+    }
+
+    fn list(&self) -> Vec<VolumeStatus> {
+        self.inner.lock().unwrap().attached.values().rev().cloned().collect()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kernel_release: "6.14.0".to_owned(),
+            transports: vec![
+                (Transport::ZeroCopy, Err("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned())),
+                (Transport::UserCopy, Ok(())),
+            ],
+        }
+    }
+}

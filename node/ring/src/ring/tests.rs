@@ -1,0 +1,162 @@
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::{Duration, Instant};
+
+use crate::{Completion, Errno, FileRange, FileSlot, HeapBuffer, Ring, RingError, RingOptions, UserData};
+
+const KIND: u8 = 20;
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+fn ring(submission_entries: u32) -> Ring {
+    let options = RingOptions { submission_entries, completion_entries: 64, files: 4, buffers: 8 };
+    Ring::new(&options).unwrap()
+}
+
+fn data(tag: u16) -> UserData {
+    UserData::new(KIND, 3, tag, 0)
+}
+
+fn open(ring: &mut Ring) -> (File, FileSlot) {
+    let file = tempfile::tempfile().unwrap();
+    let slot = ring.register_file(file.as_fd()).unwrap();
+    (file, slot)
+}
+
+fn wait_for(ring: &mut Ring, count: usize) -> Vec<Completion> {
+    let mut completions = Vec::new();
+    while completions.len() < count {
+        let before = completions.len();
+        assert!(!ring.submit_and_wait(SOON, &mut completions).unwrap(), "nobody wakes");
+        assert!(completions.len() > before, "{count} operations end, {before} have");
+    }
+    completions
+}
+
+fn wait_for_one(ring: &mut Ring) -> Completion {
+    let completions = wait_for(ring, 1);
+    assert_eq!(completions.len(), 1);
+    completions[0]
+}
+
+#[test]
+fn what_was_written_is_read_back_and_buffers_return() {
+    let mut ring = ring(8);
+    let (file, slot) = open(&mut ring);
+    ring.write(slot, 8192, HeapBuffer::from_slice(&[7; 4096]), data(1));
+    let written = wait_for_one(&mut ring);
+    assert_eq!((written.user_data.tag(), written.exactly(4096)), (1, Ok(())));
+    assert_eq!(ring.reclaim(written.user_data).unwrap()[..], [7; 4096]);
+    assert!(ring.reclaim(written.user_data).is_none(), "a buffer comes back once");
+
+    ring.sync_data(slot, data(2));
+    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+
+    ring.read(slot, 4096, HeapBuffer::zeroed(8192), data(3));
+    let read = wait_for_one(&mut ring);
+    assert_eq!(read.exactly(8192), Ok(()));
+    let back = ring.reclaim(read.user_data).unwrap();
+    assert_eq!((&back[..4096], &back[4096..]), (&[0; 4096][..], &[7; 4096][..]));
+    assert_eq!(file.metadata().unwrap().len(), 12288);
+}
+
+#[test]
+fn a_punched_range_reads_as_zeros_and_an_allocated_one_takes_space() {
+    let mut ring = ring(8);
+    let (file, slot) = open(&mut ring);
+    file.write_all_at(&[1; 3 * 65536], 0).unwrap();
+    file.sync_all().unwrap();
+    ring.punch_hole(slot, FileRange { offset_bytes: 65536, len_bytes: 65536 }, data(1));
+    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+    let mut contents = Vec::new();
+    (&file).read_to_end(&mut contents).unwrap();
+    assert_eq!(contents.len(), 3 * 65536);
+    assert!(contents[65536..2 * 65536].iter().all(|&byte| byte == 0));
+    assert!(contents[..65536].iter().chain(&contents[2 * 65536..]).all(|&byte| byte == 1));
+
+    let before = file.metadata().unwrap().blocks();
+    ring.allocate(slot, FileRange { offset_bytes: 1 << 20, len_bytes: 1 << 20 }, data(2));
+    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+    let after = file.metadata().unwrap();
+    assert!(after.blocks() >= before + 2048, "a MiB more is allocated");
+    assert_eq!(after.len(), 3 * 65536, "the size stays");
+}
+
+#[test]
+fn more_operations_than_the_queue_holds_all_end() {
+    let mut ring = ring(4);
+    let (file, slot) = open(&mut ring);
+    for tag in 0..100 {
+        ring.write(slot, u64::from(tag) * 512, HeapBuffer::from_slice(&[tag as u8; 512]), data(tag));
+    }
+    let mut tags: Vec<u16> = wait_for(&mut ring, 100)
+        .iter()
+        .map(|completion| {
+            completion.exactly(512).unwrap();
+            ring.reclaim(completion.user_data).unwrap();
+            completion.user_data.tag()
+        })
+        .collect();
+    tags.sort_unstable();
+    assert_eq!(tags, (0..100).collect::<Vec<_>>());
+    let mut contents = vec![0; 51200];
+    file.read_exact_at(&mut contents, 0).unwrap();
+    assert!(contents.chunks(512).zip(0..).all(|(chunk, tag)| chunk.iter().all(|&byte| byte == tag)));
+}
+
+#[test]
+fn a_failed_and_a_short_operation_are_told_apart_from_success() {
+    let mut ring = ring(8);
+    let (file, slot) = open(&mut ring);
+    file.write_all_at(&[9; 6000], 0).unwrap();
+    ring.read(slot, 4096, HeapBuffer::zeroed(4096), data(1));
+    let short = wait_for_one(&mut ring);
+    assert_eq!((short.result(), short.exactly(4096)), (Ok(6000 - 4096), Err(Errno::EIO)));
+
+    ring.unregister_file(slot).unwrap();
+    ring.read(slot, 0, HeapBuffer::zeroed(4096), data(2));
+    let failed = wait_for_one(&mut ring);
+    assert_eq!(failed.exactly(4096), Err(Errno::new(libc::EBADF)));
+    assert!(ring.reclaim(failed.user_data).is_some(), "the buffer comes back from a failure too");
+}
+
+#[test]
+fn another_thread_wakes_the_wait_each_time() {
+    let mut ring = ring(8);
+    let mut completions = Vec::new();
+    for _ in 0..100 {
+        let waker = ring.waker();
+        let thread = std::thread::spawn(move || waker.wake());
+        let begin = Instant::now();
+        while !ring.submit_and_wait(SOON, &mut completions).unwrap() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "a wake was lost");
+        }
+        thread.join().unwrap();
+    }
+    assert_eq!(completions, [], "a wake is no completion of the owner's");
+}
+
+#[test]
+fn a_wait_ends_at_its_limit() {
+    let mut ring = ring(8);
+    let begin = Instant::now();
+    let woken = ring.submit_and_wait(Some(Duration::from_millis(30)), &mut Vec::new()).unwrap();
+    assert!(!woken && begin.elapsed() >= Duration::from_millis(30));
+}
+
+#[test]
+fn full_tables_are_refused_and_freed_slots_serve_again() {
+    let mut ring = ring(8);
+    let slots: Vec<_> = (0..4).map(|_| open(&mut ring)).collect();
+    let file = tempfile::tempfile().unwrap();
+    let refused = ring.register_file(file.as_fd()).unwrap_err();
+    assert!(matches!(refused, RingError::FilesExhausted { capacity: 4 }));
+    ring.unregister_file(slots[2].1).unwrap();
+    assert_eq!(ring.register_file(file.as_fd()).unwrap(), slots[2].1);
+
+    let range = ring.reserve_buffers(8).unwrap();
+    assert!(matches!(ring.reserve_buffers(1), Err(RingError::BuffersExhausted { wanted: 1, capacity: 8 })));
+    ring.release_buffers(range);
+    assert_eq!(ring.reserve_buffers(3).unwrap().count(), 3);
+}

@@ -1,0 +1,184 @@
+//! The operations of S3 that the store uses, on a map in memory.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use s3s::{S3, S3Request, S3Response, S3Result, dto::*, s3_error};
+
+/// The only bucket there is.
+pub(crate) const BUCKET: &str = "bucket";
+
+type Parts = BTreeMap<i32, Bytes>;
+
+#[derive(Default)]
+pub(crate) struct Backend {
+    objects: Mutex<BTreeMap<String, (Bytes, SystemTime)>>,
+    uploads: Mutex<BTreeMap<String, Parts>>,
+    next_upload: AtomicU64,
+    /// Whether `If-None-Match` is accepted and ignored, as some servers do.
+    pub(crate) ignores_conditions: AtomicBool,
+}
+
+impl Backend {
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.objects.lock().unwrap().keys().cloned().collect()
+    }
+
+    pub(crate) fn open_uploads(&self) -> usize {
+        self.uploads.lock().unwrap().len()
+    }
+
+    fn put(&self, key: String, body: Bytes, create_once: bool) -> S3Result<()> {
+        let mut objects = self.objects.lock().unwrap();
+        if create_once && !self.ignores_conditions.load(Ordering::Relaxed) && objects.contains_key(&key) {
+            return Err(s3_error!(PreconditionFailed));
+        }
+        objects.insert(key, (body, SystemTime::now()));
+        Ok(())
+    }
+}
+
+fn check_bucket(bucket: &str) -> S3Result<()> {
+    if bucket == BUCKET { Ok(()) } else { Err(s3_error!(NoSuchBucket)) }
+}
+
+async fn collect(body: Option<StreamingBlob>) -> S3Result<Bytes> {
+    let chunks: Vec<Bytes> = match body {
+        Some(body) => body.try_collect().await.map_err(|_lost| s3_error!(IncompleteBody))?,
+        None => Vec::new(),
+    };
+    Ok(chunks.concat().into())
+}
+
+pub(crate) fn blob(bytes: Bytes) -> StreamingBlob {
+    s3s::Body::from(bytes).into()
+}
+
+#[async_trait::async_trait]
+impl S3 for Backend {
+    async fn put_object(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        let input = req.input;
+        check_bucket(&input.bucket)?;
+        let create_once = input.if_none_match.as_ref().is_some_and(|condition| condition.is_any());
+        let body = collect(input.body).await?;
+        self.put(input.key, body, create_once)?;
+        Ok(S3Response::new(PutObjectOutput::default()))
+    }
+
+    async fn get_object(&self, req: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let input = req.input;
+        check_bucket(&input.bucket)?;
+        let found = self.objects.lock().unwrap().get(&input.key).cloned();
+        let (body, modified) = found.ok_or_else(|| s3_error!(NoSuchKey))?;
+        let whole = body.len() as u64;
+        let (body, content_range) = match input.range {
+            None => (body, None),
+            // As Amazon's: an empty object has no byte that a range could name.
+            Some(_) if whole == 0 => return Err(s3_error!(InvalidRange)),
+            Some(range) => {
+                let range = range.check(whole).map_err(|_outside| s3_error!(InvalidRange))?;
+                let header = format!("bytes {}-{}/{whole}", range.start, range.end - 1);
+                (body.slice(range.start as usize..range.end as usize), Some(header))
+            }
+        };
+        Ok(S3Response::new(GetObjectOutput {
+            content_length: Some(body.len() as i64),
+            content_range,
+            body: Some(blob(body)),
+            last_modified: Some(modified.into()),
+            ..GetObjectOutput::default()
+        }))
+    }
+
+    async fn list_objects_v2(
+        &self,
+        req: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = req.input;
+        check_bucket(&input.bucket)?;
+        let prefix = input.prefix.unwrap_or_default();
+        let after = input.start_after.unwrap_or_default();
+        let limit = input.max_keys.unwrap_or(1000) as usize;
+        let objects = self.objects.lock().unwrap();
+        let mut rest = objects.iter().filter(|(key, _)| key.starts_with(&prefix) && **key > after);
+        let contents = rest
+            .by_ref()
+            .take(limit)
+            .map(|(key, (body, modified))| Object {
+                key: Some(key.clone()),
+                size: Some(body.len() as i64),
+                last_modified: Some((*modified).into()),
+                ..Object::default()
+            })
+            .collect();
+        Ok(S3Response::new(ListObjectsV2Output {
+            contents: Some(contents),
+            is_truncated: Some(rest.next().is_some()),
+            ..ListObjectsV2Output::default()
+        }))
+    }
+
+    async fn delete_object(
+        &self,
+        req: S3Request<DeleteObjectInput>,
+    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        check_bucket(&req.input.bucket)?;
+        self.objects.lock().unwrap().remove(&req.input.key);
+        Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        req: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        check_bucket(&req.input.bucket)?;
+        let upload = self.next_upload.fetch_add(1, Ordering::Relaxed).to_string();
+        self.uploads.lock().unwrap().insert(upload.clone(), Parts::new());
+        let output = CreateMultipartUploadOutput { upload_id: Some(upload), ..Default::default() };
+        Ok(S3Response::new(output))
+    }
+
+    async fn upload_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = req.input;
+        let body = collect(input.body).await?;
+        let mut uploads = self.uploads.lock().unwrap();
+        let parts = uploads.get_mut(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        parts.insert(input.part_number, body);
+        let tag = ETag::Strong(format!("part-{}", input.part_number));
+        Ok(S3Response::new(UploadPartOutput { e_tag: Some(tag), ..Default::default() }))
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        req: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = req.input;
+        let parts = self.uploads.lock().unwrap().remove(&input.upload_id);
+        let parts = parts.ok_or_else(|| s3_error!(NoSuchUpload))?;
+        let named = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
+        let mut body = Vec::new();
+        for part in named {
+            let number = part.part_number.ok_or_else(|| s3_error!(InvalidPart))?;
+            body.extend_from_slice(parts.get(&number).ok_or_else(|| s3_error!(InvalidPart))?);
+        }
+        self.put(input.key, body.into(), false)?;
+        Ok(S3Response::new(CompleteMultipartUploadOutput::default()))
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        req: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let gone = self.uploads.lock().unwrap().remove(&req.input.upload_id);
+        gone.ok_or_else(|| s3_error!(NoSuchUpload))?;
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+}

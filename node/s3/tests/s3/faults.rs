@@ -1,0 +1,229 @@
+//! What the store makes of a server that fails, and how many requests it sends for it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore};
+use holdfast_s3::{S3Config, S3Store};
+use hyper::Method;
+
+use crate::server::{Server, Trouble};
+
+const KEY: &str = "volumes/v1/log/00000000000000000001";
+const BODY: Bytes = Bytes::from_static(b"record");
+
+/// Long enough for an answer on a busy machine, short enough to wait for.
+const PATIENCE: Duration = Duration::from_secs(4);
+const TOO_LATE: Duration = Duration::from_secs(600);
+
+/// Creates [`KEY`] and says that it is not known whether it was.
+async fn create_is_ambiguous(store: &S3Store, kind: ErrorKind) {
+    let puts = store.counts().put;
+    match store.create(KEY, BODY).await {
+        Err(CreateError::Ambiguous(error)) => assert_eq!(error.kind(), kind, "{error:?}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.counts().put, puts + 1, "a create is sent exactly once");
+}
+
+#[tokio::test]
+async fn a_create_whose_reply_is_lost_is_ambiguous_and_can_be_read_back() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.trouble(Method::PUT, Trouble::LostReply);
+    create_is_ambiguous(&store, ErrorKind::Unavailable).await;
+    assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+}
+
+#[tokio::test]
+async fn a_create_that_is_lost_is_ambiguous_and_can_be_repeated() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.trouble(Method::PUT, Trouble::LostRequest);
+    create_is_ambiguous(&store, ErrorKind::Unavailable).await;
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+}
+
+#[tokio::test]
+async fn a_create_that_times_out_is_ambiguous() {
+    let server = Server::start().await;
+    let store = server.impatient_store(PATIENCE).await;
+    server.trouble(Method::PUT, Trouble::Late(TOO_LATE));
+    create_is_ambiguous(&store, ErrorKind::Unavailable).await;
+}
+
+#[tokio::test]
+async fn a_conflicting_or_broken_answer_to_a_create_is_ambiguous() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let answers = [
+        (409, "ConditionalRequestConflict", ErrorKind::Conflict),
+        (500, "InternalError", ErrorKind::Unavailable),
+        (503, "ServiceUnavailable", ErrorKind::Unavailable),
+        (504, "", ErrorKind::Unavailable),
+    ];
+    for (status, code, kind) in answers {
+        server.trouble(Method::PUT, Trouble::Answer(status, code));
+        create_is_ambiguous(&store, kind).await;
+    }
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_refused_create_leaves_no_doubt() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let answers = [
+        (503, "SlowDown", ErrorKind::Throttled),
+        (403, "AccessDenied", ErrorKind::Denied),
+        (400, "InvalidArgument", ErrorKind::Invalid),
+        (501, "NotImplemented", ErrorKind::Invalid),
+    ];
+    for (status, code, kind) in answers {
+        server.trouble(Method::PUT, Trouble::Answer(status, code));
+        match store.create(KEY, BODY).await {
+            Err(CreateError::Failed(error)) => assert_eq!(error.kind(), kind, "{error:?}"),
+            other => panic!("{status} {code}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_412_before_the_body_was_read_means_exists() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    server.trouble(Method::PUT, Trouble::EarlyAnswer(412, "PreconditionFailed"));
+    let large = Bytes::from(vec![7; 4 << 20]);
+    match store.create(KEY, large).await {
+        // Closing before the body was read may cut the answer off on its way: then nobody can know.
+        Err(CreateError::Exists { .. } | CreateError::Ambiguous(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+}
+
+#[tokio::test]
+async fn a_read_survives_every_passing_trouble() {
+    let server = Server::start().await;
+    let store = server.impatient_store(PATIENCE).await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    let troubles = [
+        Trouble::Answer(500, "InternalError"),
+        Trouble::Answer(503, "SlowDown"),
+        Trouble::Answer(503, ""),
+        Trouble::LostRequest,
+        Trouble::LostReply,
+        Trouble::TornBody,
+        Trouble::StalledBody,
+        Trouble::Late(TOO_LATE),
+    ];
+    for trouble in troubles {
+        let gets = store.counts().get;
+        server.trouble(Method::GET, trouble);
+        let read = store.get_range(KEY, 1..4).await.unwrap_or_else(|error| panic!("{trouble:?}: {error:?}"));
+        assert_eq!(read, "eco", "{trouble:?}");
+        assert_eq!(store.counts().get, gets + 2, "{trouble:?}: one failed attempt, one that worked");
+    }
+    server.trouble(Method::GET, Trouble::LostReply);
+    assert_eq!(store.list("volumes/", None, 10).await.unwrap().entries.len(), 1);
+}
+
+#[tokio::test]
+async fn reading_gives_up_after_four_attempts() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for _ in 0..5 {
+        server.trouble(Method::GET, Trouble::Answer(500, "InternalError"));
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(store.counts().get, 4);
+}
+
+#[tokio::test]
+async fn a_denied_read_is_not_repeated() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.trouble(Method::GET, Trouble::Answer(403, "AccessDenied"));
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(store.counts().get, 1);
+}
+
+#[tokio::test]
+async fn a_small_segment_is_one_put_and_survives_a_lost_reply() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    store.put_segment("volumes/v1/segments/a", vec![BODY, BODY]).await.unwrap();
+    assert_eq!(store.counts().total(), 1);
+    server.trouble(Method::PUT, Trouble::LostReply);
+    store.put_segment("volumes/v1/segments/b", vec![BODY]).await.unwrap();
+    assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), "recordrecord");
+    assert_eq!(store.get("volumes/v1/segments/b", 64).await.unwrap(), BODY);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let part = Bytes::from(vec![3; 3 << 20]);
+    server.trouble(Method::PUT, Trouble::LostReply);
+    server.trouble(Method::PUT, Trouble::Answer(503, "SlowDown"));
+    // The first POST starts the upload, the second completes it.
+    server.trouble(Method::POST, Trouble::Late(Duration::ZERO));
+    server.trouble(Method::POST, Trouble::LostReply);
+    store.put_segment("volumes/v1/segments/a", vec![part.clone(), part.clone(), part]).await.unwrap();
+    let end = store.get_suffix("volumes/v1/segments/a", 1).await.unwrap();
+    assert_eq!(end.size_bytes, 9 << 20);
+    assert_eq!(server.backend.open_uploads(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_segment_that_fails_frees_its_parts() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    server.trouble(Method::PUT, Trouble::Answer(403, "AccessDenied"));
+    let refused = store.put_segment("volumes/v1/segments/a", vec![Bytes::from(vec![3; 11 << 20])]).await;
+    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Denied);
+    assert_eq!(store.counts().abort_upload, 1);
+    assert_eq!(server.backend.open_uploads(), 0);
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_delete_whose_reply_is_lost_is_done() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    server.trouble(Method::DELETE, Trouble::LostReply);
+    store.delete(KEY).await.unwrap();
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn no_more_requests_are_under_way_than_permitted() {
+    let server = Server::start().await;
+    let store = S3Store::connect(S3Config { max_concurrency: 2, ..server.config() }).await.unwrap();
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    for _ in 0..8 {
+        server.trouble(Method::GET, Trouble::Late(Duration::from_millis(50)));
+    }
+    let reads = futures::future::join_all((0..8).map(|_| store.get(KEY, 64))).await;
+    assert!(reads.into_iter().all(|read| read.unwrap() == BODY));
+    assert_eq!(server.peak(), 2);
+}
+
+#[tokio::test]
+async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let mut config = server.config();
+    config.prefix = "cluster/store-2".to_owned();
+    let other = S3Store::connect(config).await.unwrap();
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    assert_eq!(other.create(KEY, BODY).await.unwrap(), Created);
+    let due = ["cluster/store-2", "cluster/store"].map(|prefix| format!("{prefix}/{KEY}"));
+    assert_eq!(server.backend.keys(), due);
+    let page = store.list("", None, 10).await.unwrap();
+    assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
+}

@@ -1,0 +1,98 @@
+//! What the probe says of a bucket that cannot hold volumes, in the words a person acts on.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
+use holdfast_s3::{Credentials, ProbeFailure, S3Config, S3Store};
+use hyper::Method;
+
+use crate::server::{KEY_ID, Server, Trouble};
+
+async fn probe(config: S3Config) -> Result<(), ProbeFailure> {
+    S3Store::connect(config).await.unwrap().probe().await
+}
+
+/// The probe fails, and names this field and reason.
+async fn fails(config: S3Config, field: &str, reason: &str) -> ProbeFailure {
+    let failure = probe(config).await.expect_err(reason);
+    assert_eq!((failure.field(), failure.reason()), (field, reason), "{failure:?}");
+    assert!(failure.to_string().starts_with(field), "{failure}");
+    failure
+}
+
+#[tokio::test]
+async fn a_good_bucket_is_ready_and_nothing_is_left_in_it() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    store.probe().await.unwrap();
+    let counts = store.counts();
+    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 2, 1, 1));
+    assert_eq!(server.backend.keys(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_missing_bucket_is_named() {
+    let server = Server::start().await;
+    let config = S3Config { bucket: "no-such-bucket".to_owned(), ..server.config() };
+    let failure = fails(config, "bucket", "BucketNotFound").await;
+    assert!(failure.to_string().contains("no-such-bucket"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_wrong_key_id_or_secret_is_told_from_a_missing_permission() {
+    let server = Server::start().await;
+    for (id, secret) in [("nobody", "secret"), (KEY_ID, "wrong")] {
+        let credentials = Credentials::Static {
+            access_key_id: id.to_owned(),
+            secret_access_key: secret.to_owned(),
+            session_token: None,
+        };
+        fails(S3Config { credentials, ..server.config() }, "credentials", "CredentialsRejected").await;
+    }
+    for (method, action) in [(Method::GET, "list"), (Method::PUT, "create"), (Method::DELETE, "delete")] {
+        server.trouble(method, Trouble::Answer(403, "AccessDenied"));
+        let failure = fails(server.config(), "credentials", "AccessDenied").await;
+        assert!(failure.to_string().contains(action), "{failure}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_the_condition_is_refused() {
+    let server = Server::start().await;
+    server.backend.ignores_conditions.store(true, Ordering::Relaxed);
+    fails(server.config(), "bucket", "CreateOnceIgnored").await;
+    assert_eq!(server.backend.keys(), Vec::<String>::new(), "the probe's object is gone");
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_the_condition_is_refused() {
+    let server = Server::start().await;
+    server.trouble(Method::PUT, Trouble::Answer(501, "NotImplemented"));
+    fails(server.config(), "bucket", "CreateOnceUnsupported").await;
+}
+
+#[tokio::test]
+async fn a_wrong_region_is_named() {
+    let server = Server::start().await;
+    server.trouble(Method::GET, Trouble::Answer(301, "PermanentRedirect"));
+    let failure = fails(server.config(), "region", "WrongRegion").await;
+    assert!(failure.to_string().contains("us-east-1"), "{failure}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_may_come_back() {
+    let server = Server::start().await;
+    // Bound and not listening: connections are refused, and nobody else gets the port.
+    let silent = tokio::net::TcpSocket::new_v4().unwrap();
+    silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let endpoint = Some(format!("http://{}", silent.local_addr().unwrap()));
+    let config = S3Config { endpoint, ..server.config() };
+    let failure = fails(config.clone(), "endpoint", "Unreachable").await;
+    assert!(failure.is_passing());
+    // A create that never left is not in doubt.
+    let store = S3Store::connect(config).await.unwrap();
+    let create = store.create("a", Bytes::new()).await.unwrap_err();
+    assert!(matches!(create, CreateError::Failed(_)), "{create:?}");
+    assert_eq!(create.kind(), ErrorKind::Unavailable);
+}

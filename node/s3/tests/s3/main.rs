@@ -1,0 +1,12 @@
+//! The S3 store against servers: one in this process that fails on demand, and a real one.
+
+#![allow(clippy::unwrap_used, reason = "tests panic where they fail")]
+
+mod backend;
+mod conformance;
+mod credentials;
+mod faults;
+mod health;
+mod server;
+mod tls;
+mod versitygw;

@@ -1,0 +1,279 @@
+//! An S3 server in this process: real HTTP on loopback, real signatures, and trouble on demand.
+
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use holdfast_s3::{Credentials, S3Config, S3Store, Timeouts};
+use hyper::{
+    Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
+};
+use hyper_util::rt::TokioIo;
+use s3s::{
+    Body, S3,
+    auth::SimpleAuth,
+    dto::StreamingBlob,
+    service::{S3Service, S3ServiceBuilder},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::backend::{BUCKET, Backend};
+
+/// What goes wrong with one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trouble {
+    /// Answered with this status and code; nothing happens.
+    Answer(u16, &'static str),
+    /// The same before the request's body is read.
+    EarlyAnswer(u16, &'static str),
+    /// The connection is closed; nothing happens.
+    LostRequest,
+    /// It happens, and the connection is closed without an answer.
+    LostReply,
+    /// The answer comes this much later.
+    Late(Duration),
+    /// The answer's body stops after its first byte, and the connection stays.
+    StalledBody,
+    /// The answer's body ends after its first byte, and the connection with it.
+    TornBody,
+}
+
+#[derive(Clone, Default)]
+struct Troubles(Arc<Mutex<VecDeque<(Method, Trouble)>>>);
+
+/// Requests under way now, and the most there ever were.
+#[derive(Default)]
+struct UnderWay {
+    now: AtomicUsize,
+    peak: AtomicUsize,
+}
+
+/// The running server; it ends when this is dropped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) backend: Arc<Backend>,
+    troubles: Troubles,
+    under_way: Arc<UnderWay>,
+    _accept: JoinSet<()>,
+}
+
+/// What both the client and the server know.
+pub(crate) const KEY_ID: &str = "holdfast";
+pub(crate) const SECRET: &str = "holdfast-secret";
+
+impl Server {
+    pub(crate) async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    pub(crate) async fn start_with(tls: Option<TlsAcceptor>) -> Self {
+        let backend = Arc::new(Backend::default());
+        let mut builder = S3ServiceBuilder::new(Shared(backend.clone()));
+        builder.set_auth(SimpleAuth::from_single(KEY_ID, SECRET));
+        let service = builder.build();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let troubles = Troubles::default();
+        let mut accept = JoinSet::new();
+        let under_way = Arc::new(UnderWay::default());
+        accept.spawn(serve(listener, tls, service, troubles.clone(), under_way.clone()));
+        Self { address, backend, troubles, under_way, _accept: accept }
+    }
+
+    /// Troubles the next request of `method` that has none yet.
+    pub(crate) fn trouble(&self, method: Method, trouble: Trouble) {
+        self.troubles.0.lock().unwrap().push_back((method, trouble));
+    }
+
+    /// The most requests that were ever under way at once.
+    pub(crate) fn peak(&self) -> usize {
+        self.under_way.peak.load(Ordering::SeqCst)
+    }
+
+    /// A configuration that fits this server, with time-outs fit for loopback.
+    pub(crate) fn config(&self) -> S3Config {
+        let credentials = Credentials::Static {
+            access_key_id: KEY_ID.to_owned(),
+            secret_access_key: SECRET.to_owned(),
+            session_token: None,
+        };
+        S3Config {
+            endpoint: Some(format!("http://{}", self.address)),
+            path_style: true,
+            prefix: "cluster/store".to_owned(),
+            timeouts: Timeouts {
+                connect: Duration::from_secs(20),
+                attempt: Duration::from_secs(20),
+                per_mib: Duration::from_secs(10),
+                deadline: Duration::from_secs(120),
+            },
+            part_bytes: 5 << 20,
+            ..S3Config::new(BUCKET, "us-east-1", credentials)
+        }
+    }
+
+    pub(crate) async fn store(&self) -> S3Store {
+        S3Store::connect(self.config()).await.unwrap()
+    }
+
+    /// A store that waits for an answer no longer than `attempt`.
+    pub(crate) async fn impatient_store(&self, attempt: Duration) -> S3Store {
+        let mut config = self.config();
+        config.timeouts.attempt = attempt;
+        config.timeouts.per_mib = Duration::ZERO;
+        S3Store::connect(config).await.unwrap()
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    service: S3Service,
+    troubles: Troubles,
+    under_way: Arc<UnderWay>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (service, troubles, tls) = (service.clone(), troubles.clone(), tls.clone());
+        let under_way = under_way.clone();
+        connections.spawn(async move {
+            match tls {
+                None => connection(stream, service, troubles, under_way).await,
+                Some(tls) => {
+                    // A client that does not trust us hangs up here.
+                    if let Ok(stream) = tls.accept(stream).await {
+                        connection(stream, service, troubles, under_way).await;
+                    }
+                }
+            }
+        });
+    }
+}
+
+async fn connection<S>(stream: S, service: S3Service, troubles: Troubles, under_way: Arc<UnderWay>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let answer = service_fn(move |request| {
+        let (service, troubles, under_way) = (service.clone(), troubles.clone(), under_way.clone());
+        async move {
+            let now = under_way.now.fetch_add(1, Ordering::SeqCst) + 1;
+            under_way.peak.fetch_max(now, Ordering::SeqCst);
+            let answer = troubled(request, service, troubles).await;
+            under_way.now.fetch_sub(1, Ordering::SeqCst);
+            answer
+        }
+    });
+    // An error is how a connection ends that a trouble has closed.
+    let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
+}
+
+/// Closes the connection without an answer.
+#[derive(Debug, thiserror::Error)]
+#[error("planned trouble")]
+struct Closed;
+
+async fn troubled(
+    request: Request<Incoming>,
+    service: S3Service,
+    troubles: Troubles,
+) -> Result<Response<Body>, Closed> {
+    let trouble = {
+        let mut planned = troubles.0.lock().unwrap();
+        let at = planned.iter().position(|(method, _)| method == request.method());
+        at.and_then(|at| planned.remove(at)).map(|(_, trouble)| trouble)
+    };
+    let run = async |request: Request<Incoming>| {
+        service.call(request.map(Body::from)).await.map_err(|_broken| Closed)
+    };
+    match trouble {
+        None => run(request).await,
+        Some(Trouble::Answer(status, code)) => {
+            let mut body = Body::from(request.into_body());
+            body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
+            Ok(planned_answer(status, code))
+        }
+        Some(Trouble::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
+        Some(Trouble::LostRequest) => Err(Closed),
+        Some(Trouble::LostReply) => {
+            run(request).await?;
+            Err(Closed)
+        }
+        Some(Trouble::Late(wait)) => {
+            tokio::time::sleep(wait).await;
+            run(request).await
+        }
+        Some(Trouble::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
+        Some(Trouble::TornBody) => Ok(cut(run(request).await?, stream::iter([Err(Closed)]).boxed())),
+    }
+}
+
+fn planned_answer(status: u16, code: &str) -> Response<Body> {
+    let body = format!("<Error><Code>{code}</Code><Message>planned</Message></Error>");
+    let mut answer = Response::new(Body::from(Bytes::from(body)));
+    *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+    answer
+}
+
+/// Replaces a body by its first byte and what follows.
+fn cut(answer: Response<Body>, then: stream::BoxStream<'static, Result<Bytes, Closed>>) -> Response<Body> {
+    let first = stream::iter([Ok(Bytes::from_static(b"x"))]);
+    let then = SyncStream(Mutex::new(then));
+    answer.map(|_whole| StreamingBlob::wrap(first.chain(then)).into())
+}
+
+/// Makes a stream `Sync`, which a body must be.
+struct SyncStream(Mutex<stream::BoxStream<'static, Result<Bytes, Closed>>>);
+
+impl stream::Stream for SyncStream {
+    type Item = Result<Bytes, Closed>;
+
+    fn poll_next(
+        self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        self.0.lock().unwrap().poll_next_unpin(context)
+    }
+}
+
+/// Lets the test keep a hand on the backend.
+struct Shared(Arc<Backend>);
+
+macro_rules! forward {
+    ($($operation:ident($input:ident) -> $output:ident;)+) => {
+        #[async_trait::async_trait]
+        impl S3 for Shared {
+            $(async fn $operation(
+                &self,
+                req: s3s::S3Request<s3s::dto::$input>,
+            ) -> s3s::S3Result<s3s::S3Response<s3s::dto::$output>> {
+                self.0.$operation(req).await
+            })+
+        }
+    };
+}
+
+forward! {
+    put_object(PutObjectInput) -> PutObjectOutput;
+    get_object(GetObjectInput) -> GetObjectOutput;
+    list_objects_v2(ListObjectsV2Input) -> ListObjectsV2Output;
+    delete_object(DeleteObjectInput) -> DeleteObjectOutput;
+    create_multipart_upload(CreateMultipartUploadInput) -> CreateMultipartUploadOutput;
+    upload_part(UploadPartInput) -> UploadPartOutput;
+    complete_multipart_upload(CompleteMultipartUploadInput) -> CompleteMultipartUploadOutput;
+    abort_multipart_upload(AbortMultipartUploadInput) -> AbortMultipartUploadOutput;
+}

@@ -1,0 +1,128 @@
+//! The suite against versitygw, the real server of the end-to-end tests.
+//!
+//! Needs `HOLDFAST_TEST_VERSITYGW`, the path of its binary.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use holdfast_objects::{
+    ObjectStore,
+    conformance::{Ground, run_all},
+};
+use holdfast_s3::{Credentials, S3Config, S3Store};
+
+use crate::server::{KEY_ID, SECRET};
+
+/// The running gateway and the directory it serves; both end with this.
+struct Gateway {
+    process: Child,
+    address: SocketAddr,
+    directory: tempfile::TempDir,
+}
+
+impl Gateway {
+    fn start() -> Self {
+        let binary = std::env::var("HOLDFAST_TEST_VERSITYGW")
+            .expect("set HOLDFAST_TEST_VERSITYGW to the path of the versitygw binary");
+        let directory = tempfile::tempdir().unwrap();
+        let (data, accounts) = (directory.path().join("data"), directory.path().join("accounts"));
+        std::fs::create_dir_all(data.join("bucket")).unwrap();
+        std::fs::create_dir_all(&accounts).unwrap();
+        let address = free_address();
+        let log = std::fs::File::create(directory.path().join("log")).unwrap();
+        let process = Command::new(binary)
+            .args(["--port", &address.to_string(), "--access", KEY_ID, "--secret", SECRET])
+            .args([Path::new("--iam-dir"), &accounts, Path::new("posix"), &data])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { process, address, directory }
+    }
+
+    fn config(&self) -> S3Config {
+        let credentials = Credentials::Static {
+            access_key_id: KEY_ID.to_owned(),
+            secret_access_key: SECRET.to_owned(),
+            session_token: None,
+        };
+        S3Config {
+            endpoint: Some(format!("http://{}", self.address)),
+            path_style: true,
+            prefix: "cluster".to_owned(),
+            part_bytes: 5 << 20,
+            ..S3Config::new("bucket", "us-east-1", credentials)
+        }
+    }
+
+    /// Waits until the gateway answers, a minute at most: it has no other sign of being ready.
+    async fn store(&mut self) -> S3Store {
+        let store = S3Store::connect(self.config()).await.unwrap();
+        let begun = Instant::now();
+        while let Err(error) = store.list("", None, 1).await {
+            let ended = self.process.try_wait().unwrap();
+            let log = std::fs::read_to_string(self.directory.path().join("log")).unwrap();
+            assert!(ended.is_none() && begun.elapsed() < Duration::from_secs(60), "{error:?}\n{log}");
+        }
+        store
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _gone = self.process.kill();
+        let _reaped = self.process.wait();
+    }
+}
+
+/// A port that stays free until the gateway binds it: on a loopback address nobody else uses.
+fn free_address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = Ipv4Addr::new(127, high.max(1), low, NEXT.fetch_add(1, Ordering::Relaxed));
+    TcpListener::bind((address, 0)).unwrap().local_addr().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs versitygw: set HOLDFAST_TEST_VERSITYGW to its binary and pass --include-ignored"]
+async fn versitygw_conforms_and_can_hold_volumes() {
+    let mut gateway = Gateway::start();
+    let store = Arc::new(gateway.store().await);
+    store.probe().await.unwrap();
+    let ground =
+        Ground { store: store.clone(), scope: "conformance".to_owned(), large_bytes: (12 << 20) + 345 };
+    run_all(&ground).await.unwrap_or_else(|wrong| panic!("{wrong}"));
+    assert!(store.list("", None, 1).await.unwrap().entries.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs versitygw: set HOLDFAST_TEST_VERSITYGW to its binary and pass --include-ignored"]
+async fn versitygw_says_what_is_wrong_with_a_configuration() {
+    let mut gateway = Gateway::start();
+    gateway.store().await;
+    let wrong = |id: &str, secret: &str| Credentials::Static {
+        access_key_id: id.to_owned(),
+        secret_access_key: secret.to_owned(),
+        session_token: None,
+    };
+    let cases = [
+        ("BucketNotFound", S3Config { bucket: "elsewhere".to_owned(), ..gateway.config() }),
+        ("CredentialsRejected", S3Config { credentials: wrong("nobody", SECRET), ..gateway.config() }),
+        ("CredentialsRejected", S3Config { credentials: wrong(KEY_ID, "guess"), ..gateway.config() }),
+        ("WrongRegion", S3Config { region: "eu-central-1".to_owned(), ..gateway.config() }),
+    ];
+    for (reason, config) in cases {
+        let failure = S3Store::connect(config).await.unwrap().probe().await.expect_err(reason);
+        assert_eq!(failure.reason(), reason, "{failure:?}");
+    }
+}

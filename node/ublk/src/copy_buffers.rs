@@ -1,0 +1,113 @@
+//! The memory through which user copy moves data: a buffer for each request that the owner has.
+//!
+//! A request gets the buffer that was returned last, so a queue touches as much memory as it has requests at
+//! a time, and the same memory again; a buffer for each tag would in time touch all of it.
+//!
+//! The copies are system calls of the ring thread: the character device cannot be asked without
+//! blocking, so the ring would hand each copy to a worker thread (`docs/adr/0002-user-copy.md`).
+#![allow(unsafe_code)] // one anonymous mapping, and the slices over it
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+
+use crate::CharDevice;
+
+/// One anonymous mapping, cut into as many buffers of `stride` bytes as the queue is deep. Pages come into
+/// being when they are first used.
+#[derive(Debug)]
+pub(crate) struct CopyBuffers {
+    char_file: File,
+    memory: NonNull<u8>,
+    stride: usize,
+    mapped_bytes: usize,
+    /// The buffer of each tag that has one.
+    of_tag: Vec<Option<u16>>,
+    /// The buffers no tag has; the last is the next to be used.
+    free: Vec<u16>,
+}
+
+impl CopyBuffers {
+    pub(crate) fn map(char_device: &CharDevice, depth: u16, stride_bytes: u32) -> io::Result<Self> {
+        let char_file = File::from(char_device.file().try_clone_to_owned()?);
+        let stride = stride_bytes as usize;
+        let mapped_bytes = stride * usize::from(depth);
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                mapped_bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping made above. A huge page for each tag would multiply the memory that small
+        // requests take; if the advice is not taken nothing is wrong.
+        unsafe { libc::madvise(address, mapped_bytes, libc::MADV_NOHUGEPAGE) };
+        let memory = NonNull::new(address.cast()).expect("mmap does not return null");
+        let of_tag = vec![None; usize::from(depth)];
+        let free = (0..depth).rev().collect();
+        Ok(Self { char_file, memory, stride, mapped_bytes, of_tag, free })
+    }
+
+    /// Gives a tag a buffer.
+    ///
+    /// # Panics
+    /// If it has one.
+    pub(crate) fn lend(&mut self, tag: u16) {
+        let buffer = self.free.pop().expect("there are as many buffers as tags");
+        let before = self.of_tag[usize::from(tag)].replace(buffer);
+        assert!(before.is_none(), "a tag has one request at a time");
+    }
+
+    /// Takes a tag's buffer back, if it has one.
+    pub(crate) fn take_back(&mut self, tag: u16) {
+        self.free.extend(self.of_tag[usize::from(tag)].take());
+    }
+
+    /// The address of a part of a tag's buffer.
+    ///
+    /// # Panics
+    /// If the tag has no buffer, or the part does not lie inside it.
+    pub(crate) fn address(&self, tag: u16, offset_bytes: u32, len_bytes: u32) -> *mut u8 {
+        let (offset, len) = (offset_bytes as usize, len_bytes as usize);
+        let buffer = self.of_tag[usize::from(tag)].expect("a request with data has a buffer");
+        let begin = usize::from(buffer) * self.stride + offset;
+        assert!(
+            offset + len <= self.stride && begin + len <= self.mapped_bytes,
+            "the part lies in the buffer"
+        );
+        self.memory.as_ptr().wrapping_add(begin)
+    }
+
+    /// Copies a part of a write request's memory into the tag's buffer. False if not all was copied.
+    pub(crate) fn copy_in(&self, tag: u16, offset_bytes: u32, len_bytes: u32, position: u64) -> bool {
+        let address = self.address(tag, offset_bytes, len_bytes);
+        // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
+        // owner and this part of it is not yet in flight, so nobody else touches the range.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes as usize) };
+        matches!(self.char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+    }
+
+    /// Copies the tag's buffer into a read request's memory. False if not all was copied.
+    pub(crate) fn copy_out(&self, tag: u16, len_bytes: u32, position: u64) -> bool {
+        let address = self.address(tag, 0, len_bytes);
+        // SAFETY: as for `copy_in`; all parts have completed.
+        let buffer = unsafe { std::slice::from_raw_parts(address, len_bytes as usize) };
+        matches!(self.char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+    }
+}
+
+impl Drop for CopyBuffers {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `map`. The queue drops it only when no request is with its
+        // owner, so no operation that names this memory is in flight.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), self.mapped_bytes) };
+    }
+}

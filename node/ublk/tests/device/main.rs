@@ -1,0 +1,350 @@
+//! Real devices on a real kernel. Needs root and a kernel with ublk_drv, so these run in the test VM:
+//! `cargo test -p holdfast-ublk --test device -- --ignored`.
+#![allow(clippy::unwrap_used)] // a test may fail loudly
+
+#[path = "../../examples/loopback/ring_thread.rs"]
+mod ring_thread;
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use holdfast_ublk::{ControlError, Device, DeviceSpec, DeviceState, Features, SECTOR_BYTES, Transport};
+use ring_thread::Worker;
+
+const SECTORS: u64 = 4096;
+const SOON: Duration = Duration::from_secs(60);
+
+fn features() -> Features {
+    Features::probe().unwrap()
+}
+
+fn spec(transport: Transport) -> DeviceSpec {
+    DeviceSpec { id: None, sectors: SECTORS, queues: 1, depth: 16, max_io_bytes: 256 << 10, transport }
+}
+
+/// A served device with its backing file; both go when the test ends, however it ends.
+struct Fixture {
+    device: Device,
+    backing: File,
+    worker: Option<Worker>,
+}
+
+impl Fixture {
+    fn add(transport: Transport) -> Self {
+        let backing = tempfile::tempfile().unwrap();
+        backing.set_len(SECTORS * SECTOR_BYTES).unwrap();
+        Self { device: Device::add(&features(), &spec(transport)).unwrap(), backing, worker: None }
+    }
+
+    fn started(transport: Transport) -> Self {
+        let mut fixture = Self::add(transport);
+        fixture.serve();
+        fixture.device.start().unwrap();
+        fixture.device.tune().unwrap();
+        fixture
+    }
+
+    fn serve(&mut self) {
+        let worker = Worker::spawn(64 << 10).unwrap();
+        worker.serve(0, &self.device, self.backing.try_clone().unwrap()).unwrap();
+        self.worker = Some(worker);
+    }
+
+    /// Ends the server as SIGTERM would.
+    fn leave(&mut self) {
+        self.worker.take().unwrap().leave().unwrap();
+    }
+
+    fn recover(&mut self) {
+        self.device.start_recovery(SOON).unwrap();
+        self.serve();
+        self.device.end_recovery().unwrap();
+    }
+
+    fn open_block(&self) -> File {
+        OpenOptions::new().read(true).write(true).open(self.device.block_path()).unwrap()
+    }
+
+    fn attribute(&self, name: &str) -> String {
+        let path = PathBuf::from(format!("/sys/block/ublkb{}", self.device.id())).join(name);
+        std::fs::read_to_string(path).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        if let Some(worker) = &self.worker {
+            drop(self.device.stop().map_err(anyhow::Error::from).and_then(|()| worker.close(0)));
+            drop(worker.leave());
+        }
+        drop(self.device.stop());
+        drop(self.device.delete());
+    }
+}
+
+fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at / 512) as u8 ^ seed).collect()
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn data_lands_at_its_place_and_reads_back_with_every_transport() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let block = fixture.open_block();
+        let data = pattern(7, 900 << 10);
+        block.write_all_at(&data, 3 * SECTOR_BYTES).unwrap();
+        block.sync_all().unwrap();
+        let mut stored = vec![0; data.len()];
+        fixture.backing.read_exact_at(&mut stored, 3 * SECTOR_BYTES).unwrap();
+        assert!(stored == data, "{transport}: the file holds what was written");
+
+        let put = pattern(9, 600 << 10);
+        fixture.backing.write_all_at(&put, 8 << 20).unwrap();
+        let mut read = vec![0; put.len()];
+        block.read_exact_at(&mut read, 8 << 20).unwrap();
+        assert!(read == put, "{transport}: the device shows what the file holds");
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_announces_what_it_is() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let expected = [
+        ("size", "32768"),
+        ("queue/logical_block_size", "4096"),
+        ("queue/physical_block_size", "4096"),
+        ("queue/write_cache", "write back"),
+        ("queue/fua", "0"),
+        ("queue/discard_granularity", "4096"),
+        ("queue/discard_max_bytes", "1073741824"),
+        ("queue/write_zeroes_max_bytes", "1073741824"),
+        ("queue/max_sectors_kb", "256"),
+    ];
+    for (name, value) in expected {
+        assert_eq!(fixture.attribute(name), value, "{name}");
+    }
+    assert!(["none", "[none]"].contains(&fixture.attribute("queue/scheduler").split(' ').next().unwrap()));
+    let info = fixture.device.info().unwrap();
+    assert_eq!((info.state, info.transport), (DeviceState::Live, Some(Transport::UserCopy)));
+    assert_eq!((info.queues, info.depth, info.max_io_bytes), (1, 16, 256 << 10));
+    assert!(Device::list().unwrap().contains(&fixture.device.id()));
+    assert_eq!(Device::find(fixture.device.id()).unwrap(), fixture.device);
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn starting_a_device_reads_nothing_from_it() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    fixture.open_block().sync_all().unwrap();
+    let reads: u64 = fixture.attribute("stat").split_whitespace().next().unwrap().parse().unwrap();
+    assert_eq!(reads, 0);
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_deleted_device_is_gone_and_deleting_it_again_is_no_error() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let device = fixture.device;
+    drop(fixture);
+    assert!(!device.block_path().exists());
+    assert!(!Device::list().unwrap().contains(&device.id()));
+    assert!(matches!(device.info(), Err(ControlError::NotFound { .. })));
+    device.delete().unwrap();
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_refused_spec_names_its_field_and_leaves_no_device() {
+    let good = DeviceSpec { id: Some(7000), ..spec(Transport::UserCopy) };
+    let bad = [
+        ("sectors", DeviceSpec { sectors: 0, ..good }),
+        ("sectors", DeviceSpec { sectors: u64::MAX, ..good }),
+        ("queues", DeviceSpec { queues: 0, ..good }),
+        ("depth", DeviceSpec { depth: 0, ..good }),
+        ("depth", DeviceSpec { depth: 4097, ..good }),
+        ("max_io_bytes", DeviceSpec { max_io_bytes: 0, ..good }),
+        ("max_io_bytes", DeviceSpec { max_io_bytes: 4097, ..good }),
+        ("max_io_bytes", DeviceSpec { max_io_bytes: 64 << 20, ..good }),
+        ("id", DeviceSpec { id: Some(u32::MAX), ..good }),
+    ];
+    for (expected, spec) in bad {
+        let error = Device::add(&features(), &spec).unwrap_err();
+        assert!(
+            matches!(error, ControlError::Invalid { field, .. } if field == expected),
+            "{expected}: {error}"
+        );
+        assert!(matches!(Device::find(7000), Err(ControlError::NotFound { id: 7000 })));
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn an_id_belongs_to_one_device() {
+    let asked = DeviceSpec { id: Some(7001), ..spec(Transport::UserCopy) };
+    let device = Device::add(&features(), &asked).unwrap();
+    let again = Device::add(&features(), &asked).unwrap_err();
+    device.delete().unwrap();
+    assert_eq!(device.id(), 7001);
+    assert!(matches!(again, ControlError::IdTaken { id: 7001 }), "{again}");
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn io_waits_while_no_server_is_there_and_ends_well_with_the_next() {
+    for transport in Transport::ALL {
+        let mut fixture = Fixture::started(transport);
+        let block = fixture.open_block();
+        fixture.leave();
+        let (done, ended) = mpsc::channel();
+        let writer = thread::spawn(move || {
+            let outcome = block.write_all_at(&pattern(5, 1 << 20), 0).and_then(|()| block.sync_all());
+            done.send(outcome).unwrap();
+        });
+        fixture.device.start_recovery(SOON).unwrap();
+        assert_eq!(fixture.device.info().unwrap().state, DeviceState::Quiesced);
+        assert!(ended.try_recv().is_err(), "{transport}: nobody is there to complete the write");
+        fixture.serve();
+        fixture.device.end_recovery().unwrap();
+        ended.recv_timeout(SOON).unwrap().unwrap();
+        writer.join().unwrap();
+        let mut stored = vec![0; 1 << 20];
+        fixture.backing.read_exact_at(&mut stored, 0).unwrap();
+        assert!(stored == pattern(5, 1 << 20), "{transport}");
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_survives_many_changes_of_server_under_writes() {
+    for transport in Transport::ALL {
+        let mut fixture = Fixture::started(transport);
+        let block = fixture.open_block();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let writer = thread::spawn(move || {
+            let mut rounds = 0u8;
+            while matches!(stopped.try_recv(), Err(mpsc::TryRecvError::Empty)) {
+                rounds = rounds.wrapping_add(1);
+                for at in 0..8 {
+                    block.write_all_at(&pattern(rounds, 64 << 10), at << 20).unwrap();
+                }
+                block.sync_all().unwrap();
+            }
+            rounds
+        });
+        for _ in 0..10 {
+            fixture.leave();
+            fixture.recover();
+        }
+        drop(stop);
+        let rounds = writer.join().unwrap();
+        let mut stored = vec![0; 64 << 10];
+        for at in 0..8 {
+            fixture.backing.read_exact_at(&mut stored, at << 20).unwrap();
+            assert!(stored == pattern(rounds, 64 << 10), "{transport}: MiB {at} of round {rounds}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_in_use_is_not_taken_over() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let refused = fixture.device.start_recovery(Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(refused, ControlError::StillHeld { state: DeviceState::Live, .. }), "{refused}");
+    fixture.open_block().write_all_at(&[1; 4096], 0).unwrap();
+    fixture.open_block().sync_all().unwrap();
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_whose_daemon_died_before_the_start_can_be_started() {
+    let mut fixture = Fixture::add(Transport::UserCopy);
+    let found = Device::find(fixture.device.id()).unwrap();
+    assert_eq!(found.info().unwrap().state, DeviceState::Dead);
+    fixture.serve();
+    found.start().unwrap();
+    let mut byte = [1];
+    fixture.open_block().read_exact(&mut byte).unwrap();
+    assert_eq!(byte, [0]);
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_quiesced_device_has_given_its_idle_tags_back() {
+    let features = features();
+    if !features.can_quiesce() {
+        assert!(features.bits() & (1 << 12) == 0);
+        return;
+    }
+    let mut fixture = Fixture::started(Transport::UserCopy);
+    fixture.device.quiesce(SOON).unwrap();
+    fixture.leave();
+    fixture.recover();
+    fixture.open_block().write_all_at(&[1; 4096], 0).unwrap();
+    fixture.open_block().sync_all().unwrap();
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_is_stopped_while_it_is_written_to() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let block = fixture.open_block();
+        let (begun, begin) = mpsc::channel();
+        let writer = thread::spawn(move || {
+            loop {
+                if let Err(error) =
+                    block.write_all_at(&pattern(1, 1 << 20), 0).and_then(|()| block.sync_all())
+                {
+                    return error;
+                }
+                let _ = begun.send(());
+            }
+        });
+        begin.recv_timeout(SOON).unwrap();
+        let device = fixture.device;
+        drop(fixture);
+        writer.join().unwrap();
+        assert!(matches!(device.info(), Err(ControlError::NotFound { .. })), "{transport}");
+    }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_grows_while_it_is_open() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let block = fixture.open_block();
+    fixture.backing.set_len(2 * SECTORS * SECTOR_BYTES).unwrap();
+    fixture.device.resize(2 * SECTORS).unwrap();
+    assert_eq!(fixture.attribute("size"), "65536");
+    block.write_all_at(&[3; 4096], (2 * SECTORS - 1) * SECTOR_BYTES).unwrap();
+    block.sync_all().unwrap();
+
+    let dead = Fixture::add(Transport::UserCopy);
+    assert!(matches!(dead.device.resize(1), Err(ControlError::Command { command: "UPDATE_SIZE", .. })));
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_failing_file_fails_the_request_and_not_the_device() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        fixture.backing.set_len(SECTOR_BYTES).unwrap();
+        let block = fixture.open_block();
+        let error = block.read_exact_at(&mut [0; 4096], 8 << 20).unwrap_err();
+        assert_eq!(
+            error.raw_os_error(),
+            Some(libc::EIO),
+            "{transport}: a short read is an error, not old memory"
+        );
+        fixture.backing.set_len(SECTORS * SECTOR_BYTES).unwrap();
+        block.read_exact_at(&mut [0; 4096], 9 << 20).unwrap();
+    }
+}

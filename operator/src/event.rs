@@ -1,0 +1,96 @@
+//! Kubernetes events: one for every condition that turned.
+
+use holdfast_crds::{Condition, find_condition};
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use kube::runtime::events::{self, Event, EventType, Reporter};
+
+use crate::object_store::READY;
+use crate::volume::plan::PROVISIONED;
+
+/// Longest note the API takes, in bytes.
+const MAX_NOTE_BYTES: usize = 1000;
+
+/// Writes events in the operator's name.
+pub(crate) struct Recorder {
+    recorder: events::Recorder,
+}
+
+impl Recorder {
+    /// A recorder for the operator instance called `instance`.
+    pub(crate) fn new(client: Client, instance: &str) -> Self {
+        let reporter =
+            Reporter { controller: "holdfast-operator".to_owned(), instance: Some(instance.to_owned()) };
+        Self { recorder: events::Recorder::new(client, reporter) }
+    }
+
+    /// Writes one event. An event that cannot be written is only logged: it never stops the work it tells of.
+    pub(crate) async fn publish(&self, event: &Event, about: &ObjectReference) {
+        if let Err(error) = self.recorder.publish(event, about).await {
+            tracing::warn!(%error, reason = event.reason, "event not written");
+        }
+    }
+}
+
+/// The events that tell what turned between two lists of conditions. Waiting is no event.
+pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
+    after
+        .iter()
+        .filter(|new| {
+            find_condition(before, &new.type_)
+                .is_none_or(|old| old.status != new.status || old.reason != new.reason)
+        })
+        .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
+        .map(|new| Event {
+            type_: if is_trouble(new) { EventType::Warning } else { EventType::Normal },
+            reason: new.reason.clone(),
+            note: Some(truncate(&new.message)),
+            action: new.type_.clone(),
+            secondary: None,
+        })
+        .collect()
+}
+
+fn is_trouble(condition: &Condition) -> bool {
+    condition.status != "True"
+        && [PROVISIONED, READY].contains(&condition.type_.as_str())
+        && !["WaitingForDetach", "Deleting"].contains(&condition.reason.as_str())
+}
+
+/// Reasons of conditions that are the ordinary course of things.
+const QUIET: [&str; 4] = ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
+
+fn truncate(text: &str) -> String {
+    let end = (0..=text.len().min(MAX_NOTE_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionStatus, Time, condition};
+
+    use super::*;
+
+    fn one(type_: &str, status: ConditionStatus, reason: &str) -> Vec<Condition> {
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        vec![condition(&[], type_, status, reason, "text", Some(1), &now)]
+    }
+
+    #[test]
+    fn only_what_turned_is_told_and_only_trouble_is_a_warning() {
+        let pending = one(PROVISIONED, ConditionStatus::False, "ObjectStoreMissing");
+        let created = one(PROVISIONED, ConditionStatus::True, "Created");
+        let told = changes(&[], &pending);
+        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Warning));
+        let told = changes(&pending, &created);
+        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Normal));
+        assert!(changes(&created, &created).is_empty());
+        assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
+    }
+
+    #[test]
+    fn a_long_note_is_cut_at_a_character() {
+        assert_eq!(truncate(&"ä".repeat(600)).len(), 1000);
+        assert_eq!(truncate(&format!("a{}", "ä".repeat(600))).len(), 999);
+    }
+}

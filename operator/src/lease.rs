@@ -1,0 +1,225 @@
+//! Leader election: one Lease, one leader; only the leader changes anything.
+//!
+//! ```text
+//! Follower --(lease free or its holder silent for a lease duration)--> Leader
+//! Leader --(renewed by another, or not renewed in time)--> lost: the process ends and starts again as a follower
+//! Leader --(stopped)--> released: the lease is free at once
+//! ```
+//! Owns: the Lease object.
+//! Invariants: the holder stops before another may begin, because it gives up after [`RENEW_DEADLINE`] while others wait
+//! for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the moment it saw the last
+//! change, never by comparing clocks of two machines. Every write carries the resource version it is based on.
+//! On failure: an API server that does not answer is asked again; a leader gives up when the deadline passes.
+
+use std::time::Duration;
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, PostParams};
+use kube::{Client, Resource};
+use tokio::time::{Instant, sleep, timeout};
+
+/// How long a silent holder keeps the lease.
+const LEASE_DURATION: Duration = Duration::from_secs(15);
+/// How long a leader goes on without renewing.
+const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// Time between two looks at the lease.
+const RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+/// The leader lost its lease. It must stop changing anything at once.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LeaseLost {
+    /// Another holder took it.
+    #[error("the lease is held by {0}")]
+    Taken(String),
+    /// It could not be renewed in time.
+    #[error("the lease could not be renewed within {RENEW_DEADLINE:?}")]
+    NotRenewed,
+}
+
+/// One candidate for one Lease.
+pub(crate) struct Election {
+    api: Api<Lease>,
+    name: String,
+    identity: String,
+    seen: Seen,
+}
+
+/// What the candidate saw last, and when it changed.
+#[derive(Debug, Default)]
+struct Seen {
+    version: Option<String>,
+    at: Option<Instant>,
+}
+
+/// What to do about a lease.
+#[derive(Debug, PartialEq, Eq)]
+enum Move {
+    /// Hold it: it is ours already, or free.
+    Hold,
+    /// Its holder is alive.
+    Wait,
+}
+
+impl Election {
+    /// A candidate called `identity` for the Lease `namespace/name`.
+    pub(crate) fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            seen: Seen::default(),
+        }
+    }
+
+    /// Waits until this candidate leads.
+    pub(crate) async fn lead(&mut self) {
+        loop {
+            match self.attempt().await {
+                Ok(None) => return,
+                Ok(Some(holder)) => tracing::debug!(%holder, "another instance leads"),
+                Err(error) => tracing::warn!(%error, "lease not readable"),
+            }
+            sleep(RETRY_PERIOD).await;
+        }
+    }
+
+    /// Renews the lease until it is lost.
+    pub(crate) async fn keep(&mut self) -> LeaseLost {
+        let mut renewed = Instant::now();
+        loop {
+            sleep(RETRY_PERIOD).await;
+            let left = RENEW_DEADLINE.saturating_sub(renewed.elapsed());
+            match timeout(left, self.attempt()).await {
+                Ok(Ok(None)) => renewed = Instant::now(),
+                Ok(Ok(Some(holder))) => return LeaseLost::Taken(holder),
+                Ok(Err(error)) => tracing::warn!(%error, "lease not renewed yet"),
+                Err(_elapsed) => return LeaseLost::NotRenewed,
+            }
+        }
+    }
+
+    /// Frees the lease, so that the next leader need not wait.
+    pub(crate) async fn release(&mut self) {
+        let released = async {
+            let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+            let spec = lease.spec.get_or_insert_default();
+            if spec.holder_identity.as_deref() == Some(self.identity.as_str()) {
+                spec.holder_identity = None;
+                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+            }
+            Ok::<_, kube::Error>(())
+        };
+        if let Err(error) = released.await {
+            tracing::warn!(%error, "lease not released; the next leader waits until it runs out");
+        }
+    }
+
+    /// Tries to hold the lease once; `None` if this candidate holds it now, else the holder.
+    async fn attempt(&mut self) -> Result<Option<String>, kube::Error> {
+        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+            let lease = Lease {
+                metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                spec: Some(self.hold(&LeaseSpec::default())),
+            };
+            return self.written(self.api.create(&PostParams::default(), &lease).await);
+        };
+        let now = Instant::now();
+        self.seen.look(lease.meta().resource_version.as_deref(), now);
+        let spec = lease.spec.clone().unwrap_or_default();
+        match decide(&spec, &self.identity, self.seen.silence(now)) {
+            Move::Wait => Ok(spec.holder_identity),
+            Move::Hold => {
+                lease.spec = Some(self.hold(&spec));
+                self.written(self.api.replace(&self.name, &PostParams::default(), &lease).await)
+            }
+        }
+    }
+
+    /// A conflict means that another candidate was faster.
+    fn written(&mut self, outcome: Result<Lease, kube::Error>) -> Result<Option<String>, kube::Error> {
+        match outcome {
+            Ok(lease) => {
+                self.seen.look(lease.meta().resource_version.as_deref(), Instant::now());
+                Ok(None)
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Some("another candidate".to_owned())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn hold(&self, previous: &LeaseSpec) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        let ours = previous.holder_identity.as_deref() == Some(self.identity.as_str());
+        let transitions = previous.lease_transitions.unwrap_or_default();
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            acquire_time: if ours { previous.acquire_time.clone() } else { Some(now.clone()) },
+            renew_time: Some(now),
+            lease_transitions: Some(if ours { transitions } else { transitions + 1 }),
+            ..LeaseSpec::default()
+        }
+    }
+}
+
+impl Seen {
+    fn look(&mut self, version: Option<&str>, now: Instant) {
+        if self.at.is_none() || self.version.as_deref() != version {
+            self.version = version.map(str::to_owned);
+            self.at = Some(now);
+        }
+    }
+
+    fn silence(&self, now: Instant) -> Duration {
+        self.at.map_or(Duration::ZERO, |at| now.duration_since(at))
+    }
+}
+
+fn decide(spec: &LeaseSpec, identity: &str, silence: Duration) -> Move {
+    let duration = spec
+        .lease_duration_seconds
+        .and_then(|s| u64::try_from(s).ok())
+        .map_or(LEASE_DURATION, Duration::from_secs);
+    match spec.holder_identity.as_deref() {
+        None | Some("") => Move::Hold,
+        Some(holder) if holder == identity || silence > duration => Move::Hold,
+        Some(_) => Move::Wait,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held_by(holder: &str) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(15),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_only_when_free_own_or_silent() {
+        let second = Duration::from_secs(1);
+        assert_eq!(decide(&LeaseSpec::default(), "a", Duration::ZERO), Move::Hold);
+        assert_eq!(decide(&held_by(""), "a", Duration::ZERO), Move::Hold);
+        assert_eq!(decide(&held_by("a"), "a", Duration::ZERO), Move::Hold);
+        assert_eq!(decide(&held_by("b"), "a", 15 * second), Move::Wait);
+        assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Hold);
+    }
+
+    #[test]
+    fn silence_counts_from_the_last_change_seen() {
+        let start = Instant::now();
+        let mut seen = Seen::default();
+        assert_eq!(seen.silence(start), Duration::ZERO);
+        seen.look(Some("1"), start);
+        seen.look(Some("1"), start + Duration::from_secs(9));
+        assert_eq!(seen.silence(start + Duration::from_secs(10)), Duration::from_secs(10));
+        seen.look(Some("2"), start + Duration::from_secs(10));
+        assert_eq!(seen.silence(start + Duration::from_secs(12)), Duration::from_secs(2));
+    }
+}

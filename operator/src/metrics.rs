@@ -1,0 +1,240 @@
+//! The operator's metrics: one table, served as Prometheus text.
+
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use holdfast_crds::{ObjectStore, Volume, VolumePhase, is_true};
+use kube::runtime::reflector::Store;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::object_store::READY;
+use crate::requeue::Retry;
+
+/// Kind of the object that was reconciled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(crate) enum Kind {
+    Volume,
+    ObjectStore,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum Outcome {
+    Done,
+    RetrySoon,
+    RetryLater,
+    RetryRarely,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReconcileLabels {
+    kind: Kind,
+    outcome: Outcome,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum Phase {
+    Unknown,
+    Pending,
+    Ready,
+    Attaching,
+    Attached,
+    Detaching,
+    Deleting,
+    Failed,
+}
+
+const PHASES: [Phase; 8] = [
+    Phase::Unknown,
+    Phase::Pending,
+    Phase::Ready,
+    Phase::Attaching,
+    Phase::Attached,
+    Phase::Detaching,
+    Phase::Deleting,
+    Phase::Failed,
+];
+
+impl Phase {
+    fn of(volume: &Volume) -> Self {
+        match volume.status.as_ref().and_then(|status| status.phase) {
+            None => Self::Unknown,
+            Some(VolumePhase::Pending) => Self::Pending,
+            Some(VolumePhase::Ready) => Self::Ready,
+            Some(VolumePhase::Attaching) => Self::Attaching,
+            Some(VolumePhase::Attached) => Self::Attached,
+            Some(VolumePhase::Detaching) => Self::Detaching,
+            Some(VolumePhase::Deleting) => Self::Deleting,
+            Some(VolumePhase::Failed) => Self::Failed,
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum Readiness {
+    Ready,
+    NotReady,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReadinessLabels {
+    readiness: Readiness,
+}
+
+/// The operator's metrics.
+pub(crate) struct Metrics {
+    registry: Registry,
+    leader: Gauge,
+    reconciles: Family<ReconcileLabels, Counter>,
+    seconds: Family<KindLabels, Histogram>,
+    volumes: Family<PhaseLabels, Gauge>,
+    object_stores: Family<ReadinessLabels, Gauge>,
+    seen_volumes: OnceLock<Store<Volume>>,
+    seen_object_stores: OnceLock<Store<ObjectStore>>,
+}
+
+impl Metrics {
+    /// All metrics at zero.
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("holdfast_operator");
+        let leader = Gauge::default();
+        let reconciles = Family::<ReconcileLabels, Counter>::default();
+        let seconds = Family::<KindLabels, Histogram>::new_with_constructor(|| {
+            Histogram::new(exponential_buckets(0.005, 2.0, 12))
+        });
+        let volumes = Family::<PhaseLabels, Gauge>::default();
+        let object_stores = Family::<ReadinessLabels, Gauge>::default();
+        registry.register("leader", "1 while this instance leads, else 0", leader.clone());
+        registry.register("reconciles", "Reconciliations by kind and outcome", reconciles.clone());
+        registry.register_with_unit(
+            "reconcile_duration",
+            "Time from the start to the end of a reconciliation",
+            Unit::Seconds,
+            seconds.clone(),
+        );
+        registry.register("volumes", "Volumes by phase, as the leader sees them", volumes.clone());
+        registry.register(
+            "object_stores",
+            "ObjectStores by readiness, as the leader sees them",
+            object_stores.clone(),
+        );
+        Self {
+            registry,
+            leader,
+            reconciles,
+            seconds,
+            volumes,
+            object_stores,
+            seen_volumes: OnceLock::new(),
+            seen_object_stores: OnceLock::new(),
+        }
+    }
+
+    /// Notes whether this instance leads.
+    pub(crate) fn set_leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// Counts Volumes from this store from now on.
+    pub(crate) fn watch_volumes(&self, volumes: Store<Volume>) {
+        let _first = self.seen_volumes.set(volumes);
+    }
+
+    /// Counts ObjectStores from this store from now on.
+    pub(crate) fn watch_object_stores(&self, object_stores: Store<ObjectStore>) {
+        let _first = self.seen_object_stores.set(object_stores);
+    }
+
+    /// Starts to measure a reconciliation.
+    pub(crate) fn start(&self, kind: Kind) -> Timer<'_> {
+        Timer { metrics: self, kind, started: Instant::now() }
+    }
+
+    /// The metrics as Prometheus text.
+    pub(crate) fn render(&self) -> Result<String, std::fmt::Error> {
+        if let Some(volumes) = self.seen_volumes.get() {
+            let state = volumes.state();
+            for phase in PHASES {
+                let count = state.iter().filter(|volume| Phase::of(volume) == phase).count();
+                self.volumes.get_or_create(&PhaseLabels { phase }).set(count as i64);
+            }
+        }
+        if let Some(object_stores) = self.seen_object_stores.get() {
+            let state = object_stores.state();
+            let ready = state
+                .iter()
+                .filter(|store| {
+                    store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
+                })
+                .count();
+            for (readiness, count) in [(Readiness::Ready, ready), (Readiness::NotReady, state.len() - ready)]
+            {
+                self.object_stores.get_or_create(&ReadinessLabels { readiness }).set(count as i64);
+            }
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+/// One reconciliation being measured.
+#[must_use]
+pub(crate) struct Timer<'a> {
+    metrics: &'a Metrics,
+    kind: Kind,
+    started: Instant,
+}
+
+impl Timer<'_> {
+    /// Counts the reconciliation; `retry` is `None` when it is done.
+    pub(crate) fn finish(self, retry: Option<Retry>) {
+        let outcome = match retry {
+            None => Outcome::Done,
+            Some(Retry::Soon) => Outcome::RetrySoon,
+            Some(Retry::Later) => Outcome::RetryLater,
+            Some(Retry::Rarely) => Outcome::RetryRarely,
+        };
+        self.metrics.reconciles.get_or_create(&ReconcileLabels { kind: self.kind, outcome }).inc();
+        let elapsed = self.started.elapsed().as_secs_f64();
+        self.metrics.seconds.get_or_create(&KindLabels { kind: self.kind }).observe(elapsed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reconciliation_is_counted_and_timed() {
+        let metrics = Metrics::new();
+        metrics.set_leader(true);
+        metrics.start(Kind::Volume).finish(None);
+        metrics.start(Kind::ObjectStore).finish(Some(Retry::Rarely));
+        let text = metrics.render().expect("renders");
+        assert!(text.contains("holdfast_operator_leader 1"), "{text}");
+        assert!(
+            text.contains(r#"holdfast_operator_reconciles_total{kind="Volume",outcome="Done"} 1"#),
+            "{text}"
+        );
+        assert!(
+            text.contains(r#"holdfast_operator_reconcile_duration_seconds_count{kind="ObjectStore"} 1"#),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,12 @@
+//! Whether an `ObjectStore` is fit for volumes, and connections to those that are.
+//!
+//! Owns: the status of ObjectStores; the reading of their Secrets.
+//! Does not own: requests to the store (`holdfast-s3`).
+//! On failure: the condition `Ready` is False with a message that names the field and the fix.
+
+pub(crate) mod connect;
+pub(crate) mod controller;
+pub(crate) mod health;
+
+/// Condition: the bucket answers, can be listed, and creates a key once only.
+pub(crate) const READY: &str = "Ready";

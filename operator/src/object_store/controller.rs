@@ -1,0 +1,130 @@
+//! Runs the ObjectStore controller: probe, report.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, Time};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::watcher;
+use kube::{Client, Resource, ResourceExt};
+use serde_json::json;
+
+use super::connect::Connections;
+use super::health::{self, Health, PROBE_INTERVAL};
+use crate::event::{Recorder, changes};
+use crate::metrics::{Kind, Metrics};
+use crate::requeue::Retry;
+use crate::volume::failure::chain;
+
+/// Shortest time between two probes of an unchanged ObjectStore.
+const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
+
+/// What every reconciliation needs.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) recorder: Recorder,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) probes: Probes,
+}
+
+/// Uid and generation of what was probed.
+type ProbedSpec = (Option<String>, Option<i64>);
+
+/// When each ObjectStore (by name) was last probed. Our own report wakes the controller: it must not bring the next probe.
+#[derive(Default)]
+pub(crate) struct Probes {
+    last: Mutex<HashMap<String, (ProbedSpec, Instant)>>,
+}
+
+impl Probes {
+    /// Notes a probe that begins now; else how long to wait until one may begin. A new spec never waits.
+    fn begin(&self, store: &ObjectStore, now: Instant) -> Result<(), Duration> {
+        let mut last = self.last.lock().expect("no holder of this lock panics");
+        let spec = (store.metadata.uid.clone(), store.metadata.generation);
+        if let Some((probed, at)) = last.get(&store.name_any())
+            && *probed == spec
+            && let Some(wait) = MIN_PROBE_GAP.checked_sub(now.duration_since(*at))
+            && !wait.is_zero()
+        {
+            return Err(wait);
+        }
+        last.insert(store.name_any(), (spec, now));
+        Ok(())
+    }
+}
+
+/// Runs until `stop` ends; reconciliations under way are finished.
+pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+    let stores = Api::<ObjectStore>::all(context.client.clone());
+    let controller = Controller::new(stores, watcher::Config::default());
+    context.metrics.watch_object_stores(controller.store());
+    controller
+        .graceful_shutdown_on(stop)
+        .run(reconcile, retry, context)
+        .for_each(|outcome| async move {
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "object store controller");
+            }
+        })
+        .await;
+}
+
+#[tracing::instrument(name = "reconcile_object_store", skip_all, fields(object_store = %store.name_any()))]
+async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Action, kube::Error> {
+    if let Err(wait) = context.probes.begin(&store, Instant::now()) {
+        return Ok(Action::requeue(wait));
+    }
+    let timer = context.metrics.start(Kind::ObjectStore);
+    let health = probe(&store, &context).await;
+    let outcome = report(&store, &health, &context).await;
+    let retry = health.as_ref().err().map(health::Unfit::retry);
+    timer.finish(if outcome.is_err() { Some(Retry::Later) } else { retry });
+    outcome?;
+    Ok(Action::requeue(match retry {
+        None => PROBE_INTERVAL,
+        Some(retry) => retry.delay(fastrand::f64()),
+    }))
+}
+
+async fn probe(store: &ObjectStore, context: &Context) -> Health {
+    let connection = context.connections.open(context.client.clone(), &store.name_any()).await?;
+    connection.probe().await?;
+    Ok(())
+}
+
+async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), kube::Error> {
+    let api: Api<ObjectStore> = Api::all(context.client.clone());
+    // The stream tells only of new generations; the last report is newer than what it holds.
+    let Some(current) = api.get_opt(&store.name_any()).await? else { return Ok(()) };
+    let previous = current.status.as_ref();
+    let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();
+    let status = health::status(&before, store.metadata.generation, health, &Time(Timestamp::now()));
+    if !health::worth_writing(previous, &status) {
+        return Ok(());
+    }
+    if let Err(unfit) = health {
+        tracing::warn!(object_store = %store.name_any(), error = %chain(unfit), "object store is not fit for volumes");
+    }
+    let patch = json!({
+        "apiVersion": ObjectStore::api_version(&()),
+        "kind": ObjectStore::kind(&()),
+        "metadata": { "name": store.name_any() },
+        "status": status,
+    });
+    let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+    api.patch_status(&store.name_any(), &params, &Patch::Apply(patch)).await?;
+    for change in changes(&before, &status.conditions) {
+        context.recorder.publish(&change, &store.object_ref(&())).await;
+    }
+    Ok(())
+}
+
+fn retry(store: Arc<ObjectStore>, error: &kube::Error, _context: Arc<Context>) -> Action {
+    tracing::warn!(object_store = %store.name_any(), error = %chain(error), "object store not reconciled");
+    Action::requeue(Retry::Later.delay(fastrand::f64()))
+}

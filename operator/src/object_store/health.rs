@@ -1,0 +1,153 @@
+//! The status of an ObjectStore: a pure function of the last probe.
+
+use std::time::Duration;
+
+use holdfast_crds::{Condition, ConditionStatus, ObjectStoreStatus, Time, condition, find_condition};
+use holdfast_s3::ProbeFailure;
+
+use super::READY;
+use super::connect::ConnectError;
+use crate::requeue::Retry;
+
+/// How often a store that is Ready is probed.
+pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Age at which a recorded probe time is renewed although nothing else changed.
+const MAX_RECORDED_AGE_SECONDS: i64 = 600;
+
+/// Why a store is not fit for volumes.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unfit {
+    /// No connection could be made.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The store lacks something.
+    #[error("spec.{0}")]
+    Probe(ProbeFailure),
+}
+
+impl From<ProbeFailure> for Unfit {
+    fn from(failure: ProbeFailure) -> Self {
+        Self::Probe(failure)
+    }
+}
+
+impl Unfit {
+    /// When to try again.
+    pub(crate) fn retry(&self) -> Retry {
+        match self {
+            Self::Connect(error) => error.retry(),
+            // Buckets and policies are often repaired on the store's side, which nobody tells us.
+            Self::Probe(_) => Retry::Later,
+        }
+    }
+
+    /// What the user is told: the same words as long as the trouble is the same, because every new message is a write that
+    /// wakes others. A server's own text carries request ids; a lost connection's does not, and says what to look at.
+    fn message(&self) -> String {
+        match self {
+            Self::Probe(failure @ (ProbeFailure::Unreachable(_) | ProbeFailure::Untrusted(_))) => {
+                format!("{self} ({})", root(failure))
+            }
+            Self::Probe(_) | Self::Connect(_) => self.to_string(),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Connect(error) => error.reason(),
+            Self::Probe(failure) => failure.reason(),
+        }
+    }
+}
+
+/// The text of the innermost source.
+fn root(error: &dyn std::error::Error) -> String {
+    let mut at = error;
+    while let Some(source) = at.source() {
+        at = source;
+    }
+    at.to_string()
+}
+
+/// What a probe found.
+pub(crate) type Health = Result<(), Unfit>;
+
+/// The status that tells of `health`.
+pub(crate) fn status(
+    previous: &[Condition],
+    generation: Option<i64>,
+    health: &Health,
+    now: &Time,
+) -> ObjectStoreStatus {
+    let (status, reason, message) = match health {
+        Ok(()) => (
+            ConditionStatus::True,
+            "Probed",
+            "the bucket answers, can be listed and creates a key once only".to_owned(),
+        ),
+        Err(unfit) => (ConditionStatus::False, unfit.reason(), unfit.message()),
+    };
+    ObjectStoreStatus {
+        observed_generation: generation,
+        last_probe_time: Some(now.clone()),
+        conditions: vec![condition(previous, READY, status, reason, message, generation, now)],
+    }
+}
+
+/// Whether `next` is worth a write: it tells the user something new, or the recorded probe time is getting old. (Every
+/// write makes the volumes of the store look at it.)
+pub(crate) fn worth_writing(previous: Option<&ObjectStoreStatus>, next: &ObjectStoreStatus) -> bool {
+    let Some(previous) = previous else { return true };
+    let aged = match (&previous.last_probe_time, &next.last_probe_time) {
+        (Some(old), Some(new)) => new.0.as_second() - old.0.as_second() >= MAX_RECORDED_AGE_SECONDS,
+        (None, _) | (_, None) => true,
+    };
+    aged || previous.observed_generation != next.observed_generation
+        || find_condition(&previous.conditions, READY) != find_condition(&next.conditions, READY)
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::StoreError;
+
+    use super::*;
+
+    fn time(text: &str) -> Time {
+        Time(text.parse().expect("a timestamp"))
+    }
+
+    fn away(cause: &str) -> Health {
+        Err(ProbeFailure::Unreachable(StoreError::Unavailable(cause.into())).into())
+    }
+
+    #[test]
+    fn trouble_is_told_with_field_and_fix() {
+        let now = time("2026-01-01T00:00:00Z");
+        for (health, reason, field) in [
+            (away("connection refused"), "Unreachable", "spec.endpoint: "),
+            (Err(ProbeFailure::CreateOnceIgnored.into()), "CreateOnceIgnored", "spec.bucket: "),
+            (Err(ConnectError::TwoCaBundles.into()), "InvalidSpec", "spec.caBundleRef: "),
+        ] {
+            let status = status(&[], Some(2), &health, &now);
+            let ready = find_condition(&status.conditions, READY).expect("ready");
+            assert_eq!((ready.status.as_str(), ready.reason.as_str()), ("False", reason));
+            assert!(ready.message.starts_with(field), "{}", ready.message);
+            assert_eq!((status.observed_generation, ready.observed_generation), (Some(2), Some(2)));
+        }
+    }
+
+    #[test]
+    fn the_same_finding_is_written_once_and_its_time_now_and_then() {
+        let first = status(&[], Some(1), &Ok(()), &time("2026-01-01T00:00:00Z"));
+        assert!(worth_writing(None, &first));
+        let soon = status(&first.conditions, Some(1), &Ok(()), &time("2026-01-01T00:01:00Z"));
+        assert!(!worth_writing(Some(&first), &soon));
+        let late = status(&first.conditions, Some(1), &Ok(()), &time("2026-01-01T00:10:00Z"));
+        assert!(worth_writing(Some(&first), &late));
+        let away = status(&first.conditions, Some(1), &away("x"), &time("2026-01-01T00:01:00Z"));
+        assert!(worth_writing(Some(&first), &away));
+        let newer = status(&first.conditions, Some(2), &Ok(()), &time("2026-01-01T00:01:00Z"));
+        assert!(worth_writing(Some(&first), &newer));
+    }
+}

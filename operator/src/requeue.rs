@@ -1,0 +1,55 @@
+//! When to try again after a failure: by its kind, with jitter.
+
+use std::time::Duration;
+
+use holdfast_objects::ErrorKind;
+
+/// How long a failure is expected to last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// Somebody was faster: look again at once.
+    Soon,
+    /// Something is away or busy and will come back by itself.
+    Later,
+    /// A person must act; look now and then.
+    Rarely,
+}
+
+impl Retry {
+    /// The retry that fits an error of an object store.
+    pub(crate) const fn of(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => Self::Soon,
+            ErrorKind::Throttled | ErrorKind::Unavailable => Self::Later,
+            ErrorKind::NotFound | ErrorKind::Denied | ErrorKind::Invalid | ErrorKind::Corrupt => Self::Rarely,
+        }
+    }
+
+    /// Time to wait. `random` in `0..1` spreads the waits over 80 % to 120 % of their mean, so that many objects which
+    /// failed together do not come back together.
+    pub(crate) fn delay(self, random: f64) -> Duration {
+        let mean = match self {
+            Self::Soon => Duration::from_secs(1),
+            Self::Later => Duration::from_secs(10),
+            Self::Rarely => Duration::from_secs(60),
+        };
+        mean.mul_f64(0.8 + 0.4 * random)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_stays_within_a_fifth() {
+        assert_eq!(Retry::Later.delay(0.0), Duration::from_secs(8));
+        assert_eq!(Retry::Later.delay(1.0), Duration::from_secs(12));
+    }
+
+    #[test]
+    fn a_missing_server_is_asked_again_sooner_than_a_wrong_key() {
+        let unavailable = Retry::of(ErrorKind::Unavailable).delay(0.5);
+        assert!(unavailable < Retry::of(ErrorKind::Denied).delay(0.5));
+    }
+}

@@ -1,0 +1,123 @@
+//! Puts the parts together: metrics, election, controllers, and an orderly end.
+//!
+//! Order of the end: controllers finish what they do, then the lease is released, so that no two instances ever work at
+//! the same time. A lost lease ends the process without waiting.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use kube::Client;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use crate::event::Recorder;
+use crate::http;
+use crate::lease::Election;
+use crate::metrics::Metrics;
+use crate::object_store::{self, connect::Connections, controller::Probes};
+use crate::settings::Settings;
+use crate::volume;
+
+/// Name of the Lease that elects the leader.
+const LEASE: &str = "holdfast-operator";
+
+/// Runs until SIGTERM or SIGINT.
+///
+/// # Errors
+/// The operator cannot start, or lost its lease.
+pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    tokio::pin!(stop);
+
+    let metrics = Arc::new(Metrics::new());
+    let address = settings.metrics_address;
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("--metrics-address: cannot listen on {address}; choose another"))?;
+    let endpoint = tokio::spawn(http::serve(listener, metrics.clone()));
+
+    let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
+    let identity = settings.identity();
+    let mut election = Election::new(client.clone(), &settings.namespace, LEASE, &identity);
+    tracing::info!(%identity, metrics = %address, version = env!("CARGO_PKG_VERSION"), "operator starts");
+    let leads = tokio::select! {
+        () = election.lead() => true,
+        () = &mut stop => false,
+    };
+    let outcome = if leads {
+        metrics.set_leader(true);
+        tracing::info!("leading");
+        let outcome = lead(client, &identity, &metrics, &mut election, stop).await;
+        metrics.set_leader(false);
+        outcome
+    } else {
+        Ok(())
+    };
+    endpoint.abort();
+    outcome
+}
+
+async fn lead(
+    client: Client,
+    identity: &str,
+    metrics: &Arc<Metrics>,
+    election: &mut Election,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let (stopping, stopped) = watch::channel(false);
+    let connections = Arc::new(Connections::default());
+    let stores = Arc::new(object_store::controller::Context {
+        client: client.clone(),
+        connections: connections.clone(),
+        recorder: Recorder::new(client.clone(), identity),
+        metrics: metrics.clone(),
+        probes: Probes::default(),
+    });
+    let volumes = Arc::new(volume::controller::Context {
+        client: client.clone(),
+        connections,
+        recorder: Recorder::new(client, identity),
+        metrics: metrics.clone(),
+    });
+    let mut controllers = tokio::spawn(async move {
+        tokio::join!(
+            object_store::controller::run(stores, told(stopped.clone())),
+            volume::controller::run(volumes, told(stopped)),
+        );
+    });
+    tokio::select! {
+        lost = election.keep() => {
+            controllers.abort();
+            return Err(lost.into());
+        }
+        ended = &mut controllers => {
+            ended.context("a controller failed")?;
+            anyhow::bail!("the controllers ended by themselves");
+        }
+        () = stop => tracing::info!("stopping: finishing what is under way"),
+    }
+    stopping.send_replace(true);
+    tokio::select! {
+        lost = election.keep() => {
+            controllers.abort();
+            return Err(lost.into());
+        }
+        ended = &mut controllers => ended.context("a controller failed")?,
+    }
+    election.release().await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn told(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone: the same as being told.
+    let _told = stopped.wait_for(|stopped| *stopped).await;
+}

@@ -1,0 +1,32 @@
+//! The operator's command line; each option can also be set by an environment variable.
+
+use std::net::SocketAddr;
+
+use clap::Parser;
+
+/// Runs the Holdfast control plane: provisions volumes, grants them to nodes, checks object stores.
+#[derive(Debug, Parser)]
+#[command(name = "holdfast-operator", version)]
+pub(crate) struct Settings {
+    /// Address and port of /metrics and /healthz.
+    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "0.0.0.0:9180")]
+    pub(crate) metrics_address: SocketAddr,
+
+    /// Namespace of the Lease that elects the leader.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "holdfast-system")]
+    pub(crate) namespace: String,
+
+    /// Name of this instance in the Lease and in events; unique among running instances.
+    #[arg(long, env = "POD_NAME")]
+    pub(crate) identity: Option<String>,
+}
+
+impl Settings {
+    /// Name of this instance: as configured, else made up from the process id and a random number.
+    pub(crate) fn identity(&self) -> String {
+        self.identity
+            .clone()
+            .filter(|name| !name.is_empty())
+            .unwrap_or_else(|| format!("holdfast-operator-{}-{:08x}", std::process::id(), fastrand::u32(..)))
+    }
+}

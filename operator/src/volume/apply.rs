@@ -1,0 +1,152 @@
+//! Carries out the steps of a plan, in order, each so that it may be repeated.
+
+use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
+use holdfast_log::LogFailure;
+use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, Resource, ResourceExt};
+use serde_json::json;
+
+use super::failure::VolumeFailure;
+use super::plan::{Step, operators_part};
+use crate::object_store::connect::Connections;
+
+/// The nonce of the control plane's records. Together with times that come from the Volume it makes their bytes depend on
+/// the Volume alone, so that a step that is repeated meets its own success.
+const CONTROL: Nonce = Nonce([0; 16]);
+
+/// One volume being worked on, as the API server last returned it.
+pub(crate) struct Work<'a> {
+    /// The client of the API server.
+    pub(crate) client: Client,
+    /// Connections to object stores.
+    pub(crate) connections: &'a Connections,
+    /// The volume; renewed by every answer.
+    pub(crate) volume: Volume,
+}
+
+impl Work<'_> {
+    /// Carries out one step.
+    ///
+    /// # Errors
+    /// [`VolumeFailure`]; the step may have taken effect.
+    pub(crate) async fn apply(&mut self, step: &Step) -> Result<(), VolumeFailure> {
+        match step {
+            Step::AddFinalizer => self.set_finalizer(true).await,
+            Step::RemoveFinalizer => self.set_finalizer(false).await,
+            Step::Report(status) => self.report(status).await,
+            Step::Provision { size_bytes } => {
+                let created = unix_ms(self.volume.metadata.creation_timestamp.as_ref());
+                let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+                let sectors = size_bytes / SECTOR_BYTES;
+                let volume = self.volume_id();
+                let created =
+                    holdfast_log::provision(store.as_ref(), &volume, sectors, CONTROL, created).await;
+                Ok(accept_smaller(created, sectors)?)
+            }
+            Step::RemoveObjects => {
+                let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
+                let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+                Ok(holdfast_log::remove(store.as_ref(), &self.volume_id(), CONTROL, deleted).await?)
+            }
+        }
+    }
+
+    fn api(&self) -> Api<Volume> {
+        Api::all(self.client.clone())
+    }
+
+    fn store_name(&self) -> &str {
+        self.volume.spec.object_store.as_deref().unwrap_or_default()
+    }
+
+    fn volume_id(&self) -> VolumeId {
+        let uid = self.volume.metadata.uid.clone().unwrap_or_default();
+        VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
+    }
+
+    /// The resource version makes the write fail if anybody changed the object since it was read, so that a list of
+    /// finalizers is never written over another.
+    async fn set_finalizer(&mut self, present: bool) -> Result<(), VolumeFailure> {
+        let mut finalizers = self.volume.finalizers().to_vec();
+        finalizers.retain(|name| name != VOLUME_FINALIZER);
+        if present {
+            finalizers.push(VOLUME_FINALIZER.to_owned());
+        }
+        let patch = json!({
+            "metadata": { "resourceVersion": self.volume.resource_version(), "finalizers": finalizers }
+        });
+        let params =
+            PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        self.volume = self
+            .api()
+            .patch(&self.volume.name_any(), &params, &Patch::Merge(patch))
+            .await
+            .map_err(classify)?;
+        Ok(())
+    }
+
+    /// Writes the operator's part of the status, unless it stands there already. The resource version makes the write
+    /// fail if the daemon reported anything since the plan was made: a grant never moves past a claim it did not see.
+    async fn report(&mut self, status: &VolumeStatus) -> Result<(), VolumeFailure> {
+        let present = self.volume.status.as_ref().map(operators_part).unwrap_or_default();
+        if present == *status {
+            return Ok(());
+        }
+        let patch = json!({
+            "apiVersion": Volume::api_version(&()),
+            "kind": Volume::kind(&()),
+            "metadata": { "name": self.volume.name_any(), "resourceVersion": self.volume.resource_version() },
+            "status": status,
+        });
+        let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+        self.volume = self
+            .api()
+            .patch_status(&self.volume.name_any(), &params, &Patch::Apply(patch))
+            .await
+            .map_err(classify)?;
+        Ok(())
+    }
+}
+
+/// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in the status, and
+/// the daemon grows the volume when it attaches it.
+fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Result<(), LogFailure> {
+    match outcome {
+        Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// A conflict, or an object that is gone, means that the plan was made from an old state.
+fn classify(error: kube::Error) -> VolumeFailure {
+    if let kube::Error::Api(status) = &error
+        && matches!(status.code, 404 | 409)
+    {
+        return VolumeFailure::Changed;
+    }
+    VolumeFailure::Api(error)
+}
+
+fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
+    time.and_then(|time| u64::try_from(time.0.as_millisecond()).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::MemoryStore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_spec_that_grew_before_its_creation_was_recorded_is_provisioned() {
+        let store = MemoryStore::new();
+        let volume: VolumeId = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4".parse().expect("a volume id");
+        holdfast_log::provision(&store, &volume, 100, CONTROL, 5).await.expect("created");
+        let grown = holdfast_log::provision(&store, &volume, 200, CONTROL, 5).await;
+        assert!(accept_smaller(grown, 200).is_ok());
+        let smaller = holdfast_log::provision(&store, &volume, 50, CONTROL, 5).await;
+        assert!(matches!(accept_smaller(smaller, 50), Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
+        assert_eq!(store.counts().put, 3, "each attempt is one PUT");
+    }
+}

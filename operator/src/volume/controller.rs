@@ -1,0 +1,132 @@
+//! Runs the Volume controller: observe, plan, apply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+
+use super::apply::Work;
+use super::facts::{Facts, StoreFact};
+use super::failure::{VolumeFailure, chain};
+use super::plan::{Step, plan};
+use crate::event::{Recorder, changes};
+use crate::metrics::{Kind, Metrics};
+use crate::object_store::connect::Connections;
+
+/// How often a volume is looked at when nothing about it changes.
+const RESYNC: Duration = Duration::from_secs(600);
+
+/// What every reconciliation needs.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) recorder: Recorder,
+    pub(crate) metrics: Arc<Metrics>,
+}
+
+/// Runs until `stop` ends; reconciliations under way are finished.
+pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+    let client = context.client.clone();
+    let controller = Controller::new(Api::<Volume>::all(client.clone()), watcher::Config::default());
+    let volumes = controller.store();
+    context.metrics.watch_volumes(volumes.clone());
+    let by_store = volumes.clone();
+    let by_node = volumes;
+    controller
+        .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
+            let name = store.name_any();
+            matching(&by_store, move |volume| volume.spec.object_store.as_deref() == Some(name.as_str()))
+        })
+        .watches(Api::<StorageNode>::all(client), watcher::Config::default(), move |node| {
+            let name = node.name_any();
+            matching(&by_node, move |volume| volume.spec.desired_node() == Some(name.as_str()))
+        })
+        .graceful_shutdown_on(stop)
+        .run(reconcile, retry, context)
+        .for_each(|outcome| async move {
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "volume controller");
+            }
+        })
+        .await;
+}
+
+fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<ObjectRef<Volume>> {
+    volumes
+        .state()
+        .iter()
+        .filter(|volume| matches(volume))
+        .map(|volume| ObjectRef::from_obj(volume.as_ref()))
+        .collect()
+}
+
+#[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
+async fn reconcile(volume: Arc<Volume>, context: Arc<Context>) -> Result<Action, VolumeFailure> {
+    let timer = context.metrics.start(Kind::Volume);
+    let outcome = reconcile_once(volume.as_ref().clone(), &context).await;
+    timer.finish(outcome.as_ref().err().map(VolumeFailure::retry));
+    outcome.map(|()| Action::requeue(RESYNC))
+}
+
+async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeFailure> {
+    let facts = observe(&volume, context).await?;
+    let now = Time(Timestamp::now());
+    let before = facts.status.clone();
+    let reference = volume.object_ref(&());
+    let mut work = Work { client: context.client.clone(), connections: &context.connections, volume };
+    let outcome = carry_out(&mut work, &facts, &now).await;
+    if let Some(after) = &work.volume.status {
+        for change in changes(&before.conditions, &after.conditions) {
+            context.recorder.publish(&change, &reference).await;
+        }
+    }
+    outcome
+}
+
+async fn carry_out(work: &mut Work<'_>, facts: &Facts, now: &Time) -> Result<(), VolumeFailure> {
+    for step in plan(facts, now) {
+        if let Err(failure) = work.apply(&step).await {
+            if let Some(status) = failure.status(facts, now) {
+                work.apply(&Step::Report(Box::new(status))).await?;
+            }
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a request each.
+async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFailure> {
+    let mut facts = Facts::new(volume);
+    if facts.needs_store() {
+        let stores: Api<ObjectStore> = Api::all(context.client.clone());
+        facts.store = match volume.spec.object_store.as_deref() {
+            None => StoreFact::None,
+            Some(name) => StoreFact::of(stores.get_opt(name).await.map_err(VolumeFailure::Api)?.as_ref()),
+        };
+    }
+    if let Some(name) = facts.node_in_question() {
+        let nodes: Api<StorageNode> = Api::all(context.client.clone());
+        facts.node_known = nodes.get_opt(name).await.map_err(VolumeFailure::Api)?.is_some();
+    }
+    Ok(facts)
+}
+
+fn retry(volume: Arc<Volume>, failure: &VolumeFailure, _context: Arc<Context>) -> Action {
+    let delay = failure.retry().delay(fastrand::f64());
+    match failure {
+        VolumeFailure::Changed => {
+            tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning anew")
+        }
+        VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
+            tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");
+        }
+    }
+    Action::requeue(delay)
+}

@@ -1,0 +1,150 @@
+//! What one plan for a volume is made from.
+
+use holdfast_crds::{
+    ObjectStore, ObjectStoreStatus, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition,
+    is_true,
+};
+
+use super::plan::PROVISIONED;
+use crate::object_store::READY;
+
+/// One volume and what it depends on, as seen at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// `metadata.uid`: the volume's identity in the object store.
+    pub(crate) uid: String,
+    /// `metadata.generation`.
+    pub(crate) generation: i64,
+    /// The wish.
+    pub(crate) spec: VolumeSpec,
+    /// What is reported so far, by everybody.
+    pub(crate) status: VolumeStatus,
+    /// Whether our finalizer is on the object.
+    pub(crate) finalizer: bool,
+    /// Whether deletion was asked for.
+    pub(crate) deleting: bool,
+    /// The object store the volume names.
+    pub(crate) store: StoreFact,
+    /// Whether a StorageNode describes the node the volume shall go to, or the volume is there already.
+    pub(crate) node_known: bool,
+}
+
+/// What is known of the object store a volume names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum StoreFact {
+    /// Nobody looked, because the plan does not depend on it.
+    NotLooked,
+    /// The volume names none.
+    None,
+    /// No ObjectStore has that name.
+    Missing,
+    /// It was not probed since its spec changed.
+    Unprobed,
+    /// It is not fit for volumes.
+    NotReady {
+        /// Reason of its condition.
+        reason: String,
+        /// Message of its condition.
+        message: String,
+    },
+    /// It is fit for volumes.
+    Ready,
+}
+
+impl StoreFact {
+    /// Reads the fact off an ObjectStore.
+    pub(crate) fn of(store: Option<&ObjectStore>) -> Self {
+        let Some(store) = store else { return Self::Missing };
+        let unprobed = ObjectStoreStatus::default();
+        let status = store.status.as_ref().unwrap_or(&unprobed);
+        match find_condition(&status.conditions, READY) {
+            Some(ready) if ready.observed_generation == store.metadata.generation => {
+                if ready.status == "True" {
+                    Self::Ready
+                } else {
+                    Self::NotReady { reason: ready.reason.clone(), message: ready.message.clone() }
+                }
+            }
+            Some(_) | None => Self::Unprobed,
+        }
+    }
+}
+
+impl Facts {
+    /// The facts that stand in `volume` itself.
+    pub(crate) fn new(volume: &Volume) -> Self {
+        Self {
+            uid: volume.metadata.uid.clone().unwrap_or_default(),
+            generation: volume.metadata.generation.unwrap_or_default(),
+            spec: volume.spec.clone(),
+            status: volume.status.clone().unwrap_or_default(),
+            finalizer: volume.metadata.finalizers.iter().flatten().any(|name| name == VOLUME_FINALIZER),
+            deleting: volume.metadata.deletion_timestamp.is_some(),
+            store: StoreFact::NotLooked,
+            node_known: true,
+        }
+    }
+
+    /// Whether the plan depends on the object store: it does until the volume exists there, and when it shall go.
+    pub(crate) fn needs_store(&self) -> bool {
+        self.deleting || !is_true(&self.status.conditions, PROVISIONED)
+    }
+
+    /// The node whose existence the plan depends on: the one that shall serve the volume but does not yet.
+    pub(crate) fn node_in_question(&self) -> Option<&str> {
+        self.desired().filter(|desired| self.serving() != Some(*desired))
+    }
+
+    /// The node that shall serve the volume.
+    pub(crate) fn desired(&self) -> Option<&str> {
+        if self.deleting { None } else { self.spec.desired_node() }
+    }
+
+    /// The node the volume is granted to.
+    pub(crate) fn assigned(&self) -> Option<&str> {
+        self.status.assigned_node.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// The node that serves the volume now.
+    pub(crate) fn serving(&self) -> Option<&str> {
+        self.status.node.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// Name of the object store, as the user wrote it.
+    pub(crate) fn store_name(&self) -> &str {
+        self.spec.object_store.as_deref().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionStatus, Time, condition};
+
+    use super::*;
+
+    fn store(generation: i64, probed: Option<(i64, ConditionStatus)>) -> ObjectStore {
+        let spec = serde_json::json!({ "bucket": "bucket", "credentials": { "environment": {} } });
+        let mut store = ObjectStore::new("store", serde_json::from_value(spec).expect("a spec"));
+        store.metadata.generation = Some(generation);
+        store.status = probed.map(|(generation, status)| {
+            let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+            let ready = condition(&[], READY, status, "Reason", "message", Some(generation), &now);
+            ObjectStoreStatus { conditions: vec![ready], ..ObjectStoreStatus::default() }
+        });
+        store
+    }
+
+    #[test]
+    fn only_a_probe_of_the_present_spec_counts() {
+        let not_ready = StoreFact::NotReady { reason: "Reason".to_owned(), message: "message".to_owned() };
+        for (store, fact) in [
+            (None, StoreFact::Missing),
+            (Some(store(1, None)), StoreFact::Unprobed),
+            (Some(store(2, Some((1, ConditionStatus::True)))), StoreFact::Unprobed),
+            (Some(store(2, Some((2, ConditionStatus::True)))), StoreFact::Ready),
+            (Some(store(2, Some((2, ConditionStatus::False)))), not_ready),
+        ] {
+            assert_eq!(StoreFact::of(store.as_ref()), fact);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Why a step for a volume failed, and what the user is told.
+
+use holdfast_crds::{Time, VolumePhase, VolumeStatus};
+use holdfast_log::LogFailure;
+use holdfast_objects::ErrorKind;
+
+use super::facts::Facts;
+use super::plan::{Obstacle, PROVISIONED, pending};
+use crate::object_store::connect::ConnectError;
+use crate::requeue::Retry;
+
+/// Why a step failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VolumeFailure {
+    /// The API server did not take a request.
+    #[error("the API server refused a request for the volume")]
+    Api(#[source] kube::Error),
+    /// Somebody changed the object since it was read.
+    #[error("the volume changed meanwhile")]
+    Changed,
+    /// The ObjectStore cannot be used.
+    #[error("the ObjectStore cannot be used")]
+    Connect(#[from] ConnectError),
+    /// The volume's log was not created or removed.
+    #[error(transparent)]
+    Log(#[from] LogFailure),
+}
+
+impl VolumeFailure {
+    /// When to try again.
+    pub(crate) fn retry(&self) -> Retry {
+        match self {
+            Self::Changed => Retry::Soon,
+            Self::Api(_) => Retry::Later,
+            Self::Connect(error) => error.retry(),
+            Self::Log(LogFailure::Store { source, .. }) => Retry::of(source.kind()),
+            Self::Log(failure) if failure.is_transient() => Retry::Later,
+            Self::Log(_) => Retry::Rarely,
+        }
+    }
+
+    /// Reason of the condition; `None` when there is nothing to tell.
+    fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Changed | Self::Api(_) => None,
+            Self::Connect(_) => Some("ObjectStoreUnusable"),
+            Self::Log(failure) => Some(match failure {
+                LogFailure::Store { source, .. } => match source.kind() {
+                    ErrorKind::Denied => "AccessDenied",
+                    ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
+                    ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
+                    ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
+                },
+                LogFailure::Contended(_) => "ObjectStoreBusy",
+                LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+                LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
+                _ => "LogFailed",
+            }),
+        }
+    }
+
+    /// The status that tells the user of the failure; `None` when there is nothing to tell.
+    pub(crate) fn status(&self, facts: &Facts, now: &Time) -> Option<VolumeStatus> {
+        let reason = self.reason()?;
+        let message =
+            format!("spec.objectStore: {} (`{}`); {}", self.brief(), facts.store_name(), self.fix());
+        let phase = if facts.deleting { VolumePhase::Deleting } else { VolumePhase::Pending };
+        let mut status = pending(facts, &Obstacle::new(phase, reason, message), now);
+        if facts.deleting {
+            status.conditions.retain(|condition| condition.type_ == PROVISIONED);
+        }
+        Some(status)
+    }
+
+    /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every attempt would
+    /// be a write at every attempt.
+    fn brief(&self) -> String {
+        let source = std::error::Error::source(self).map(|source| format!(": {source}"));
+        format!("{self}{}", source.unwrap_or_default())
+    }
+
+    fn fix(&self) -> &'static str {
+        match self {
+            Self::Connect(_) => "see the conditions of the ObjectStore",
+            Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_)) => {
+                "create the Volume again, or give the ObjectStore a prefix of its own"
+            }
+            Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
+                "restore the object from a backup of the bucket"
+            }
+            Self::Api(_) | Self::Changed | Self::Log(_) => "it will be tried again",
+        }
+    }
+}
+
+/// An error with its sources, joined by colons.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::StoreError;
+
+    use super::*;
+    use crate::volume::facts::StoreFact;
+
+    fn store_failure(source: StoreError) -> VolumeFailure {
+        let volume = "v".parse().expect("a volume id");
+        LogFailure::Store { what: "create a log record", volume, source }.into()
+    }
+
+    #[test]
+    fn a_failure_names_the_field_and_says_the_same_at_every_attempt() {
+        let facts = Facts {
+            uid: "v".to_owned(),
+            generation: 1,
+            spec: serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" }))
+                .expect("a spec"),
+            status: VolumeStatus::default(),
+            finalizer: true,
+            deleting: false,
+            store: StoreFact::Ready,
+            node_known: false,
+        };
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let message = |request: &str| {
+            let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: request.into() };
+            let failure = store_failure(denied);
+            assert_eq!(failure.retry(), Retry::Rarely);
+            let status = failure.status(&facts, &now).expect("something to tell");
+            assert_eq!((status.phase, status.volume_id), (Some(VolumePhase::Pending), None));
+            assert_eq!(status.conditions[0].reason, "AccessDenied");
+            status.conditions[0].message.clone()
+        };
+        let first = message("request 1");
+        assert!(first.starts_with("spec.objectStore: ") && first.contains("(AccessDenied)"), "{first}");
+        assert_eq!(first, message("request 2"));
+        assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
+    }
+
+    #[test]
+    fn a_store_that_is_away_is_asked_again_sooner_than_one_that_refuses() {
+        assert_eq!(store_failure(StoreError::Unavailable("x".into())).retry(), Retry::Later);
+    }
+}

@@ -1,0 +1,335 @@
+//! What to do next for a volume: a pure function of facts and time.
+//!
+//! ```text
+//!            objectStore Ready           nodeName set                daemon reports node
+//! Pending ------------------------> Ready ------------> Attaching ---------------------> Attached
+//!    ^                               ^                                                      |
+//!    |  objectStore away (new only)  +---------------- Detaching <--------------------------+
+//!                                      node empty                nodeName changed
+//! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
+//! ```
+
+use holdfast_crds::{
+    Backend, Condition, ConditionStatus, DeletionPolicy, Time, VolumePhase, VolumeSource, VolumeStatus,
+    condition, find_condition, is_true,
+};
+
+use super::facts::{Facts, StoreFact};
+
+/// Condition: the volume exists in its object store.
+pub(crate) const PROVISIONED: &str = "Provisioned";
+/// Condition: the wish of `spec.nodeName` is granted.
+pub(crate) const ASSIGNED: &str = "Assigned";
+/// Condition: the attached device has the size of the spec.
+pub(crate) const RESIZED: &str = "Resized";
+
+/// One idempotent step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Put our finalizer on the object.
+    AddFinalizer,
+    /// Write the operator's part of the status.
+    Report(Box<VolumeStatus>),
+    /// Create the volume's first record.
+    Provision {
+        /// Logical size.
+        size_bytes: u64,
+    },
+    /// Leave a tombstone and remove the volume's other objects.
+    RemoveObjects,
+    /// Let the object go.
+    RemoveFinalizer,
+}
+
+/// What to do next: the steps in order; a failed step ends the plan.
+pub(crate) fn plan(facts: &Facts, now: &Time) -> Vec<Step> {
+    if facts.deleting { plan_deletion(facts, now) } else { plan_service(facts, now) }
+}
+
+fn plan_service(facts: &Facts, now: &Time) -> Vec<Step> {
+    let mut steps = Vec::new();
+    if is_true(&facts.status.conditions, PROVISIONED) {
+        if !facts.finalizer {
+            steps.push(Step::AddFinalizer);
+        }
+        steps.push(Step::Report(Box::new(provisioned(facts, now))));
+        return steps;
+    }
+    match provisionable(facts) {
+        Err(obstacle) => steps.push(Step::Report(Box::new(pending(facts, &obstacle, now)))),
+        Ok(size_bytes) => {
+            if !facts.finalizer {
+                steps.push(Step::AddFinalizer);
+            }
+            if facts.status.volume_id.is_none() {
+                let obstacle = Obstacle::new(
+                    VolumePhase::Pending,
+                    "Provisioning",
+                    format!("creating the volume in ObjectStore {}", facts.store_name()),
+                );
+                // The identity is recorded before anything is created under it, so that a deletion knows what to look for.
+                let status =
+                    VolumeStatus { volume_id: Some(facts.uid.clone()), ..pending(facts, &obstacle, now) };
+                steps.push(Step::Report(Box::new(status)));
+            }
+            steps.push(Step::Provision { size_bytes });
+            steps.push(Step::Report(Box::new(provisioned(facts, now))));
+        }
+    }
+    steps
+}
+
+fn plan_deletion(facts: &Facts, now: &Time) -> Vec<Step> {
+    if !facts.finalizer {
+        return Vec::new();
+    }
+    if let Some(node) = facts.serving() {
+        let message = format!("node {node} still serves the volume: waiting for its final commit");
+        return vec![Step::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
+    }
+    if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
+        return vec![Step::RemoveFinalizer];
+    }
+    let fix = "or set spec.deletionPolicy to `Retain` to leave them there";
+    let store = facts.store_name();
+    let blocked = match &facts.store {
+        StoreFact::Ready => None,
+        StoreFact::None | StoreFact::Missing => Some(format!(
+            "spec.objectStore: ObjectStore `{store}` does not exist, so the volume's objects cannot be removed; create it again, {fix}"
+        )),
+        StoreFact::NotLooked | StoreFact::Unprobed => {
+            Some(format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"))
+        }
+        StoreFact::NotReady { reason, message } => Some(format!(
+            "spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message}), so the volume's objects cannot be removed; repair it, {fix}"
+        )),
+    };
+    match blocked {
+        Some(message) => vec![Step::Report(Box::new(deleting(facts, "DeletionBlocked", message, now)))],
+        None => vec![
+            Step::Report(Box::new(deleting(
+                facts,
+                "Deleting",
+                format!("removing the volume's objects from ObjectStore {store}"),
+                now,
+            ))),
+            Step::RemoveObjects,
+            Step::RemoveFinalizer,
+        ],
+    }
+}
+
+/// Why a volume cannot be provisioned now.
+#[derive(Clone, Debug)]
+pub(crate) struct Obstacle {
+    phase: VolumePhase,
+    reason: &'static str,
+    message: String,
+}
+
+impl Obstacle {
+    pub(crate) fn new(phase: VolumePhase, reason: &'static str, message: String) -> Self {
+        Self { phase, reason, message }
+    }
+}
+
+fn provisionable(facts: &Facts) -> Result<u64, Obstacle> {
+    let failed = |reason, message| Err(Obstacle::new(VolumePhase::Failed, reason, message));
+    let pending = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
+    let size_bytes = match facts.spec.size_bytes() {
+        Ok(size_bytes) => size_bytes,
+        Err(error) => return failed("InvalidSize", error.to_string()),
+    };
+    match facts.spec.backend {
+        Backend::Object => {}
+        Backend::Memory => {
+            return failed(
+                "UnsupportedBackend",
+                "spec.backend: `memory` is not supported by this version; create the Volume with `object`"
+                    .to_owned(),
+            );
+        }
+    }
+    let unsupported = match &facts.spec.source {
+        VolumeSource::Empty(_) => None,
+        VolumeSource::Snapshot(_) => Some("snapshot"),
+        VolumeSource::Volume(_) => Some("volume"),
+        VolumeSource::Image(_) => Some("image"),
+    };
+    if let Some(source) = unsupported {
+        return failed(
+            "UnsupportedSource",
+            format!(
+                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`"
+            ),
+        );
+    }
+    let store = facts.store_name();
+    match &facts.store {
+        StoreFact::Ready => Ok(size_bytes),
+        StoreFact::None => {
+            failed("ObjectStoreMissing", "spec.objectStore: write the name of an ObjectStore".to_owned())
+        }
+        StoreFact::Missing => pending(
+            "ObjectStoreMissing",
+            format!(
+                "spec.objectStore: no ObjectStore is named `{store}`; create it, or create the Volume with the name of one that exists"
+            ),
+        ),
+        StoreFact::NotLooked | StoreFact::Unprobed => pending(
+            "ObjectStoreUnprobed",
+            format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"),
+        ),
+        StoreFact::NotReady { reason, message } => pending(
+            "ObjectStoreNotReady",
+            format!("spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message})"),
+        ),
+    }
+}
+
+/// The status of a volume that does not exist in its object store yet.
+pub(crate) fn pending(facts: &Facts, obstacle: &Obstacle, now: &Time) -> VolumeStatus {
+    let mut conditions =
+        vec![make(facts, PROVISIONED, ConditionStatus::False, obstacle.reason, &obstacle.message, now)];
+    if let Some(node) = facts.desired() {
+        let message = format!("node {node} may serve the volume once it is provisioned");
+        conditions.push(make(facts, ASSIGNED, ConditionStatus::False, "NotProvisioned", &message, now));
+    }
+    VolumeStatus {
+        phase: Some(obstacle.phase),
+        volume_id: facts.status.volume_id.clone(),
+        conditions,
+        ..base(facts)
+    }
+}
+
+fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
+    let (assigned_node, assigned) = assignment(facts, now);
+    let mut conditions = vec![
+        make(
+            facts,
+            PROVISIONED,
+            ConditionStatus::True,
+            "Created",
+            "the volume exists in its object store",
+            now,
+        ),
+        assigned,
+    ];
+    conditions.extend(resized(facts, now));
+    VolumeStatus {
+        phase: Some(phase(facts, assigned_node.as_deref())),
+        volume_id: Some(facts.uid.clone()),
+        assigned_node,
+        conditions,
+        ..base(facts)
+    }
+}
+
+fn deleting(facts: &Facts, reason: &str, message: String, now: &Time) -> VolumeStatus {
+    let exists = if is_true(&facts.status.conditions, PROVISIONED) {
+        ConditionStatus::True
+    } else {
+        ConditionStatus::False
+    };
+    VolumeStatus {
+        phase: Some(VolumePhase::Deleting),
+        volume_id: facts.status.volume_id.clone(),
+        // Stays while a node serves the volume: the grant ends with the final commit.
+        assigned_node: facts.serving().and(facts.assigned()).map(str::to_owned),
+        conditions: vec![make(facts, PROVISIONED, exists, reason, &message, now)],
+        ..base(facts)
+    }
+}
+
+/// The grant and what there is to say about it. The grant moves only while nobody serves the volume.
+fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
+    let desired = facts.desired();
+    let waiting = |from: &str| {
+        let next = desired.map_or_else(String::new, |node| format!(" before node {node} may have it"));
+        let message = format!("node {from} still serves the volume: waiting for its final commit{next}");
+        make(facts, ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message, now)
+    };
+    match (facts.serving(), desired) {
+        (Some(serving), desired) if desired != Some(serving) => {
+            (facts.assigned().map(str::to_owned), waiting(serving))
+        }
+        (_, None) => {
+            let message = "spec.nodeName is empty: write the name of a node to have the volume served";
+            (None, make(facts, ASSIGNED, ConditionStatus::False, "NotRequested", message, now))
+        }
+        (_, Some(node)) => {
+            let message = if facts.node_known {
+                format!("node {node} may serve the volume")
+            } else {
+                format!(
+                    "node {node} may serve the volume, but no StorageNode has that name: check spec.nodeName, or run the node daemon there"
+                )
+            };
+            (Some(node.to_owned()), make(facts, ASSIGNED, ConditionStatus::True, "Granted", &message, now))
+        }
+    }
+}
+
+fn resized(facts: &Facts, now: &Time) -> Option<Condition> {
+    let attached = facts.status.attached_size_bytes?;
+    let wanted = facts.spec.size_bytes().ok()?;
+    let node = facts.serving()?;
+    Some(if attached >= wanted {
+        make(facts, RESIZED, ConditionStatus::True, "Grown", "the device has the size of the spec", now)
+    } else {
+        let message =
+            format!("the device on node {node} has {attached} bytes: waiting for it to grow to {wanted}");
+        make(facts, RESIZED, ConditionStatus::False, "WaitingForNode", &message, now)
+    })
+}
+
+fn phase(facts: &Facts, granted: Option<&str>) -> VolumePhase {
+    match (facts.serving(), facts.desired()) {
+        (Some(serving), Some(desired)) if serving == desired => {
+            if facts.status.device_path.is_some() {
+                VolumePhase::Attached
+            } else {
+                VolumePhase::Attaching
+            }
+        }
+        (Some(_), _) => VolumePhase::Detaching,
+        (None, _) if granted.is_some() => VolumePhase::Attaching,
+        (None, _) => VolumePhase::Ready,
+    }
+}
+
+fn base(facts: &Facts) -> VolumeStatus {
+    VolumeStatus { observed_generation: Some(facts.generation), ..VolumeStatus::default() }
+}
+
+fn make(
+    facts: &Facts,
+    type_: &str,
+    status: ConditionStatus,
+    reason: &str,
+    message: &str,
+    now: &Time,
+) -> Condition {
+    condition(&facts.status.conditions, type_, status, reason, message, Some(facts.generation), now)
+}
+
+/// The operator's part of a status: what [`Step::Report`] writes, nothing else.
+pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
+    let own = [PROVISIONED, ASSIGNED, RESIZED];
+    VolumeStatus {
+        phase: status.phase,
+        observed_generation: status.observed_generation,
+        volume_id: status.volume_id.clone(),
+        assigned_node: status.assigned_node.clone(),
+        conditions: own
+            .iter()
+            .filter_map(|type_| find_condition(&status.conditions, type_))
+            .cloned()
+            .collect(),
+        ..VolumeStatus::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

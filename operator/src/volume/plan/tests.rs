@@ -1,0 +1,247 @@
+//! Plans as tables: facts in, steps out. No API server.
+
+use holdfast_crds::{Empty, SnapshotSource, VolumeSpec};
+
+use super::*;
+
+fn now() -> Time {
+    Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"))
+}
+
+fn spec() -> VolumeSpec {
+    serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" })).expect("a spec")
+}
+
+/// A new volume whose store is Ready.
+fn new_volume() -> Facts {
+    Facts {
+        uid: "uid-1".to_owned(),
+        generation: 3,
+        spec: spec(),
+        status: VolumeStatus::default(),
+        finalizer: false,
+        deleting: false,
+        store: StoreFact::Ready,
+        node_known: true,
+    }
+}
+
+/// A volume that exists in its store and is wanted on `desired`, granted to `assigned`, served by `serving`.
+fn existing(desired: &str, assigned: &str, serving: &str) -> Facts {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let mut facts = Facts { finalizer: true, ..new_volume() };
+    facts.spec.node_name = text(desired);
+    facts.status = VolumeStatus {
+        volume_id: Some(facts.uid.clone()),
+        assigned_node: text(assigned),
+        node: text(serving),
+        device_path: text(serving).map(|_| "/dev/ublkb0".to_owned()),
+        conditions: vec![make(&facts, PROVISIONED, ConditionStatus::True, "Created", "", &now())],
+        ..VolumeStatus::default()
+    };
+    facts
+}
+
+fn names(steps: &[Step]) -> Vec<&'static str> {
+    steps
+        .iter()
+        .map(|step| match step {
+            Step::AddFinalizer => "finalizer+",
+            Step::Report(_) => "report",
+            Step::Provision { .. } => "provision",
+            Step::RemoveObjects => "remove",
+            Step::RemoveFinalizer => "finalizer-",
+        })
+        .collect()
+}
+
+fn last_report(steps: &[Step]) -> &VolumeStatus {
+    let reports =
+        steps.iter().rev().find_map(|step| if let Step::Report(status) = step { Some(status) } else { None });
+    reports.expect("a report")
+}
+
+fn reason_of<'a>(status: &'a VolumeStatus, type_: &str) -> (&'a str, &'a str) {
+    let condition = find_condition(&status.conditions, type_).expect("the condition");
+    (condition.status.as_str(), condition.reason.as_str())
+}
+
+#[test]
+fn a_new_volume_is_recorded_before_it_is_created() {
+    let steps = plan(&new_volume(), &now());
+    assert_eq!(names(&steps), ["finalizer+", "report", "provision", "report"]);
+    let Step::Report(intent) = &steps[1] else { panic!("a report") };
+    assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
+    assert_eq!(intent.phase, Some(VolumePhase::Pending));
+    assert_eq!(steps[2], Step::Provision { size_bytes: 1 << 30 });
+    let done = last_report(&steps);
+    assert_eq!(done.phase, Some(VolumePhase::Ready));
+    assert_eq!(done.observed_generation, Some(3));
+    assert_eq!(reason_of(done, PROVISIONED), ("True", "Created"));
+}
+
+#[test]
+fn an_operator_killed_after_any_step_goes_on_from_there() {
+    let mut facts = new_volume();
+    facts.finalizer = true;
+    assert_eq!(names(&plan(&facts, &now())), ["report", "provision", "report"]);
+    facts.status.volume_id = Some("uid-1".to_owned());
+    assert_eq!(names(&plan(&facts, &now())), ["provision", "report"]);
+    assert_eq!(names(&plan(&existing("", "", ""), &now())), ["report"]);
+}
+
+#[test]
+fn nothing_is_provisioned_without_a_fit_store_and_the_field_is_named() {
+    let not_ready =
+        StoreFact::NotReady { reason: "CreateOnceIgnored".to_owned(), message: "spec.bucket: no".to_owned() };
+    for (store, phase, reason) in [
+        (StoreFact::Missing, VolumePhase::Pending, "ObjectStoreMissing"),
+        (StoreFact::None, VolumePhase::Failed, "ObjectStoreMissing"),
+        (StoreFact::Unprobed, VolumePhase::Pending, "ObjectStoreUnprobed"),
+        (not_ready, VolumePhase::Pending, "ObjectStoreNotReady"),
+    ] {
+        let facts = Facts { store: store.clone(), ..new_volume() };
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report"], "{store:?}");
+        let status = last_report(&steps);
+        assert_eq!(status.phase, Some(phase), "{store:?}");
+        assert_eq!(status.volume_id, None);
+        assert_eq!(reason_of(status, PROVISIONED), ("False", reason));
+        assert!(status.conditions[0].message.starts_with("spec.objectStore: "), "{:?}", status.conditions[0]);
+    }
+}
+
+#[test]
+fn what_this_version_cannot_do_fails_and_names_the_field() {
+    let mut snapshot = new_volume();
+    snapshot.spec.source = VolumeSource::Snapshot(SnapshotSource { name: "s".to_owned() });
+    let mut memory = new_volume();
+    memory.spec.backend = Backend::Memory;
+    let mut size = new_volume();
+    size.spec.size = "1".to_owned();
+    for (facts, field) in [(snapshot, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report"]);
+        let status = last_report(&steps);
+        assert_eq!(status.phase, Some(VolumePhase::Failed));
+        assert!(status.conditions[0].message.starts_with(field), "{:?}", status.conditions[0]);
+    }
+    assert_eq!(new_volume().spec.source, VolumeSource::Empty(Empty {}));
+}
+
+#[test]
+fn the_grant_moves_only_while_nobody_serves() {
+    use VolumePhase::{Attached, Attaching, Detaching, Ready};
+    // desired, assigned, serving -> granted, phase, Assigned
+    for (desired, assigned, serving, granted, phase, condition) in [
+        ("", "", "", None, Ready, ("False", "NotRequested")),
+        ("a", "", "", Some("a"), Attaching, ("True", "Granted")),
+        ("a", "a", "", Some("a"), Attaching, ("True", "Granted")),
+        ("a", "a", "a", Some("a"), Attached, ("True", "Granted")),
+        ("b", "a", "a", Some("a"), Detaching, ("False", "WaitingForDetach")),
+        ("", "a", "a", Some("a"), Detaching, ("False", "WaitingForDetach")),
+        ("b", "a", "", Some("b"), Attaching, ("True", "Granted")),
+        ("", "a", "", None, Ready, ("False", "NotRequested")),
+        // Somebody serves it without a grant: nobody else may have it.
+        ("b", "", "a", None, Detaching, ("False", "WaitingForDetach")),
+        ("b", "b", "a", Some("b"), Detaching, ("False", "WaitingForDetach")),
+    ] {
+        let case = format!("desired {desired:?}, assigned {assigned:?}, serving {serving:?}");
+        let steps = plan(&existing(desired, assigned, serving), &now());
+        assert_eq!(names(&steps), ["report"], "{case}");
+        let status = last_report(&steps);
+        assert_eq!(status.assigned_node.as_deref(), granted, "{case}");
+        assert_eq!(status.phase, Some(phase), "{case}");
+        assert_eq!(reason_of(status, ASSIGNED), condition, "{case}");
+    }
+}
+
+#[test]
+fn a_node_that_has_claimed_but_shows_no_device_is_attaching() {
+    let mut facts = existing("a", "a", "a");
+    facts.status.device_path = None;
+    assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attaching));
+}
+
+#[test]
+fn a_store_that_goes_away_later_changes_nothing_for_an_existing_volume() {
+    let facts = Facts { store: StoreFact::Missing, ..existing("a", "a", "a") };
+    assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
+}
+
+#[test]
+fn an_unknown_node_is_granted_with_a_hint() {
+    let facts = Facts { node_known: false, ..existing("typo", "", "") };
+    let steps = plan(&facts, &now());
+    let condition = find_condition(&last_report(&steps).conditions, ASSIGNED).expect("assigned");
+    assert!(condition.message.contains("spec.nodeName"), "{}", condition.message);
+}
+
+#[test]
+fn growth_is_reported_until_the_device_has_it() {
+    let mut facts = existing("a", "a", "a");
+    facts.status.attached_size_bytes = Some(1 << 29);
+    assert_eq!(reason_of(last_report(&plan(&facts, &now())), RESIZED), ("False", "WaitingForNode"));
+    facts.status.attached_size_bytes = Some(1 << 30);
+    assert_eq!(reason_of(last_report(&plan(&facts, &now())), RESIZED), ("True", "Grown"));
+}
+
+#[test]
+fn deletion_waits_for_the_node_then_removes_objects_then_lets_go() {
+    let deleting = |serving: &str| Facts { deleting: true, ..existing("a", "a", serving) };
+    let waiting = plan(&deleting("a"), &now());
+    assert_eq!(names(&waiting), ["report"]);
+    assert_eq!(last_report(&waiting).assigned_node.as_deref(), Some("a"));
+    assert_eq!(last_report(&waiting).phase, Some(VolumePhase::Deleting));
+    assert_eq!(reason_of(last_report(&waiting), PROVISIONED), ("True", "WaitingForDetach"));
+    let steps = plan(&deleting(""), &now());
+    assert_eq!(names(&steps), ["report", "remove", "finalizer-"]);
+    assert_eq!(last_report(&steps).assigned_node, None);
+}
+
+#[test]
+fn deletion_without_a_store_waits_and_says_what_helps() {
+    for store in [StoreFact::Missing, StoreFact::NotReady { reason: "R".to_owned(), message: "m".to_owned() }]
+    {
+        let facts = Facts { deleting: true, store, ..existing("", "", "") };
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report"]);
+        let condition = find_condition(&last_report(&steps).conditions, PROVISIONED).expect("provisioned");
+        assert_eq!(condition.reason, "DeletionBlocked");
+        assert!(condition.message.contains("spec.deletionPolicy"), "{}", condition.message);
+    }
+}
+
+#[test]
+fn deletion_of_what_was_never_created_or_shall_stay_needs_no_store() {
+    let never = Facts { deleting: true, finalizer: true, store: StoreFact::Missing, ..new_volume() };
+    assert_eq!(names(&plan(&never, &now())), ["finalizer-"]);
+    let mut retained = Facts { deleting: true, store: StoreFact::Missing, ..existing("", "", "") };
+    retained.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(names(&plan(&retained, &now())), ["finalizer-"]);
+    let released = Facts { deleting: true, ..new_volume() };
+    assert_eq!(names(&plan(&released, &now())), [""; 0]);
+}
+
+#[test]
+fn a_plan_made_again_writes_the_same_status() {
+    let mut facts = existing("a", "a", "a");
+    let later = Time("2026-01-02T00:00:00Z".parse().expect("a timestamp"));
+    let first = last_report(&plan(&facts, &now())).clone();
+    facts.status =
+        VolumeStatus { node: facts.status.node, device_path: facts.status.device_path, ..first.clone() };
+    let second = last_report(&plan(&facts, &later)).clone();
+    assert_eq!(first, second);
+    assert_eq!(operators_part(&facts.status), second);
+}
+
+#[test]
+fn only_what_the_plan_depends_on_is_looked_up() {
+    assert!(new_volume().needs_store());
+    assert!(!existing("a", "a", "a").needs_store());
+    assert!(Facts { deleting: true, ..existing("a", "a", "a") }.needs_store());
+    assert_eq!(existing("a", "a", "a").node_in_question(), None);
+    assert_eq!(existing("b", "a", "a").node_in_question(), Some("b"));
+    let facts = Facts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
+    assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
+}
