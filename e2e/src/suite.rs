@@ -51,7 +51,8 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
 /// What went wrong; the logs were shown.
 pub fn demo() -> Result<()> {
     let toolbox = Toolbox::open()?;
-    let demo = ALL.iter().find(|scenario| scenario.name == DEMO).context("the story is among the scenarios")?;
+    let demo =
+        ALL.iter().find(|scenario| scenario.name == DEMO).context("the story is among the scenarios")?;
     play(&toolbox, demo)?;
     report::line("the demo is over: everything it started is stopped, nothing is left behind");
     Ok(())

@@ -52,7 +52,9 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     show(world)?;
 
     report::step(format_args!("mkfs.ext4 {small}, mount it, copy a real tree"));
-    let sum = a.vm().exec(&format!("mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; cd /mnt; {SUM}"))?;
+    let sum = a
+        .vm()
+        .exec(&format!("mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; cd /mnt; {SUM}"))?;
     report::step(format_args!("fio writes and verifies on {large}; kill -9 of the daemon"));
     let load = Load::start(a.vm(), &large, LOAD_SECONDS)?;
     a.kill()?;
@@ -64,7 +66,10 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     load.goes_on()?;
     load.finish()?;
     report::step("fio saw a pause and no error");
-    same(&sum, &a.vm().exec(&format!("mountpoint -q /mnt; echo 3 > /proc/sys/vm/drop_caches; cd /mnt; {SUM}"))?)?;
+    same(
+        &sum,
+        &a.vm().exec(&format!("mountpoint -q /mnt; echo 3 > /proc/sys/vm/drop_caches; cd /mnt; {SUM}"))?,
+    )?;
 
     report::step("write, fsync, and reset the machine at once");
     a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
@@ -81,7 +86,9 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let moved = serve(world, &b, "small")?;
     show(world)?;
     a.vm().exec(&format!("! test -e {small}"))?;
-    let read = b.vm().exec(&format!("e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"))?;
+    let read = b.vm().exec(&format!(
+        "e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"
+    ))?;
     same(&sum, &read)?;
     report::step("node b reads the same tree from S3");
 
@@ -93,7 +100,10 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
         node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
     }
     let left = s3.keys(BUCKET, "")?;
-    ensure!(left.len() == 2 && left.iter().all(|key| key.contains("/log/")), "not two tombstones but {left:?}");
+    ensure!(
+        left.len() == 2 && left.iter().all(|key| key.contains("/log/")),
+        "not two tombstones but {left:?}"
+    );
     report::step("devices and objects are gone; two tombstones stay");
     for node in [&a, &b] {
         node.terminate()?;
