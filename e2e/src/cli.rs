@@ -68,6 +68,7 @@ pub fn run() -> Result<ExitCode> {
             toolbox.etcd()?;
             toolbox.versitygw()?;
             toolbox.kube_apiserver()?;
+            toolbox.helm()?;
             Ok(ExitCode::SUCCESS)
         }
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),

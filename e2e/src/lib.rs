@@ -11,6 +11,7 @@ pub mod cli;
 pub mod command;
 pub mod control_plane;
 pub mod guest;
+pub mod node;
 pub mod operator;
 pub mod pins;
 pub mod process;

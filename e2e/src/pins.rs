@@ -45,7 +45,9 @@ pub const HOST_PACKAGES: &[&str] = &[
 pub const KUBERNETES: &str = "1.36.3";
 /// Version of the S3 server.
 pub const VERSITYGW: &str = "1.8.0";
-/// Oldest Go that builds the two above, as (major, minor).
+/// Version of helm, which renders and checks the chart.
+pub const HELM: &str = "4.3.1";
+/// Oldest Go that builds the three above, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when `go` on the PATH is missing or too old.
 pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];

@@ -7,10 +7,13 @@ use anyhow::Result;
 use crate::world::World;
 
 mod api_rules;
+mod chart;
 mod control_plane;
+mod load;
 mod provisioning;
 mod s3;
 mod smoke;
+mod standalone;
 mod ublk;
 
 /// Something a user would notice, played on real parts.
@@ -53,6 +56,12 @@ pub const ALL: &[Scenario] = &[
         run: api_rules::run,
     },
     Scenario {
+        name: "chart",
+        about: "the chart passes helm's checks, and all it renders is accepted by the API server",
+        expected: Duration::from_secs(15),
+        run: chart::run,
+    },
+    Scenario {
         name: "provisioning",
         about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
         expected: Duration::from_secs(40),
@@ -81,5 +90,17 @@ pub const ALL: &[Scenario] = &[
         about: "64 devices are served by as many threads as one",
         expected: Duration::from_secs(60),
         run: ublk::many,
+    },
+    Scenario {
+        name: "standalone-zero-copy",
+        about: "a volume of the command line lives through kills under load and moves to another node",
+        expected: Duration::from_secs(180),
+        run: standalone::zero_copy,
+    },
+    Scenario {
+        name: "standalone-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(180),
+        run: standalone::user_copy,
     },
 ];

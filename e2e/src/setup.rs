@@ -83,6 +83,14 @@ impl Toolbox {
         go::versitygw(&self.cache)
     }
 
+    /// The program that renders the chart.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn helm(&self) -> Result<PathBuf> {
+        go::helm(&self.cache)
+    }
+
     /// The Kubernetes API server.
     ///
     /// # Errors

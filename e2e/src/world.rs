@@ -14,17 +14,21 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
+use crate::node::{Control, Node};
 use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
 use crate::report;
 use crate::run_dir::RunDir;
 use crate::s3::S3Server;
 use crate::setup::{Profile, Toolbox};
-use crate::vm::Vm;
 use crate::vm::machine::Options;
+use crate::vm::{HOST, Vm};
 
 /// Programs of the workspace that test machines get, beside this one, which is their process 1.
 const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
+
+/// Templates of the chart that say who may do what.
+const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac"];
 
 /// What one scenario has.
 #[derive(Debug)]
@@ -109,10 +113,12 @@ impl World {
             return Ok(Arc::clone(running));
         }
         let program = self.programs()?.join("holdfast-operator");
-        self.install_crds()?;
-        self.kubectl(["create", "namespace", NAMESPACE])?;
+        self.install()?;
         report::step("start the operator");
-        let kubeconfig = self.control_plane()?.admin_kubeconfig();
+        let kubernetes = self.control_plane()?;
+        let config = kubernetes.service_account_kubeconfig(NAMESPACE, "holdfast-operator", "127.0.0.1")?;
+        let kubeconfig = self.dir().join("operator.kubeconfig");
+        fs::write(&kubeconfig, config).context("write the operator's kubeconfig")?;
         let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
         self.lock().operator = Some(Arc::clone(&started));
         Ok(started)
@@ -194,6 +200,48 @@ impl World {
         self.kubectl(apply)?;
         let wait = ["wait", "--for=condition=Established", "--timeout=60s"];
         self.kubectl(wait.into_iter().chain(files.iter().map(String::as_str))).map(drop)
+    }
+
+    /// Installs what the chart gives the programs to live with: kinds, namespace, service accounts and
+    /// their roles. (Its pods need a kubelet; the harness starts the programs itself.)
+    ///
+    /// # Errors
+    /// When the chart cannot be rendered or the API server refuses something.
+    pub fn install(&self) -> Result<()> {
+        self.install_crds()?;
+        self.kubectl(["create", "namespace", NAMESPACE])?;
+        let mut helm = Command::new(self.toolbox.helm()?);
+        helm.args(["template", "holdfast"]).arg(self.chart()).args(["--namespace", NAMESPACE]);
+        for template in ROLES {
+            helm.args(["--show-only", &format!("templates/{template}.yaml")]);
+        }
+        let roles = self.dir().join("roles.yaml");
+        fs::write(&roles, output(&mut helm)?).context("write the chart's roles")?;
+        self.kubectl(["apply", "--server-side", "--filename", &roles.display().to_string()]).map(drop)
+    }
+
+    /// Text of the kubeconfig of a node daemon in a test machine, with the rights the chart gives it. Only
+    /// after [`World::install`] or [`World::operator`].
+    ///
+    /// # Errors
+    /// When the chart is not installed.
+    pub fn node_kubeconfig(&self) -> Result<String> {
+        self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
+    }
+
+    /// The daemon of the machine of that name, told by the Kubernetes API what to serve. The machine is
+    /// booted if need be. See [`Node::start`] for `transport` and `data`.
+    ///
+    /// # Errors
+    /// When the machine or the daemon does not come up.
+    pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
+        let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
+        Node::start(self.vm(name)?, &control, transport, data)
+    }
+
+    /// The chart.
+    pub fn chart(&self) -> PathBuf {
+        self.toolbox.workspace().join("charts/holdfast")
     }
 
     /// The directory of the programs under test, built if need be.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::command::{output, show};
-use crate::pins::{GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, KUBERNETES, VERSITYGW};
+use crate::pins::{GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
 use crate::setup::apt::AptRoot;
 
 /// versitygw: an S3 server over a directory.
@@ -16,11 +16,29 @@ use crate::setup::apt::AptRoot;
 /// # Errors
 /// When Go is not to be had or the build fails.
 pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
-    let dir = cache.entry(&format!("versitygw-{VERSITYGW}"), Duration::from_secs(120), |dir| {
-        let module = format!("github.com/versity/versitygw/cmd/versitygw@v{VERSITYGW}");
-        show(go(cache)?.env("GOBIN", dir).args(["install", "-trimpath", "-ldflags=-s -w", &module]))
+    install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", 120)
+}
+
+/// helm: renders and checks charts.
+///
+/// # Errors
+/// When Go is not to be had or the build fails.
+pub fn helm(cache: &Cache) -> Result<PathBuf> {
+    install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", 240)
+}
+
+/// Builds a program that its module offers to be installed.
+fn install(cache: &Cache, name: &str, version: &str, package: &str, expected_s: u64) -> Result<PathBuf> {
+    let key = format!("{name}-{version}");
+    let dir = cache.entry(&key, Duration::from_secs(expected_s), |dir| {
+        show(go(cache)?.env("GOBIN", dir).args([
+            "install",
+            "-trimpath",
+            "-ldflags=-s -w",
+            &format!("{package}@v{version}"),
+        ]))
     })?;
-    Ok(dir.join("versitygw"))
+    Ok(dir.join(name))
 }
 
 /// kube-apiserver, from the module in `e2e/go/kubernetes`: upstream publishes no binary on the proxy, and

@@ -170,9 +170,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
             map.set_page(page.page, &nibbles);
             map.set_synced_slot(page.page, page.slot);
-            let generation = map.generation().max(page.generation).max(setup.header.synced_generation);
-            map.set_generation(generation);
         }
+        // Rounds that wrote no page count too: what is written from now on was not synced before.
+        let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
+        map.set_generation(written.max(setup.header.synced_generation));
         map.set_active(setup.header.active);
         let mut volume = Self::over(setup, map, now);
         volume.checkpointed = manifest.checkpointed();

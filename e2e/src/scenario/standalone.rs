@@ -1,0 +1,61 @@
+//! The node daemon without Kubernetes, as a person first tries it: its command line and an S3 server.
+
+use anyhow::{Result, ensure};
+
+use super::load::Load;
+use crate::node::{Control, Node};
+use crate::world::World;
+
+const BUCKET: &str = "standalone";
+/// How long fio runs, in seconds of the machine's time.
+const LOAD_SECONDS: u32 = 30;
+
+pub(super) fn zero_copy(world: &World) -> Result<()> {
+    run(world, "zero-copy")
+}
+
+pub(super) fn user_copy(world: &World) -> Result<()> {
+    run(world, "user-copy")
+}
+
+fn run(world: &World, transport: &str) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let first = Node::start(world.vm("a")?, &control, transport, "")?;
+    first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
+    let device = attach(&first)?;
+
+    let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
+    first.kill()?;
+    first.restart()?;
+    load.goes_on()?;
+    first.terminate()?;
+    first.restart()?;
+    load.goes_on()?;
+    load.finish()?;
+
+    let sums = first.vm().exec(&format!(
+        "mkfs.ext4 -q -F {device}; mount {device} /mnt; cp -r /usr/share/perl* /usr/lib/modules/*/kernel/fs /mnt/; \
+         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
+    ))?;
+    first.cli(&["detach", "disk"])?;
+    first.vm().exec(&format!("! test -e {device}"))?;
+
+    let second = Node::start(world.vm("b")?, &control, transport, "")?;
+    let device = attach(&second)?;
+    let read = second.vm().exec(&format!(
+        "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
+         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
+    ))?;
+    ensure!(read == sums, "node b reads {read}, node a wrote {sums}");
+    second.cli(&["detach", "disk"])?;
+    Ok(())
+}
+
+fn attach(node: &Node) -> Result<String> {
+    let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
+    ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
+    node.vm().wait_block_device(&device, std::time::Duration::from_secs(30))?;
+    Ok(device)
+}
