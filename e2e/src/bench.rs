@@ -16,6 +16,7 @@ use crate::world::World;
 
 pub mod fio;
 pub mod kublk;
+mod main_job;
 mod ring;
 
 /// One benchmark.
@@ -32,12 +33,20 @@ pub struct Benchmark {
 }
 
 /// All benchmarks.
-pub const ALL: &[Benchmark] = &[Benchmark {
-    name: "ring",
-    about: "ublk devices of node/ublk against the kernel's own server, files on ext4 on a ramdisk",
-    expected: Duration::from_secs(120),
-    run: ring::run,
-}];
+pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "ring",
+        about: "ublk devices of node/ublk against the kernel's own server, files on ext4 on a ramdisk",
+        expected: Duration::from_secs(120),
+        run: ring::run,
+    },
+    Benchmark {
+        name: "main-job",
+        about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
+        expected: Duration::from_secs(240),
+        run: main_job::run,
+    },
+];
 
 /// One number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -50,13 +59,38 @@ pub struct Figure {
     pub unit: &'static str,
     /// What it is compared with, or the bound it must keep.
     pub against: String,
+    /// The bar it must clear, if there is one.
+    #[serde(skip)]
+    pub bar: Option<Bar>,
+}
+
+/// What a figure must be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bar {
+    /// Not less.
+    AtLeast(f64),
+    /// Not more.
+    AtMost(f64),
+    /// This.
+    Exactly(f64),
+}
+
+impl Bar {
+    /// Whether `value` clears the bar; what is not a number does not.
+    fn is_cleared(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+            Self::Exactly(due) => (value - due).abs() < f64::EPSILON,
+        }
+    }
 }
 
 /// Runs the benchmarks whose name contains `filter`, prints their figures as a table and then as one JSON
 /// object a line.
 ///
 /// # Errors
-/// When none has that name, or one fails.
+/// When none has that name, one fails, or, after all figures were printed, one misses its bar.
 pub fn run(filter: Option<&str>) -> Result<()> {
     let chosen: Vec<&Benchmark> =
         ALL.iter().filter(|benchmark| filter.is_none_or(|filter| benchmark.name.contains(filter))).collect();
@@ -75,13 +109,22 @@ pub fn run(filter: Option<&str>) -> Result<()> {
     report::line("| figure | value | unit | against |");
     report::line("|---|---|---|---|");
     for figure in &figures {
-        let Figure { name, value, unit, against } = figure;
+        let Figure { name, value, unit, against, bar: _ } = figure;
         report::line(format_args!("| {name} | {value:.3} | {unit} | {against} |"));
     }
     for figure in &figures {
         report::line(serde_json::to_string(figure)?);
     }
+    let missed: Vec<String> = figures.iter().filter_map(missed).collect();
+    ensure!(missed.is_empty(), "missed: {}", missed.join("; "));
     Ok(())
+}
+
+/// Says which bar a figure misses, if it does.
+fn missed(figure: &Figure) -> Option<String> {
+    let Figure { name, value, unit: _, against, bar } = figure;
+    let bar = bar.filter(|bar| !bar.is_cleared(*value))?;
+    Some(format!("{name} is {value:.3}, must be {bar:?} ({against})"))
 }
 
 /// The middle one of an odd number of values.
@@ -93,6 +136,22 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_missed_bar_is_named() {
+        let figure = |value, bar| Figure {
+            name: "speed".to_owned(),
+            value,
+            unit: "ratio",
+            against: "kublk".to_owned(),
+            bar: Some(bar),
+        };
+        assert!(missed(&figure(0.84, Bar::AtLeast(0.85))).unwrap().starts_with("speed is 0.840"));
+        assert!(missed(&figure(f64::NAN, Bar::AtMost(2.0))).is_some());
+        assert!(missed(&figure(2.0, Bar::AtMost(2.0))).is_none());
+        assert!(missed(&figure(3.0, Bar::Exactly(2.0))).is_some());
+        assert!(missed(&figure(2.0, Bar::Exactly(2.0))).is_none());
+    }
 
     #[test]
     fn the_median_is_the_middle_one() {

@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub struct Job<'a> {
     /// The block device or file.
     pub target: &'a str,
-    /// `randread`, `randwrite`, `read` or `write`.
+    /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
     pub pattern: &'a str,
     /// Size of each request, in bytes.
     pub block_bytes: u32,
@@ -24,6 +24,8 @@ pub struct Job<'a> {
     pub depth: u32,
     /// Requests in all.
     pub requests: u32,
+    /// Where in the target it begins, in bytes.
+    pub offset_bytes: u64,
 }
 
 /// What came of a job, in the machine's time.
@@ -40,11 +42,11 @@ pub struct Measured {
 /// # Errors
 /// When fio fails or reports an I/O error.
 pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
-    let Job { target, pattern, block_bytes, depth, requests } = job;
+    let Job { target, pattern, block_bytes, depth, requests, offset_bytes } = job;
     let script = format!(
         "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
-         --bs={block_bytes} --iodepth={depth} --number_ios={requests} --norandommap --time_based=0 --loops=1000 \
-         --output-format=json"
+         --bs={block_bytes} --iodepth={depth} --number_ios={requests} --offset={offset_bytes} --norandommap \
+         --time_based=0 --loops=1000 --output-format=json"
     );
     let done = vm.run(&bash(&script), LIMIT)?;
     ensure!(done.exit == Exit::Code(0), "fio {job:?}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);

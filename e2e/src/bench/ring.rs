@@ -52,6 +52,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
                 value: ours / theirs,
                 unit: "ratio",
                 against: format!("{ours:.0} of {theirs:.0} IOPS, queue depth {DEPTH}"),
+                bar: None,
             });
         }
     }
@@ -76,8 +77,14 @@ fn measure_ours(vm: &Vm, transport: &str, round: u32, results: &mut [Vec<f64>]) 
 
 fn measure(vm: &Vm, device: &str, results: &mut [Vec<f64>]) -> Result<()> {
     for ((_, pattern, block_bytes, requests), result) in JOBS.iter().zip(results) {
-        let job =
-            Job { target: device, pattern, block_bytes: *block_bytes, depth: DEPTH, requests: *requests };
+        let job = Job {
+            target: device,
+            pattern,
+            block_bytes: *block_bytes,
+            depth: DEPTH,
+            requests: *requests,
+            offset_bytes: 0,
+        };
         result.push(fio::run(vm, &job)?.iops);
     }
     Ok(())

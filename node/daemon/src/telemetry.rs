@@ -2,6 +2,8 @@
 //!
 //! `RUST_LOG` chooses what is logged (default `info`). The exporter reads the other `OTEL_*` variables itself.
 
+use std::io::IsTerminal;
+
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -66,7 +68,11 @@ pub(crate) fn start(node_name: &str) -> Result<Telemetry, Failure> {
         .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("holdfast-node")));
     tracing_subscriber::registry()
         .with(filter)
-        .with(tracing_subscriber::fmt::layer().with_writer(std::io::stderr))
+        .with(
+            tracing_subscriber::fmt::layer()
+                .with_writer(std::io::stderr)
+                .with_ansi(std::io::stderr().is_terminal()),
+        )
         .with(traces)
         .try_init()
         .map_err(|error| Failure::new(ErrorKind::Local, &error))?;

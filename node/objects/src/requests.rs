@@ -147,6 +147,11 @@ impl RequestMeter {
         }
     }
 
+    /// How long all ended attempts took together.
+    pub fn time(&self) -> Duration {
+        Duration::from_micros(self.verbs.iter().map(|verb| verb.micros.load(Ordering::Relaxed)).sum())
+    }
+
     /// A reading of the request counters.
     pub fn counts(&self) -> RequestCounts {
         let read = |verb| self.verb(verb).requests.load(Ordering::Relaxed);
@@ -195,5 +200,7 @@ mod tests {
         assert_eq!(get.errors.load(Ordering::Relaxed), 1);
         assert_eq!(get.body_bytes.load(Ordering::Relaxed), 4096);
         assert_eq!(get.micros.load(Ordering::Relaxed), 60_001_000);
+        meter.end(Verb::Put, Duration::from_millis(9), 0, false);
+        assert_eq!(meter.time(), Duration::from_millis(60_010));
     }
 }

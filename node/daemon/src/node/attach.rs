@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use holdfast_engine::attach::{AttachPlan, Claim, LocalData, plan_attach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
@@ -97,10 +97,12 @@ impl Node {
 
     async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age } = request;
+        let begun = Instant::now();
         let features = blocking(|| Ok(Features::probe()?)).await?;
         let transport = self.transport(&features)?;
         let store_record = StoreRecord::from(&store);
         let objects = self.0.stores.connect(&store_name, &store_record).await?;
+        let store_time = objects.requests().time();
         let local = self.local(&volume);
         local.make_dirs()?;
         let claim = Claim {
@@ -152,7 +154,20 @@ impl Node {
             return Err(NodeError::Fenced(volume));
         }
         self.add_device(&present, features, transport).await?;
-        present.attached().ok_or(NodeError::NotAttached(volume))
+        let attached = present.attached();
+        if let Some(Attached { device_path, epoch, .. }) = &attached {
+            // Requests of other volumes to the same store are in its time too.
+            let store_time = present.objects.requests().time().saturating_sub(store_time);
+            tracing::info!(
+                %volume,
+                device = %device_path.display(),
+                epoch,
+                took_us = begun.elapsed().as_micros(),
+                store_us = store_time.as_micros(),
+                "the device serves"
+            );
+        }
+        attached.ok_or(NodeError::NotAttached(volume))
     }
 
     fn transport(&self, features: &Features) -> Result<Transport, NodeError> {

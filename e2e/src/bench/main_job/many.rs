@@ -1,0 +1,108 @@
+//! What many volumes cost: the threads of the daemon, and the attach of one more.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+
+use super::{Bench, PROGRAM, bash};
+use crate::bench::{Bar, Figure, median};
+
+/// Volumes attached at the same time.
+const VOLUMES: u32 = 64;
+/// Attaches of which the median counts.
+const ATTACHES: usize = 5;
+/// How much longer than the first the last may take.
+const MOST_RATIO: f64 = 2.0;
+
+/// Attaches the first volume, then all others, then the last one. No volume may be attached.
+pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
+    let names: Vec<String> = (1..=VOLUMES).map(|number| format!("many-{number}")).collect();
+    let (Some(first), Some(last)) = (names.first(), names.last()) else {
+        anyhow::bail!("no volumes");
+    };
+    each(bench, &names, "create \"$volume\" --size 64Mi --store store")?;
+    let alone = attach_repeatedly(bench, first)?;
+    let threads_of_one = ring_threads(bench)?;
+    each(bench, &names[1..names.len() - 1], "attach \"$volume\" --store store")?;
+    let among_many = attach_repeatedly(bench, last)?;
+    let threads_of_many = ring_threads(bench)?;
+    each(bench, &names, "detach \"$volume\"")?;
+    Ok(vec![
+        Figure {
+            name: "attach_64th_vs_first".to_owned(),
+            value: among_many / alone,
+            unit: "ratio",
+            against: format!(
+                "{:.2} ms with {} others, {:.2} ms alone, without S3, median of {ATTACHES}; at most {MOST_RATIO}",
+                among_many / 1000.0,
+                VOLUMES - 1,
+                alone / 1000.0
+            ),
+            bar: Some(Bar::AtMost(MOST_RATIO)),
+        },
+        Figure {
+            name: "ring_threads_64_vs_1".to_owned(),
+            value: threads_of_many as f64 / threads_of_one as f64,
+            unit: "ratio",
+            against: format!(
+                "{threads_of_many} ring threads with {VOLUMES} volumes, {threads_of_one} with one; exactly 1"
+            ),
+            bar: Some(Bar::Exactly(1.0)),
+        },
+    ])
+}
+
+/// Runs the daemon's command line once for each volume, in one script: a round trip to the machine is slow.
+fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
+    let volumes = volumes.join(" ");
+    bench.vm.exec(&format!("for volume in {volumes}; do holdfast-node {order} > /dev/null; done")).map(drop)
+}
+
+/// Attaches a volume several times and leaves it attached. The median in microseconds of the machine's time, as the
+/// daemon's log says, without the time its requests to the store took.
+fn attach_repeatedly(bench: &Bench, volume: &str) -> Result<f64> {
+    for attach in 0..ATTACHES {
+        if attach > 0 {
+            bench.detach(volume)?;
+        }
+        bench.attach(volume, &[])?;
+    }
+    let log = bench.vm.log(PROGRAM)?;
+    let times: Vec<f64> = log
+        .lines()
+        .map(fields)
+        .filter(|fields| fields.get("volume") == Some(&volume))
+        .filter_map(|fields| {
+            Some((fields.get("took_us")?.parse().ok()?, fields.get("store_us")?.parse().ok()?))
+        })
+        .map(|(took, store): (f64, f64)| took - store)
+        .collect();
+    ensure!(times.len() == ATTACHES, "{ATTACHES} attaches of {volume} and {} in the log", times.len());
+    Ok(median(times))
+}
+
+/// The `key=value` words of a line of the log.
+fn fields(line: &str) -> BTreeMap<&str, &str> {
+    line.split_whitespace().filter_map(|word| word.split_once('=')).collect()
+}
+
+fn ring_threads(bench: &Bench) -> Result<u32> {
+    let script = "cat /proc/[0-9]*/task/*/comm | grep -c '^ring-'";
+    let done = bench.vm.run(&bash(script), super::DEVICE_LIMIT)?;
+    done.stdout.trim().parse().with_context(|| format!("count ring threads: {done:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_fields_of_a_log_line() {
+        let line =
+            "2026-11-21T02:00:00Z  INFO node: the device serves volume=many-1 took_us=1500 store_us=400";
+        let fields = fields(line);
+        assert_eq!(fields.get("volume"), Some(&"many-1"));
+        assert_eq!(fields.get("took_us"), Some(&"1500"));
+        assert_eq!(fields.get("store_us"), Some(&"400"));
+    }
+}
