@@ -5,6 +5,7 @@
 //! port stays the same.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
@@ -104,6 +105,20 @@ impl S3Server {
         keys.retain(|key| key.starts_with(prefix));
         keys.sort();
         Ok(keys)
+    }
+
+    /// Turns all bits of one byte of an object behind the server's back, as decay of its disk would; a second time
+    /// mends it.
+    ///
+    /// # Errors
+    /// When the object has no such byte.
+    pub fn flip(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
+        let path = self.dir.join("buckets").join(bucket).join(key);
+        let object = fs::File::options().read(true).write(true).open(&path);
+        let object = object.with_context(|| format!("open {}", path.display()))?;
+        let mut byte = [0];
+        object.read_exact_at(&mut byte, offset).with_context(|| format!("read byte {offset} of {key}"))?;
+        object.write_all_at(&[!byte[0]], offset).with_context(|| format!("write byte {offset} of {key}"))
     }
 
     /// Every request answered so far.

@@ -9,6 +9,7 @@ use crate::world::World;
 mod api_rules;
 mod chart;
 mod control_plane;
+mod damage;
 mod load;
 mod provisioning;
 mod s3;
@@ -103,6 +104,12 @@ pub const ALL: &[Scenario] = &[
         about: "the same with user copy",
         expected: Duration::from_secs(180),
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "damage",
+        about: "a byte that decayed in a segment, a log record or the map is named and never served",
+        expected: Duration::from_secs(60),
+        run: damage::run,
     },
     Scenario {
         name: "story-zero-copy",

@@ -1,0 +1,132 @@
+//! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed, named, and
+//! never served; with the byte back in its place everything is there again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::node::{Control, Node, PROGRAM};
+use crate::s3::S3Server;
+use crate::vm::Vm;
+use crate::world::World;
+
+const BUCKET: &str = "damage";
+const VOLUME: &str = "disk";
+/// Where the node keeps what it has of the volume.
+const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
+/// Bytes of a block, the unit of a read from S3.
+const BLOCK_BYTES: u64 = 128 << 10;
+/// Two blocks written with noise, as the segment holds them: the first one's bytes come first. Not the volume's first
+/// block, which the kernel reads on its own when it looks for partitions.
+const DAMAGED_BLOCK: u64 = 8;
+const SOUND_BLOCK: u64 = 16;
+/// The two slots of the durable map's first page, and a byte in the middle of what each says.
+const PAGE_SLOTS: [u64; 2] = [8192, 8192 + 4096];
+const IN_SLOT: u64 = 1000;
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let vm = world.vm("a")?;
+    let node = Node::start(Arc::clone(&vm), &Control::standalone(&s3, BUCKET), "auto", "")?;
+    node.cli(&["create", VOLUME, "--size", "256Mi", "--store", "store"])?;
+    let device = attach(&node)?;
+    let sound = vm.exec(&format!(
+        "dd if=/dev/urandom of=/tmp/noise bs={BLOCK_BYTES} count=1 status=none; \
+         for block in {DAMAGED_BLOCK} {SOUND_BLOCK}; do \
+         dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=$block oflag=direct status=none; done; \
+         sha256sum < /tmp/noise"
+    ))?;
+    node.cli(&["detach", VOLUME])?;
+
+    segment(&s3, &node, &sound)?;
+    record(&s3, &node)?;
+    map(&node, &sound)
+}
+
+/// A byte of a segment: reads of its block fail, the log names the object, other blocks are served.
+fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+    let segments = s3.keys(BUCKET, &format!("volumes/{VOLUME}/segments/"))?;
+    let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
+    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    // The node has the blocks of its own writes: only a node that has nothing reads the segment.
+    node.terminate()?;
+    node.vm().exec(&format!("rm -r {LOCAL}"))?;
+    node.restart()?;
+    let device = attach(node)?;
+
+    let error = read(node.vm(), &device, DAMAGED_BLOCK).err().context("a damaged block was served")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    node.vm().wait_log(PROGRAM, &format!("object {segment} is damaged"), LIMIT)?;
+    ensure!(read(node.vm(), &device, SOUND_BLOCK)? == sound, "the other block is not what was written");
+    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    ensure!(read(node.vm(), &device, DAMAGED_BLOCK)? == sound, "the mended block is not what was written");
+    node.cli(&["detach", VOLUME]).map(drop)
+}
+
+/// A byte of a log record: the volume is not attached, and the object is named.
+fn record(s3: &S3Server, node: &Node) -> Result<()> {
+    let records = s3.keys(BUCKET, &format!("volumes/{VOLUME}/log/"))?;
+    // The third is the commit: it follows the creation and the attach.
+    let commit = records.get(2).with_context(|| format!("{records:?} holds no commit"))?;
+    s3.flip(BUCKET, commit, 40)?;
+    refused(node, &[commit, "is damaged"])?;
+    s3.flip(BUCKET, commit, 40)
+}
+
+/// Both slots of a page that was synced before the power went: what they said is unknown, so nothing is served.
+fn map(node: &Node, sound: &str) -> Result<()> {
+    let vm = node.vm();
+    let device = attach(node)?;
+    vm.exec(&format!(
+        "for round in 1 2; do dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=$((32 + round)) oflag=direct \
+         conv=fsync status=none; done"
+    ))?;
+    vm.reset()?;
+    flip_slots(vm)?;
+    node.restart()?;
+    refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
+    flip_slots(vm)?;
+    let device = attach(node)?;
+    for block in [DAMAGED_BLOCK, SOUND_BLOCK, 33, 34] {
+        ensure!(read(vm, &device, block)? == sound, "block {block} is not what was written");
+    }
+    node.cli(&["detach", VOLUME]).map(drop)
+}
+
+fn attach(node: &Node) -> Result<String> {
+    let device = node.cli(&["attach", VOLUME, "--store", "store"])?.trim().to_owned();
+    node.vm().wait_block_device(&device, LIMIT)?;
+    Ok(device)
+}
+
+/// An attach fails, says all of `because`, and leaves no device.
+fn refused(node: &Node, because: &[&str]) -> Result<()> {
+    let error = attach(node).err().context("a damaged volume was attached")?;
+    let text = format!("{error:#}");
+    for part in because {
+        ensure!(text.contains(part), "{part:?} is not in: {text}");
+    }
+    node.vm().exec("! ls /dev/ublkb*").map(drop)
+}
+
+/// The checksum of a block as the device gives it.
+fn read(vm: &Vm, device: &str, block: u64) -> Result<String> {
+    vm.exec(&format!(
+        "dd if={device} bs={BLOCK_BYTES} skip={block} count=1 iflag=direct status=none | sha256sum"
+    ))
+}
+
+/// Turns all bits of one byte in each slot of the page.
+fn flip_slots(vm: &Vm) -> Result<()> {
+    let [first, second] = PAGE_SLOTS.map(|slot| slot + IN_SLOT);
+    vm.exec(&format!(
+        "for at in {first} {second}; do \
+         byte=$(od -An -tu1 -j $at -N 1 {LOCAL}/map); \
+         printf \"\\\\x$(printf %02x $((byte ^ 255)))\" | \
+         dd of={LOCAL}/map bs=1 seek=$at conv=notrunc,fsync status=none; done"
+    ))
+    .map(drop)
+}
