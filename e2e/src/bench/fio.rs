@@ -1,5 +1,6 @@
 //! fio in a test machine: one job, its figures.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -24,8 +25,8 @@ pub struct Job<'a> {
     pub depth: u32,
     /// Requests in all.
     pub requests: u32,
-    /// Where in the target it begins, in bytes.
-    pub offset_bytes: u64,
+    /// The bytes of the target it is about; all of them if empty.
+    pub region: Range<u64>,
 }
 
 /// What came of a job, in the machine's time.
@@ -42,10 +43,15 @@ pub struct Measured {
 /// # Errors
 /// When fio fails or reports an I/O error.
 pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
-    let Job { target, pattern, block_bytes, depth, requests, offset_bytes } = job;
+    let Job { target, pattern, block_bytes, depth, requests, region } = job;
+    let region = if region.is_empty() {
+        String::new()
+    } else {
+        format!("--offset={} --size={}", region.start, region.end - region.start)
+    };
     let script = format!(
         "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
-         --bs={block_bytes} --iodepth={depth} --number_ios={requests} --offset={offset_bytes} --norandommap \
+         --bs={block_bytes} --iodepth={depth} --number_ios={requests} {region} --norandommap \
          --time_based=0 --loops=1000 --output-format=json"
     );
     let done = vm.run(&bash(&script), LIMIT)?;

@@ -161,7 +161,7 @@ fn measure(vm: &Vm, device: &str, results: &mut [Vec<f64>]) -> Result<()> {
             block_bytes: 4096,
             depth: DEPTH,
             requests: JOB_REQUESTS,
-            offset_bytes: 0,
+            region: 0..0,
         };
         result.push(fio::run(vm, &job)?.iops);
     }

@@ -83,7 +83,7 @@ fn measure(vm: &Vm, device: &str, results: &mut [Vec<f64>]) -> Result<()> {
             block_bytes: *block_bytes,
             depth: DEPTH,
             requests: *requests,
-            offset_bytes: 0,
+            region: 0..0,
         };
         result.push(fio::run(vm, &job)?.iops);
     }

@@ -1,6 +1,6 @@
 //! Answers one request of the harness.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -81,7 +81,12 @@ fn put(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
-    fs::write(path, bytes).with_context(|| format!("write {}", path.display()))?;
+    let written = File::create(path).and_then(|mut file| {
+        file.write_all(bytes)?;
+        // What is on the state disk is to be there after a reset.
+        file.sync_all()
+    });
+    written.with_context(|| format!("write {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .with_context(|| format!("set the mode of {}", path.display()))
 }

@@ -1,22 +1,26 @@
 //! What each step of a volume's life asks of S3, counted by the server.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 
-use super::{BUCKET, Bench, DEPTH, HELD_BACK};
+use super::{BUCKET, Bench, COMMIT_LIMIT, DEPTH, HELD_BACK};
 use crate::bench::fio::{self, Job};
 use crate::bench::{Bar, Figure};
 use crate::s3::S3Request;
+use crate::wait::until;
 
 const VOLUME: &str = "cold";
 /// Where in the volume everything is written: its second chunk. The kernel looks for partitions in the first and the last
 /// sectors of a new device, and those reads are not to fetch anything.
 const WRITTEN_AT: u64 = 128 << 20;
-const COLD_MIB: u64 = 64;
+/// How much of it is noise: more than the scattered blocks need is not worth its upload.
+const NOISE_MIB: u64 = 8;
 const WRITES: u32 = 6_000;
 /// Dirty blocks of one upload, a sector each.
 const SCATTERED: u32 = 500;
-/// How often the volume is written over at most until its writer makes a checkpoint.
-const MOST_PASSES: u32 = 20;
+/// How long a checkpoint may take: it is made after tens of commits.
+const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
 /// A LIST may look for the checkpoint, and one for the records after it.
 const MOST_LISTS: usize = 2;
 const MOST_RECORDS: usize = 64;
@@ -62,23 +66,31 @@ fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S
     Ok((result, requests.split_off(before)))
 }
 
-/// Writes the volume's blocks until its log has a checkpoint and records after it, and detaches it.
+/// Writes the volume's blocks, then zeros behind them until its log has a checkpoint and records after it, and detaches it.
 fn fill(bench: &Bench) -> Result<()> {
     let device = bench.attach(VOLUME, &[])?;
-    let write = format!(
-        "dd if=/dev/urandom of=/tmp/noise bs=1M count=1 status=none; \
-         for mib in $(seq {COLD_MIB}); do \
-         dd if=/tmp/noise of={device} bs=1M seek=$(({} + mib - 1)) count=1 oflag=direct status=none; done",
-        WRITTEN_AT >> 20
+    let first = WRITTEN_AT >> 20;
+    bench.vm.exec(&format!(
+        "dd if=/dev/urandom of={device} bs=1M seek={first} count={NOISE_MIB} oflag=direct status=none"
+    ))?;
+    let zeros = format!(
+        "dd if=/dev/zero of={device} bs=1M seek={} count=1 oflag=direct status=none",
+        first + NOISE_MIB
     );
-    let checkpoints = format!("volumes/{VOLUME}/checkpoints/");
-    for _ in 0..MOST_PASSES {
-        bench.vm.exec(&write)?;
+    let (checkpoints, log) = (format!("volumes/{VOLUME}/checkpoints/"), format!("volumes/{VOLUME}/log/"));
+    until("the writer to make a checkpoint", CHECKPOINT_LIMIT, || {
         if !bench.s3.keys(BUCKET, &checkpoints)?.is_empty() {
-            return bench.detach(VOLUME);
+            return Ok(Some(()));
         }
-    }
-    anyhow::bail!("the volume was written {MOST_PASSES} times over and has no checkpoint")
+        // Each of them is a seal of its own.
+        let records = bench.s3.keys(BUCKET, &log)?.len();
+        bench.vm.exec(&zeros)?;
+        until("the commit of a seal", COMMIT_LIMIT, || {
+            Ok((bench.s3.keys(BUCKET, &log)?.len() > records).then_some(()))
+        })?;
+        Ok(None)
+    })?;
+    bench.detach(VOLUME)
 }
 
 /// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from the disk.
@@ -91,7 +103,7 @@ fn write_cold(bench: &Bench, device: &str) -> Result<()> {
         block_bytes: 4096,
         depth: DEPTH,
         requests: WRITES,
-        offset_bytes: WRITTEN_AT,
+        region: WRITTEN_AT..WRITTEN_AT + (NOISE_MIB << 20),
     };
     fio::run(&bench.vm, &job)?;
     let after = reads(bench)?;
@@ -110,7 +122,7 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
             block_bytes: 4096,
             depth: DEPTH,
             requests: SCATTERED,
-            offset_bytes: WRITTEN_AT,
+            region: WRITTEN_AT..2 * WRITTEN_AT,
         };
         fio::run(&bench.vm, &job)?;
         bench.wait_committed_after(VOLUME, seq)
