@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub struct Job<'a> {
     /// The block device or file.
     pub target: &'a str,
-    /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
+    /// `randread`, `randwrite`, `read` or `write`.
     pub pattern: &'a str,
     /// Size of each request, in bytes.
     pub block_bytes: u32,

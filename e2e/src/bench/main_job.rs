@@ -13,6 +13,7 @@ use super::fio::{self, Job};
 use super::kublk::{self, Kublk, Mode};
 use super::{Bar, Figure, median};
 use crate::node::{Control, Node, PROGRAM};
+use crate::report;
 use crate::s3::S3Server;
 use crate::vm::machine::Options;
 use crate::vm::{Vm, bash};
@@ -61,8 +62,11 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let control = Control::standalone(&s3, BUCKET);
     let node = Node::start(Arc::clone(&vm), &control, "zero-copy", SEAL_OFTEN)?;
     let mut bench = Bench { vm: Arc::clone(&vm), s3, control, node };
+    report::step("count the requests to S3");
     let mut figures = requests::measure(&mut bench)?;
+    report::step("4 KiB requests, against kublk on the same ramdisk");
     figures.extend(speed(&bench)?);
+    report::step("attach many volumes");
     figures.extend(many::measure(&bench)?);
     vm.power_off()?;
     Ok(figures)
