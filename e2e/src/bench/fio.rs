@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 pub struct Job<'a> {
     /// The block device or file.
     pub target: &'a str,
-    /// `randread`, `randwrite`, `read` or `write`.
+    /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
     pub pattern: &'a str,
     /// Size of each request, in bytes.
     pub block_bytes: u32,
@@ -49,10 +49,11 @@ pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
     } else {
         format!("--offset={} --size={}", region.start, region.end - region.start)
     };
+    // In bytes: a number of requests would count anew in each pass over a region that is smaller than all of them.
+    let all_bytes = u64::from(*requests) * u64::from(*block_bytes);
     let script = format!(
         "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
-         --bs={block_bytes} --iodepth={depth} --number_ios={requests} {region} --norandommap \
-         --time_based=0 --loops=1000 --output-format=json"
+         --bs={block_bytes} --iodepth={depth} {region} --io_size={all_bytes} --norandommap --output-format=json"
     );
     let done = vm.run(&bash(&script), LIMIT)?;
     ensure!(done.exit == Exit::Code(0), "fio {job:?}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);

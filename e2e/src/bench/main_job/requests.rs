@@ -20,7 +20,6 @@ const WRITES: u32 = 6_000;
 /// Dirty blocks of one upload, a sector each.
 const SCATTERED: u32 = 500;
 const BLOCK_BYTES: u64 = 128 << 10;
-const SECTOR_BYTES: u64 = 4096;
 /// How long a checkpoint may take: it is made after tens of commits.
 const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
 /// A LIST may look for the checkpoint, and one for the records after it.
@@ -117,13 +116,16 @@ fn write_cold(bench: &Bench, device: &str) -> Result<()> {
 fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     let device = bench.attach(VOLUME, &["--max-dirty-age", "1s"])?;
     let seq = bench.committed_seq(VOLUME)?;
-    let (region, written) = (u64::from(SCATTERED) * BLOCK_BYTES, u64::from(SCATTERED) * SECTOR_BYTES);
     let ((), flushed) = asked(bench, || {
-        bench.vm.exec(&format!(
-            "fio --name=scatter --filename={device} --direct=1 --ioengine=io_uring --iodepth={DEPTH} --bs={SECTOR_BYTES} \
-             --rw=write:{} --offset={WRITTEN_AT} --size={region} --io_size={written} --output=/tmp/scatter",
-            BLOCK_BYTES - SECTOR_BYTES
-        ))?;
+        let job = Job {
+            target: &device,
+            pattern: "write:124k",
+            block_bytes: 4096,
+            depth: DEPTH,
+            requests: SCATTERED,
+            region: WRITTEN_AT..WRITTEN_AT + u64::from(SCATTERED) * BLOCK_BYTES,
+        };
+        fio::run(&bench.vm, &job)?;
         bench.wait_committed_after(VOLUME, seq)
     })?;
     // The device's own counter: nothing but those writes is in what was uploaded.
