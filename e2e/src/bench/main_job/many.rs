@@ -10,23 +10,23 @@ use crate::bench::{Bar, Figure, median};
 /// Volumes attached at the same time.
 const VOLUMES: u32 = 64;
 /// Attaches of which the median counts.
-const ATTACHES: usize = 5;
+const ATTACHES: u32 = 5;
 /// How much longer than the first the last may take.
 const MOST_RATIO: f64 = 2.0;
 
 /// Attaches the first volume, then all others, then the last one. No volume may be attached.
 pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
-    let names: Vec<String> = (1..=VOLUMES).map(|number| format!("many-{number}")).collect();
-    let (Some(first), Some(last)) = (names.first(), names.last()) else {
-        anyhow::bail!("no volumes");
+    let named = |kind: &str, count: u32| -> Vec<String> {
+        (1..=count).map(|number| format!("{kind}-{number}")).collect()
     };
-    each(bench, &names, "create \"$volume\" --size 64Mi --store store")?;
-    let alone = attach_repeatedly(bench, first)?;
+    let (first, others, last) =
+        (named("first", ATTACHES), named("other", VOLUMES - 2), named("last", ATTACHES));
+    each(bench, &[&first[..], &others, &last].concat(), "create \"$volume\" --size 64Mi --store store")?;
+    let alone = attach_in_turn(bench, &first)?;
     let threads_of_one = ring_threads(bench)?;
-    each(bench, &names[1..names.len() - 1], "attach \"$volume\" --store store")?;
-    let among_many = attach_repeatedly(bench, last)?;
+    each(bench, &others, "attach \"$volume\" --store store")?;
+    let among_many = attach_in_turn(bench, &last)?;
     let threads_of_many = ring_threads(bench)?;
-    each(bench, &names, "detach \"$volume\"")?;
     Ok(vec![
         Figure {
             name: "attach_64th_vs_first".to_owned(),
@@ -58,12 +58,14 @@ fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
     bench.vm.exec(&format!("for volume in {volumes}; do holdfast-node {order} > /dev/null; done")).map(drop)
 }
 
-/// Attaches a volume several times and leaves it attached. The median in microseconds of the machine's time, as the
-/// daemon's log says, without the time its requests to the store took.
-fn attach_repeatedly(bench: &Bench, volume: &str) -> Result<f64> {
-    for attach in 0..ATTACHES {
-        if attach > 0 {
-            bench.detach(volume)?;
+/// Attaches one volume after the other and leaves only the last one attached. The median in microseconds of the
+/// machine's time, as the daemon's log says, without the time its requests to the store took. The volumes are new: the log
+/// of such a one is read with one request at a time, so the times of its requests add up to the time spent on them.
+fn attach_in_turn(bench: &Bench, volumes: &[String]) -> Result<f64> {
+    let mut attached: Option<&str> = None;
+    for volume in volumes {
+        if let Some(before) = attached.replace(volume) {
+            bench.detach(before)?;
         }
         bench.attach(volume, &[])?;
     }
@@ -71,13 +73,13 @@ fn attach_repeatedly(bench: &Bench, volume: &str) -> Result<f64> {
     let times: Vec<f64> = log
         .lines()
         .map(fields)
-        .filter(|fields| fields.get("volume") == Some(&volume))
+        .filter(|fields| fields.get("volume").is_some_and(|volume| volumes.iter().any(|one| one == volume)))
         .filter_map(|fields| {
             Some((fields.get("took_us")?.parse().ok()?, fields.get("store_us")?.parse().ok()?))
         })
         .map(|(took, store): (f64, f64)| took - store)
         .collect();
-    ensure!(times.len() == ATTACHES, "{ATTACHES} attaches of {volume} and {} in the log", times.len());
+    ensure!(times.len() == volumes.len(), "{volumes:?} were attached, {} are in the log", times.len());
     Ok(median(times))
 }
 

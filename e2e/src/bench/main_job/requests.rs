@@ -28,7 +28,7 @@ const MOST_RECORDS: usize = 64;
 
 /// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with uploads held back.
 pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
-    bench.create("first", "64Mi")?;
+    bench.create("store-in-use", "64Mi")?;
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
     bench.begin_anew(HELD_BACK)?;
