@@ -18,6 +18,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Order {
+    /// Play the main job from nothing to deleted volumes, and show it as it goes
+    Demo,
     /// Run the workspace's tests and every scenario, or the scenarios whose name contains FILTER
     Test {
         /// Part of a scenario's name
@@ -57,6 +59,7 @@ pub fn run() -> Result<ExitCode> {
             let passed = suite::run(filter.as_deref())?;
             Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
+        Order::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
         Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::List => {
             list();
@@ -79,6 +82,8 @@ pub fn run() -> Result<ExitCode> {
 
 /// Names everything that can be run, with the time it takes on two quiet cores.
 fn list() {
+    report::line("cargo e2e demo");
+    entry("demo", scenario::story::EXPECTED, "the main job on two nodes, shown as it goes");
     report::line("cargo e2e test");
     let about = "cargo test --workspace, with the real S3 server; not with a filter";
     entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);

@@ -117,6 +117,8 @@ fn set_up_network() -> Result<()> {
         "link set lo up\nlink set eth0 up\naddr add 10.0.2.15/24 dev eth0\nroute add default via 10.0.2.2\n",
     )
     .context("write the network's settings")?;
+    // The name under which the host's servers are known on the host too.
+    fs::write("/etc/hosts", "10.0.2.2 localhost\n").context("write /etc/hosts")?;
     run_tool(Command::new("ip").args(["-batch", "/run/network"]))
 }
 

@@ -77,6 +77,12 @@ impl S3Server {
         format!("http://{}:{}", vm::HOST, self.port)
     }
 
+    /// The endpoint under a name that leads to the host both on the host and in a test machine: what an ObjectStore
+    /// says must hold for the operator and for the daemons.
+    pub fn endpoint_everywhere(&self) -> String {
+        format!("http://localhost:{}", self.port)
+    }
+
     /// Makes an empty bucket.
     ///
     /// # Errors

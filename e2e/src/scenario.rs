@@ -14,6 +14,7 @@ mod provisioning;
 mod s3;
 mod smoke;
 mod standalone;
+pub mod story;
 mod ublk;
 
 /// Something a user would notice, played on real parts.
@@ -102,5 +103,17 @@ pub const ALL: &[Scenario] = &[
         about: "the same with user copy",
         expected: Duration::from_secs(180),
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "story-zero-copy",
+        about: "volumes of the Kubernetes API are served, live through kills and a reset, move, and are deleted",
+        expected: Duration::from_secs(240),
+        run: story::zero_copy,
+    },
+    Scenario {
+        name: "story-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(240),
+        run: story::user_copy,
     },
 ];

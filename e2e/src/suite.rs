@@ -14,6 +14,8 @@ use crate::world::World;
 pub const HOST_TESTS: &str = "host-tests";
 /// How long it takes, with everything compiled.
 pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(120);
+/// The scenario that `cargo e2e demo` shows.
+const DEMO: &str = "story-zero-copy";
 /// How many lines of each log are shown when a scenario fails.
 const LOG_LINES: usize = 60;
 
@@ -41,6 +43,19 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     }
     report::line(format_args!("{passed} passed, {failed} failed, {skipped} skipped"));
     Ok(failed == 0)
+}
+
+/// Plays the main job and shows it as it goes.
+///
+/// # Errors
+/// What went wrong; the logs were shown.
+pub fn demo() -> Result<()> {
+    let toolbox = Toolbox::open()?;
+    let demo =
+        ALL.iter().find(|scenario| scenario.name == DEMO).context("the story is among the scenarios")?;
+    play(&toolbox, demo)?;
+    report::line("the demo is over: everything it started is stopped, nothing is left behind");
+    Ok(())
 }
 
 fn record(name: &str, passed: &mut u32, failed: &mut u32, work: impl FnOnce() -> Result<()>) {

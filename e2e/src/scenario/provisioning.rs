@@ -66,18 +66,18 @@ pub(super) fn run(world: &World) -> Result<()> {
     apply(world, &object_store("store", BUCKET, "right", &s3.endpoint()))?;
     wait(world, "objectstore/store", "condition=Ready")?;
     let before = creates(&s3)?;
-    apply(world, &volume("first", "store"))?;
+    apply(world, &volume("first", "store", "1Gi"))?;
     wait(world, "volume/first", "jsonpath={.status.phase}=Ready")?;
     ensure!(creates(&s3)? == before + 1, "a volume was created with {} PUTs", creates(&s3)? - before);
 
     for unfit in UNFIT {
         refuse(world, &s3, unfit)?;
     }
-    apply(world, &volume("orphan", "nobody"))?;
+    apply(world, &volume("orphan", "nobody", "1Gi"))?;
     expect_unprovisioned(world, "orphan", "spec.objectStore", "nobody")?;
 
     operator.kill();
-    apply(world, &volume("second", "store"))?;
+    apply(world, &volume("second", "store", "1Gi"))?;
     operator.restart()?;
     wait(world, "volume/second", "jsonpath={.status.phase}=Ready")?;
 
@@ -103,7 +103,7 @@ fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
     wait(world, &store, "condition=Ready=False")?;
     let found = condition(world, &store, "Ready")?;
     ensure!(found.starts_with(&format!("{reason}: {message}")), "{store} is not Ready for {found:?}");
-    apply(world, &volume(name, name))?;
+    apply(world, &volume(name, name, "1Gi"))?;
     expect_unprovisioned(world, name, "spec.objectStore", reason)
 }
 
@@ -116,13 +116,13 @@ fn expect_unprovisioned(world: &World, name: &str, field: &str, why: &str) -> Re
 }
 
 /// "reason: message" of a condition.
-fn condition(world: &World, object: &str, kind: &str) -> Result<String> {
+pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<String> {
     let one = format!("{{.status.conditions[?(@.type==\"{kind}\")]");
     let path = format!("jsonpath={one}.reason}}: {one}.message}}");
     world.kubectl(["get", object, "--output", &path])
 }
 
-fn wait(world: &World, object: &str, what: &str) -> Result<()> {
+pub(super) fn wait(world: &World, object: &str, what: &str) -> Result<()> {
     let waited = world.kubectl(["wait", object, &format!("--for={what}"), "--timeout=60s"]);
     waited.map(drop).with_context(|| {
         let shown = world.kubectl(["get", object, "--output=yaml"]);
@@ -137,13 +137,13 @@ fn creates(s3: &S3Server) -> Result<usize> {
     Ok(creates.count())
 }
 
-fn apply(world: &World, document: &str) -> Result<()> {
+pub(super) fn apply(world: &World, document: &str) -> Result<()> {
     let file = world.dir().join("document.yaml");
     fs::write(&file, document).context("write a document")?;
     world.kubectl(["apply", "--filename", &file.display().to_string()]).map(drop)
 }
 
-fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> String {
+pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> String {
     format!(
         "apiVersion: holdfast.dev/v1alpha1\n\
          kind: ObjectStore\n\
@@ -153,11 +153,11 @@ fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> Strin
     )
 }
 
-fn volume(name: &str, store: &str) -> String {
+pub(super) fn volume(name: &str, store: &str, size: &str) -> String {
     format!(
         "apiVersion: holdfast.dev/v1alpha1\n\
          kind: Volume\n\
          metadata: {{name: {name}}}\n\
-         spec: {{size: 1Gi, objectStore: {store}}}\n"
+         spec: {{size: {size}, objectStore: {store}}}\n"
     )
 }

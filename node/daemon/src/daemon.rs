@@ -15,8 +15,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::api::{self, Api};
-use crate::config::Config;
+use crate::config::{Config, Control};
 use crate::failure::Failure;
+use crate::kubernetes;
 use crate::metrics;
 use crate::node::ErrorKind;
 use crate::node::Node;
@@ -40,12 +41,20 @@ pub(crate) async fn run(config: Config) -> Result<(), Failure> {
 
 async fn serve(config: Config, signals: &mut Signals) -> Result<(), Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
+    let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let node = Node::start(node_config).await.map_err(|error| Failure::new(error.kind(), &error))?;
     tracing::info!(volumes = node.list().len(), "devices recovered");
 
     let (stop, stopped) = watch::channel(false);
     let mut parts = JoinSet::new();
     let started = start(&mut parts, &node, &socket, metrics, &control, &stopped).await;
+    if started.is_ok() && matches!(control, Control::Kubernetes) {
+        let (volumes, stop) = (node.clone(), wait(stopped.clone()));
+        parts.spawn(async move {
+            kubernetes::run(node_name, state_dir, volumes, stop).await;
+            Ok(())
+        });
+    }
     let outcome = match started {
         Err(failure) => Err(failure),
         Ok(()) => tokio::select! {
@@ -69,7 +78,7 @@ async fn start(
     node: &Node,
     socket: &std::path::Path,
     metrics_address: Option<std::net::SocketAddr>,
-    control: &crate::config::Control,
+    control: &Control,
     stopped: &watch::Receiver<bool>,
 ) -> Result<(), Failure> {
     let listener = api::bind(socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;

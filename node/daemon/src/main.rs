@@ -5,6 +5,7 @@ mod cli;
 mod config;
 mod daemon;
 mod failure;
+mod kubernetes;
 mod metrics;
 mod node;
 mod telemetry;

@@ -32,7 +32,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
-pub use error::{ErrorKind, NodeError};
+pub(crate) use error::{ErrorKind, NodeError};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -53,7 +53,7 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// Which transport devices are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum TransportChoice {
+pub(crate) enum TransportChoice {
     /// The best one the kernel has.
     #[default]
     Auto,
@@ -63,60 +63,60 @@ pub enum TransportChoice {
 
 /// How the node runs. All fields were validated by whoever read them.
 #[derive(Debug, Clone)]
-pub struct NodeConfig {
+pub(crate) struct NodeConfig {
     /// The node's name, for people and for attach records.
-    pub node_name: String,
+    pub(crate) node_name: String,
     /// Directory on the local NVMe.
-    pub state_dir: PathBuf,
+    pub(crate) state_dir: PathBuf,
     /// Directory in a tmpfs that outlives the process and not the host.
-    pub run_dir: PathBuf,
+    pub(crate) run_dir: PathBuf,
     /// Threads that carry devices, at least 1.
-    pub ring_threads: usize,
+    pub(crate) ring_threads: usize,
     /// Which transport devices are given.
-    pub transport: TransportChoice,
+    pub(crate) transport: TransportChoice,
     /// Size of the cache of fetched blocks, in bytes.
-    pub slab_bytes: u64,
+    pub(crate) slab_bytes: u64,
     /// Dirty bytes of a volume at which they are uploaded.
-    pub seal_bytes: u64,
+    pub(crate) seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
-    pub most_dirty_bytes: u64,
+    pub(crate) most_dirty_bytes: u64,
     /// Age of the oldest dirty byte at which it is uploaded.
-    pub max_dirty_age: Duration,
+    pub(crate) max_dirty_age: Duration,
 }
 
 /// What is to be attached.
 #[derive(Debug, Clone)]
-pub struct AttachRequest {
+pub(crate) struct AttachRequest {
     /// Which volume.
-    pub volume: VolumeId,
+    pub(crate) volume: VolumeId,
     /// The store's name, for people.
-    pub store_name: String,
+    pub(crate) store_name: String,
     /// The store.
-    pub store: S3Config,
+    pub(crate) store: S3Config,
     /// Grow the volume to this size, in bytes.
-    pub bytes: Option<u64>,
+    pub(crate) bytes: Option<u64>,
     /// Fence a writer on another node.
-    pub take_over: bool,
+    pub(crate) take_over: bool,
     /// In place of the node's own.
-    pub max_dirty_age: Option<Duration>,
+    pub(crate) max_dirty_age: Option<Duration>,
 }
 
 /// An attached volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attached {
+pub(crate) struct Attached {
     /// Its block device.
-    pub device_path: PathBuf,
+    pub(crate) device_path: PathBuf,
     /// How data is moved.
-    pub transport: Transport,
+    pub(crate) transport: Transport,
     /// The writer's epoch.
-    pub epoch: u64,
+    pub(crate) epoch: u64,
     /// Size in bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// How far a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum VolumeState {
+pub(crate) enum VolumeState {
     /// Being attached.
     Attaching,
     /// Served.
@@ -129,64 +129,64 @@ pub enum VolumeState {
 
 /// A volume on this node.
 #[derive(Debug, Clone)]
-pub struct VolumeStatus {
+pub(crate) struct VolumeStatus {
     /// Which.
-    pub volume: VolumeId,
+    pub(crate) volume: VolumeId,
     /// The store's name.
-    pub store_name: String,
+    pub(crate) store_name: String,
     /// How far it is.
-    pub state: VolumeState,
+    pub(crate) state: VolumeState,
     /// What a person should know.
-    pub message: Option<String>,
+    pub(crate) message: Option<String>,
     /// Its device, once there is one.
-    pub attached: Option<Attached>,
+    pub(crate) attached: Option<Attached>,
     /// The last record in the log.
-    pub committed_seq: Option<u64>,
+    pub(crate) committed_seq: Option<u64>,
     /// Bytes not yet committed.
-    pub dirty_bytes: u64,
+    pub(crate) dirty_bytes: u64,
     /// Age of the oldest of them.
-    pub oldest_dirty: Option<Duration>,
+    pub(crate) oldest_dirty: Option<Duration>,
     /// Requests that wait for the store, memory or space.
-    pub waiting_requests: usize,
+    pub(crate) waiting_requests: usize,
     /// What was served so far.
-    pub served: ServedCounts,
+    pub(crate) served: ServedCounts,
     /// Requests sent to its store, by all volumes of that store on this node.
-    pub store_requests: RequestCounts,
+    pub(crate) store_requests: RequestCounts,
 }
 
 /// What was served since the volume was attached or taken up by this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ServedCounts {
+pub(crate) struct ServedCounts {
     /// Read requests.
-    pub reads: u64,
+    pub(crate) reads: u64,
     /// Write requests.
-    pub writes: u64,
+    pub(crate) writes: u64,
     /// Flush requests.
-    pub flushes: u64,
+    pub(crate) flushes: u64,
     /// Discard and write-zeroes requests.
-    pub discards: u64,
+    pub(crate) discards: u64,
     /// Bytes read.
-    pub read_bytes: u64,
+    pub(crate) read_bytes: u64,
     /// Bytes written.
-    pub written_bytes: u64,
+    pub(crate) written_bytes: u64,
     /// Reads of blocks that were in the object store only.
-    pub cold_reads: u64,
+    pub(crate) cold_reads: u64,
     /// Requests that failed.
-    pub errors: u64,
+    pub(crate) errors: u64,
 }
 
 /// What the node can do.
 #[derive(Debug, Clone)]
-pub struct Capabilities {
+pub(crate) struct Capabilities {
     /// The kernel's release.
-    pub kernel_release: String,
+    pub(crate) kernel_release: String,
     /// Each transport, with the reason where it cannot be used.
-    pub transports: Vec<(Transport, Result<(), String>)>,
+    pub(crate) transports: Vec<(Transport, Result<(), String>)>,
 }
 
 /// The running data plane. Clones share it.
 #[derive(Clone)]
-pub struct Node(Arc<Inner>);
+pub(crate) struct Node(Arc<Inner>);
 
 struct Inner {
     config: NodeConfig,
@@ -230,12 +230,15 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
-    pub async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+    pub(crate) async fn start(config: NodeConfig) -> Result<Self, NodeError> {
         let volumes = config.state_dir.join("volumes");
         for dir in [&volumes, &config.run_dir] {
             fs::create_dir_all(dir).map_err(file(dir, "created"))?;
         }
         let lock = take_lock(&config)?;
+        if let Err(error) = holdfast_ring::raise_open_file_limit() {
+            tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
+        }
         let clock = Clock::start();
         let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
@@ -277,7 +280,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Size`], or what the store says.
-    pub async fn create(
+    pub(crate) async fn create(
         &self,
         volume: &VolumeId,
         bytes: u64,
@@ -291,14 +294,14 @@ impl Node {
     }
 
     /// The volumes on this node.
-    pub fn list(&self) -> Vec<VolumeStatus> {
+    pub(crate) fn list(&self) -> Vec<VolumeStatus> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
         entries.into_iter().map(|(volume, entry)| status_of(volume, &entry)).collect()
     }
 
     /// What the node can do.
-    pub fn capabilities(&self) -> Capabilities {
+    pub(crate) fn capabilities(&self) -> Capabilities {
         let check = |transport| match &self.0.features {
             Ok(features) => features.check(transport).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
@@ -311,7 +314,7 @@ impl Node {
     }
 
     /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
-    pub async fn shutdown(self) {
+    pub(crate) async fn shutdown(self) {
         for ring in &self.0.rings {
             ring.send(Message::Leave);
         }

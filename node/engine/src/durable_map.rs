@@ -10,6 +10,9 @@
 //! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
 //! u8 closed clean, u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
+//! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
+//! reason to write over the other one.
+//!
 //! Recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
 //! decayed, and only the first is harmless. They are told apart by the *synced generation*: every page and the header say
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
@@ -211,7 +214,13 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
                 }
                 Some(whole)
             }
-            (Err(_), Err(_)) if is_torn(first, synced) && is_torn(second, synced) => None,
+            (Err(_), Err(_)) if is_blank(first) && is_blank(second) => None,
+            // Its first write was torn. It counts as found, empty, so that the next round writes over the torn slot:
+            // a later one would take it for decay.
+            (Err(_), Err(_)) if is_torn(first, synced) && is_torn(second, synced) => {
+                let slot = u8::from(is_blank(second));
+                Some(FoundPage { page, slot, generation: 0, synced: 0, nibbles: vec![0; PAGE_BYTES] })
+            }
             (Err(source), Err(other)) => {
                 let source = if is_torn(first, synced) { other } else { source };
                 return Err(DamagedPage { page, source });
@@ -313,7 +322,9 @@ mod tests {
         assert_eq!(find(&[(7, pair(&first, &blank))], 4), Ok(vec![(0, 4)]));
         assert_eq!(find(&[(8, pair(&first, &blank))], 4), Err(8), "another page's slot");
         assert_eq!(find(&[(7, pair(&bent(&first), &blank))], 4), Err(7), "synced, then decayed");
-        assert_eq!(find(&[(7, pair(&bent(&first), &blank))], 3), Ok(vec![]), "torn while it was written");
+        let torn_at_first = find(&[(7, pair(&bent(&first), &blank))], 3);
+        assert_eq!(torn_at_first, Ok(vec![(1, 0)]), "an empty page, next written over the torn slot");
+        assert_eq!(find(&[(7, pair(&blank, &blank))], 3), Ok(vec![]), "never written");
         assert_eq!(find(&[(7, pair(&first, &second))], 4), Ok(vec![(1, 5)]));
         assert_eq!(
             find(&[(7, pair(&first, &bent(&second)))], 4),

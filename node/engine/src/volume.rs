@@ -141,6 +141,8 @@ pub struct Volume<M> {
     checkpointed: Seq,
     checkpointing: bool,
     closing_round: Option<u64>,
+    /// The device is gone.
+    leaving: bool,
     unix_ms_at_zero: u64,
     heard_from_log: Millis,
     disk_full: bool,
@@ -170,9 +172,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
             map.set_page(page.page, &nibbles);
             map.set_synced_slot(page.page, page.slot);
-            let generation = map.generation().max(page.generation).max(setup.header.synced_generation);
-            map.set_generation(generation);
         }
+        // Rounds that wrote no page count too: what is written from now on was not synced before.
+        let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
+        map.set_generation(written.max(setup.header.synced_generation));
         map.set_active(setup.header.active);
         let mut volume = Self::over(setup, map, now);
         volume.checkpointed = manifest.checkpointed();
@@ -241,6 +244,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointed: Seq(0),
             checkpointing: false,
             closing_round: None,
+            leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
             disk_full: false,
@@ -289,10 +293,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
             Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
             Event::Detach => {
-                if matches!(self.lifecycle, Lifecycle::Serving) {
-                    assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
-                    self.lifecycle = Lifecycle::Detaching;
-                }
+                assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
+                self.leaving = true;
             }
             Event::Tick => {
                 self.unpark(out);
@@ -435,6 +437,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
             return;
+        }
+        if self.leaving && self.lifecycle == Lifecycle::Serving {
+            self.lifecycle = Lifecycle::Detaching;
         }
         self.advance_seal(out);
         self.advance_checkpoint(out);

@@ -30,6 +30,8 @@ pub async fn remove(
     let tombstone = ObjectKey::Log(volume.clone(), tombstone).to_string();
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
+    // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is found.
+    let mut found_any = false;
     loop {
         let page = objects
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
@@ -42,8 +44,10 @@ pub async fn remove(
                 .await
                 .map_err(store("delete an object", volume))?;
         }
+        found_any |= !doomed.is_empty();
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
+            Some(_) | None if std::mem::take(&mut found_any) => start_after = None,
             Some(_) | None => return Ok(()),
         }
     }
@@ -60,8 +64,11 @@ async fn bury(
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
-        if read_record(objects, volume, last).await?.body == Body::Delete {
-            return Ok(Some(last));
+        match read_record(objects, volume, last).await {
+            Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
+            // What is damaged is no tombstone, and is about to be deleted.
+            Ok(_) | Err(LogFailure::Damaged { .. }) => {}
+            Err(error) => return Err(error),
         }
         let record = Record {
             volume: volume.clone(),

@@ -96,6 +96,15 @@ async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
 }
 
 #[tokio::test]
+async fn a_volume_whose_last_record_is_damaged_can_still_be_removed() {
+    let store = log_of(3).await;
+    store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
+    assert_eq!(store.keys(), ["volumes/v/log/00000000000000000004"]);
+}
+
+#[tokio::test]
 async fn a_damaged_record_is_named_and_a_missing_one_breaks_the_log() {
     let store = log_of(4).await;
     store.delete("volumes/v/log/00000000000000000003").await.unwrap();

@@ -1,6 +1,7 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
+use holdfast_log::LogFailure;
 use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
@@ -38,8 +39,10 @@ impl Work<'_> {
                 let created = unix_ms(self.volume.metadata.creation_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let sectors = size_bytes / SECTOR_BYTES;
-                Ok(holdfast_log::provision(store.as_ref(), &self.volume_id(), sectors, CONTROL, created)
-                    .await?)
+                let volume = self.volume_id();
+                let created =
+                    holdfast_log::provision(store.as_ref(), &volume, sectors, CONTROL, created).await;
+                Ok(accept_smaller(created, sectors)?)
             }
             Step::RemoveObjects => {
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
@@ -106,6 +109,15 @@ impl Work<'_> {
     }
 }
 
+/// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in the status, and
+/// the daemon grows the volume when it attaches it.
+fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Result<(), LogFailure> {
+    match outcome {
+        Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(()),
+        outcome => outcome,
+    }
+}
+
 /// A conflict, or an object that is gone, means that the plan was made from an old state.
 fn classify(error: kube::Error) -> VolumeFailure {
     if let kube::Error::Api(status) = &error
@@ -118,4 +130,23 @@ fn classify(error: kube::Error) -> VolumeFailure {
 
 fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
     time.and_then(|time| u64::try_from(time.0.as_millisecond()).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::MemoryStore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_spec_that_grew_before_its_creation_was_recorded_is_provisioned() {
+        let store = MemoryStore::new();
+        let volume: VolumeId = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4".parse().expect("a volume id");
+        holdfast_log::provision(&store, &volume, 100, CONTROL, 5).await.expect("created");
+        let grown = holdfast_log::provision(&store, &volume, 200, CONTROL, 5).await;
+        assert!(accept_smaller(grown, 200).is_ok());
+        let smaller = holdfast_log::provision(&store, &volume, 50, CONTROL, 5).await;
+        assert!(matches!(accept_smaller(smaller, 50), Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
+        assert_eq!(store.counts().put, 3, "each attempt is one PUT");
+    }
 }

@@ -115,3 +115,36 @@ impl Facts {
         self.spec.object_store.as_deref().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionStatus, Time, condition};
+
+    use super::*;
+
+    fn store(generation: i64, probed: Option<(i64, ConditionStatus)>) -> ObjectStore {
+        let spec = serde_json::json!({ "bucket": "bucket", "credentials": { "environment": {} } });
+        let mut store = ObjectStore::new("store", serde_json::from_value(spec).expect("a spec"));
+        store.metadata.generation = Some(generation);
+        store.status = probed.map(|(generation, status)| {
+            let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+            let ready = condition(&[], READY, status, "Reason", "message", Some(generation), &now);
+            ObjectStoreStatus { conditions: vec![ready], ..ObjectStoreStatus::default() }
+        });
+        store
+    }
+
+    #[test]
+    fn only_a_probe_of_the_present_spec_counts() {
+        let not_ready = StoreFact::NotReady { reason: "Reason".to_owned(), message: "message".to_owned() };
+        for (store, fact) in [
+            (None, StoreFact::Missing),
+            (Some(store(1, None)), StoreFact::Unprobed),
+            (Some(store(2, Some((1, ConditionStatus::True)))), StoreFact::Unprobed),
+            (Some(store(2, Some((2, ConditionStatus::True)))), StoreFact::Ready),
+            (Some(store(2, Some((2, ConditionStatus::False)))), not_ready),
+        ] {
+            assert_eq!(StoreFact::of(store.as_ref()), fact);
+        }
+    }
+}

@@ -46,7 +46,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
-    pub async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let volume = request.volume.clone();
         if let Some(attached) = self.reserve(&volume, &request.store_name)? {
             return Ok(attached);

@@ -93,10 +93,6 @@ impl ColdReads {
         Self { slab, indexes: Cache::with_weighter(4096, INDEX_CACHE_BYTES, IndexBytes) }
     }
 
-    pub(crate) fn slab(&self) -> &Slab {
-        &self.slab
-    }
-
     /// The slab slot that holds `block` as `layers` compose it.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local
     /// data was set aside.
-    pub async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
+    pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
         if let Some(device) = present.device() {
             if present.detaching.swap(true, Ordering::AcqRel) {

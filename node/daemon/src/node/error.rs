@@ -14,7 +14,7 @@ use holdfast_ublk::{ControlError, QueueError, Unsupported};
 
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ErrorKind {
+pub(crate) enum ErrorKind {
     /// There is no such thing; asking again changes nothing.
     NotFound,
     /// Something else is being done with it: try again later.
@@ -34,7 +34,7 @@ pub enum ErrorKind {
 /// Why a request to the node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NodeError {
+pub(crate) enum NodeError {
     /// No volume of this id is attached here.
     #[error("volume {0} is not attached on this node")]
     NotAttached(VolumeId),
@@ -119,7 +119,7 @@ pub enum NodeError {
 
 /// What is wrong with a local structure.
 #[derive(Debug, thiserror::Error)]
-pub enum Damage {
+pub(crate) enum Damage {
     /// Its bytes.
     #[error(transparent)]
     Bytes(#[from] DecodeError),
@@ -136,7 +136,7 @@ pub enum Damage {
 
 impl NodeError {
     /// What the caller may do about it.
-    pub fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotAttached(_) => ErrorKind::NotFound,
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,

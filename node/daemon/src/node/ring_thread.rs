@@ -16,7 +16,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup, Volume};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
-use holdfast_ublk::{COMMAND_KIND, CharDevice, Device, Queue, QueueError, QueueSpec};
+use holdfast_ublk::{COMMAND_KIND, CharDevice, Device, Queue, QueueError, QueueSpec, become_io_flusher};
 use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
@@ -150,6 +150,10 @@ pub(crate) fn spawn(
     let volumes = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&volumes);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
+        if let Err(error) = become_io_flusher() {
+            // Without it the kernel may wait for this thread's own devices when it is short of memory.
+            tracing::warn!(%error, "the ring thread is an ordinary one for memory reclaim: grant CAP_SYS_RESOURCE");
+        }
         let made = RingThread::new(&slab, &zeros, messages, count, clock);
         match made {
             Ok(mut thread) => {

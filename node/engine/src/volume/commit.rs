@@ -111,7 +111,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     self.fence(out);
                 }
             }
-            other => unreachable!("log record {seq} was not asked for in {other:?}"),
+            other @ (Commit::Idle
+            | Commit::Storing(_)
+            | Commit::Creating(..)
+            | Commit::Reading(..)
+            | Commit::Looking(_)) => unreachable!("log record {seq} was not asked for in {other:?}"),
         }
     }
 

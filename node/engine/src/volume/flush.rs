@@ -126,7 +126,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
         let round = &mut self.round;
-        if round.step != Step::Idle || !(round.wanted || !round.next_guests.is_empty()) {
+        let asked_for = round.wanted || !round.next_guests.is_empty();
+        if round.step != Step::Idle || !asked_for {
             return;
         }
         round.begun += 1;
@@ -186,9 +187,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let round = &mut self.round;
         let Some(header) = &round.header else { return self.end_round(Ok(()), out) };
         round.step = Step::WritingHeader;
-        round.header_generation += 1;
-        let slot = u8::from(round.header_generation % 2 == 1);
-        let bytes = header.encode(round.header_generation);
+        // A write that failed is repeated in its own slot: the other one is all that is left.
+        let generation = round.header_generation + 1;
+        let slot = u8::from(generation % 2 == 1);
+        let bytes = header.encode(generation);
         out.push(Action::WriteMap(vec![MapWrite { offset: header_offset(slot), bytes }]));
     }
 
@@ -221,7 +223,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.round.synced_generation = self.round.generation;
                 self.write_header(out);
             }
-            Step::SyncingHeader => self.end_round(Ok(()), out),
+            Step::SyncingHeader => {
+                self.round.header_generation += 1;
+                self.end_round(Ok(()), out);
+            }
             Step::Idle | Step::SyncingSides(_) | Step::WritingPages | Step::WritingHeader => {
                 unreachable!("no map sync was asked for")
             }

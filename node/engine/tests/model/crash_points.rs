@@ -190,6 +190,35 @@ fn the_first_attach_dies_with_its_header_half_written() {
     }
 }
 
+/// What a dead attach left in the page cache is not yet what a power cut leaves.
+#[test]
+fn an_attach_dies_twice_before_its_header_is_synced() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, 2, SECTORS, LIMITS, Faults::default());
+        world.age_headers();
+        play(&mut world, 40);
+        world.lose_host(0, None);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
+        assert_eq!(world.attach(0, false, Some(AttachStep::HeaderWritten)), Attach::Died);
+        world.lose_host(0, None);
+        drive::check_everywhere(&mut world, 0, 1);
+    }
+}
+
+/// The device does not exist yet, and is not wanted any more.
+#[test]
+fn a_volume_that_recovers_is_told_to_let_go() {
+    let mut world = world(5);
+    play(&mut world, 60);
+    world.lose_host(0, Some(Fate::Everything));
+    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert!(world.hosts[0].process.as_ref().is_some_and(|process| process.volume.status().recovering));
+    world.begin_detach(0);
+    drive::until(&mut world, 0, |world| world.hosts[0].device.is_none());
+    world.check_store(0);
+    drive::read_all(&mut world, 1);
+}
+
 /// The live map is made of many small changes; a map whose maker died among them must not pass for whole.
 #[test]
 fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {

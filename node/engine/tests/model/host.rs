@@ -50,6 +50,8 @@ pub(crate) struct Process {
     pub(crate) jobs: Vec<Job>,
     /// It took over running state and has not read the log yet.
     pub(crate) awaits_manifest: bool,
+    /// It was told to let go; once is enough.
+    pub(crate) detaching: bool,
     sealing: bool,
     fenced: bool,
 }
@@ -122,7 +124,14 @@ impl Host {
             Some(_) | None => None,
         };
         self.killed_inside = false;
-        self.process = Some(Process { volume, jobs: Vec::new(), awaits_manifest, sealing, fenced: false });
+        self.process = Some(Process {
+            volume,
+            jobs: Vec::new(),
+            awaits_manifest,
+            detaching: false,
+            sealing,
+            fenced: false,
+        });
         self.take(out);
     }
 

@@ -14,7 +14,7 @@ impl Tmpfs {
     /// Maps what is there, or new zeroed memory. With `killed_after`, the process dies at that many changes from now.
     pub(crate) fn map(&self, bytes: u64, killed_after: Rc<RefCell<Option<u32>>>) -> LiveMemory {
         let found = self.0.borrow_mut().take();
-        let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).unwrap()]);
+        let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);
         LiveMemory { bytes, home: self.clone(), killed_after }
     }
 

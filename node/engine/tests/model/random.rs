@@ -312,35 +312,35 @@ const BAD_DISK: Faults = Faults { local: Some(25), create: Some(6), checkpoint: 
 
 #[test]
 fn any_order_without_faults() {
-    runs("any_order_without_faults", 15, 3000, CALM, Faults::default());
+    runs("any_order_without_faults", 12, 3000, CALM, Faults::default());
 }
 
 #[test]
 fn any_order_with_ambiguous_creates() {
-    runs("any_order_with_ambiguous_creates", 15, 3000, CALM, BAD_STORE);
+    runs("any_order_with_ambiguous_creates", 12, 3000, CALM, BAD_STORE);
 }
 
 #[test]
 fn any_order_with_a_failing_disk() {
-    runs("any_order_with_a_failing_disk", 15, 3000, CALM, BAD_DISK);
+    runs("any_order_with_a_failing_disk", 12, 3000, CALM, BAD_DISK);
 }
 
 #[test]
 fn killed_at_any_point() {
-    runs("killed_at_any_point", 30, 3000, KILLS, BAD_STORE);
+    runs("killed_at_any_point", 25, 3000, KILLS, BAD_STORE);
 }
 
 #[test]
 fn power_lost_at_any_point() {
-    runs("power_lost_at_any_point", 30, 3000, POWER_CUTS, BAD_STORE);
+    runs("power_lost_at_any_point", 25, 3000, POWER_CUTS, BAD_STORE);
 }
 
 #[test]
 fn rivals_for_one_volume() {
-    runs("rivals_for_one_volume", 30, 4000, RIVALS, BAD_STORE);
+    runs("rivals_for_one_volume", 25, 4000, RIVALS, BAD_STORE);
 }
 
 #[test]
 fn everything_at_once() {
-    runs("everything_at_once", 30, 4000, RIVALS, Faults { local: Some(60), ..BAD_STORE });
+    runs("everything_at_once", 25, 4000, RIVALS, Faults { local: Some(60), ..BAD_STORE });
 }

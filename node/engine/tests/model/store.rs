@@ -144,8 +144,8 @@ impl Store {
             builder.push(*block, mask, &bytes);
         }
         let (segment, object) = builder.finish(id);
-        let at = usize::try_from(segment.index_offset).unwrap();
-        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
+        let at = usize::try_from(segment.index_offset).expect("it fits");
+        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).expect("just built");
         self.segments.insert(id, Segment { object, index, cut });
         segment
     }
@@ -188,7 +188,7 @@ fn content(sector: u64, stamp: Stamp) -> Vec<u8> {
 }
 
 fn stamp(sector: u64, bytes: &[u8]) -> Stamp {
-    let stamp = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let stamp = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
     assert!(
         bytes == content(sector, stamp),
         "sector {sector} holds bytes of another sector or of two writes"

@@ -75,7 +75,7 @@ pub(crate) enum AttachStep {
 impl World {
     pub(crate) fn new(seed: u64, hosts: usize, sectors: u64, limits: DirtyLimits, faults: Faults) -> Self {
         crate::memory::silence_kills();
-        let volume: VolumeId = "model".parse().unwrap();
+        let volume: VolumeId = "model".parse().expect("a volume id");
         Self {
             hosts: (0..hosts).map(|_| Host::new()).collect(),
             store: Store::new(volume, sectors),
@@ -343,11 +343,10 @@ impl World {
         let here = &mut self.hosts[host];
         let Some(device) = &mut here.device else { return };
         device.closing = true;
-        let settled = here.process.as_ref().is_some_and(|process| {
-            // A completion that the guest has not seen yet is still in flight.
-            device.is_idle() && !process.jobs.iter().any(|job| matches!(job.action, Action::Complete { .. }))
-        });
-        if settled && device.ready {
+        if let Some(process) = &mut here.process
+            && device.is_idle()
+            && !std::mem::replace(&mut process.detaching, true)
+        {
             self.tell(host, Event::Detach);
         }
     }
@@ -438,7 +437,7 @@ impl World {
         }
         let slots = here.disk.map.read(0, 2 * 4096);
         let (header_generation, header) =
-            Header::newest(&slots).unwrap().expect("an attach writes its header");
+            Header::newest(&slots).expect("no header is damaged").expect("an attach writes its header");
         let memory = here.tmpfs.map(0, here.killed_after.clone());
         let setup =
             Setup { requests: DEPTH, limits: self.limits, header, header_generation, unix_ms_at_zero: 0 };
@@ -472,6 +471,8 @@ impl World {
         loop {
             let here = &mut self.hosts[host];
             assert!(here.process.is_none() && !here.tmpfs.holds_a_map(), "attached already");
+            // What a dead process wrote and did not sync is no ground to write the other slot on.
+            here.disk.map.sync(here.disk.map.mark());
             let found = Header::newest(&here.disk.map.read(0, 2 * 4096)).expect("no header is damaged");
             let manifest = self.store.manifest();
             let claim = Claim {

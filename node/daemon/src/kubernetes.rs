@@ -1,0 +1,73 @@
+//! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
+//!
+//! Owns: the daemon's part of every Volume's status, the StorageNode of this node.
+//! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: the API server is needed for changes only; without it everything that is served stays served.
+//! On failure: requests to the API server are repeated with jitter; failed operations are told in the condition
+//! `Attached` and tried again.
+
+mod api;
+mod object_store;
+mod operations;
+mod plan;
+mod retry;
+mod storage_node;
+mod volume;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_crds::TransportName;
+use holdfast_ublk::Transport;
+use kube::Client;
+
+use crate::failure::chain;
+use crate::volumes::Volumes;
+
+/// Pause before the configuration of the API server is looked for again.
+const CONNECT_RETRY: Duration = Duration::from_secs(5);
+
+/// Runs until `stop` ends. Operations under way are not waited for: a detach may wait for its store for ever.
+pub(crate) async fn run<V: Volumes>(
+    node_name: String,
+    state_dir: PathBuf,
+    volumes: V,
+    stop: impl Future<Output = ()> + Send,
+) {
+    let work = async {
+        let client = connect().await;
+        tokio::join!(
+            volume::run(client.clone(), node_name.clone(), volumes.clone()),
+            storage_node::run(client, node_name, state_dir, volumes),
+        );
+    };
+    tokio::select! {
+        () = work => {}
+        () = stop => {}
+    }
+}
+
+/// The client of the API server this process belongs to. Sends nothing yet.
+async fn connect() -> Client {
+    loop {
+        match Client::try_default().await {
+            Ok(client) => return client,
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "no configuration of an API server; serving goes on without"
+                );
+                tokio::time::sleep(CONNECT_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+            }
+        }
+    }
+}
+
+/// The name of a transport in the Kubernetes API.
+fn transport_name(transport: Transport) -> TransportName {
+    match transport {
+        Transport::ZeroCopy => TransportName::UblkZeroCopy,
+        Transport::UserCopy => TransportName::UblkUserCopy,
+    }
+}

@@ -1,0 +1,55 @@
+//! One request to the API server, with a limit on its time.
+
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+/// Longest time for one request; a watch is no such request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The API server did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApiError {
+    /// It refused, or could not be reached.
+    #[error("the API server refused a request")]
+    Refused(#[source] Box<kube::Error>),
+    /// It did not answer.
+    #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
+    Silent,
+}
+
+impl ApiError {
+    /// Whether the object changed or went away since it was read.
+    pub(crate) fn is_stale(&self) -> bool {
+        matches!(self.code(), Some(404 | 409))
+    }
+
+    /// Whether the daemon lacks the permission.
+    pub(crate) fn is_forbidden(&self) -> bool {
+        self.code() == Some(403)
+    }
+
+    fn code(&self) -> Option<u16> {
+        match self {
+            Self::Refused(error) => {
+                if let kube::Error::Api(status) = error.as_ref() {
+                    Some(status.code)
+                } else {
+                    None
+                }
+            }
+            Self::Silent => None,
+        }
+    }
+}
+
+/// Waits for the answer to one request.
+///
+/// # Errors
+/// [`ApiError`]; a request that changes something may have taken effect.
+pub(crate) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
+    match timeout(REQUEST_TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|error| ApiError::Refused(Box::new(error))),
+        Err(_elapsed) => Err(ApiError::Silent),
+    }
+}

@@ -1,0 +1,292 @@
+//! What to do next for one volume: a pure function of what is seen.
+//!
+//! ```text
+//!            wanted                       grant withdrawn or deletion asked
+//! Absent ------------> Claimed, attaching ------> Served ----------------> Detaching ----> Cleared
+//!                           ^                                                                ^
+//! claimed before the host was lost, not wanted any more: attach once more, commit, detach ---+
+//! ```
+//! *Wanted*: `spec.nodeName` and `status.assignedNode` both name this node and no deletion was asked for.
+//!
+//! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version that showed
+//! the grant, so a stale view of the object never takes a volume from its rightful writer; a claim is cleared only after
+//! the final commit; the status is written only while the grant or the claim is ours.
+
+use std::time::Duration;
+
+use holdfast_crds::{
+    Condition, ConditionStatus, DeletionPolicy, Time, VolumeSpec, VolumeStatus, condition, find_condition,
+};
+
+use super::operations::{Doing, Outcome};
+use super::transport_name;
+use crate::node::{self, VolumeState};
+
+/// Condition: a node serves the volume.
+pub(crate) const ATTACHED: &str = "Attached";
+
+/// How often figures that always move (dirty bytes, commits) are written.
+pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
+/// How soon a volume is looked at again while something is under way.
+const SOON: Duration = Duration::from_secs(2);
+
+/// One volume as seen at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    /// Name of this node.
+    pub(crate) me: String,
+    /// `metadata.generation`.
+    pub(crate) generation: Option<i64>,
+    /// The wish.
+    pub(crate) spec: VolumeSpec,
+    /// Whether deletion was asked for.
+    pub(crate) deleting: bool,
+    /// What is reported so far, by everybody.
+    pub(crate) status: VolumeStatus,
+    /// The volume on this node, if it is here.
+    pub(crate) here: Option<node::VolumeStatus>,
+    /// What this process does with it now.
+    pub(crate) doing: Option<Doing>,
+    /// How the last thing this process did with it ended.
+    pub(crate) last: Option<Outcome>,
+    /// Time until what failed may be tried again.
+    pub(crate) wait: Duration,
+    /// Time since this process last wrote the status.
+    pub(crate) since_report: Option<Duration>,
+}
+
+/// One idempotent step.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// Write the daemon's part of the status, even if it stands there already.
+    Claim(Box<VolumeStatus>),
+    /// Write the daemon's part of the status.
+    Report(Box<VolumeStatus>),
+    /// Begin to attach, growing the volume to the wished size if `grow`.
+    Attach {
+        /// Whether the device shall have the size of the spec.
+        grow: bool,
+    },
+    /// Begin to detach.
+    Detach,
+}
+
+/// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    /// What to do.
+    pub(crate) steps: Vec<Step>,
+    /// When to look again.
+    pub(crate) again: Option<Duration>,
+}
+
+impl Plan {
+    fn nothing() -> Self {
+        Self { steps: Vec::new(), again: None }
+    }
+
+    fn of(steps: Vec<Step>, again: Duration) -> Self {
+        Self { steps, again: Some(again) }
+    }
+}
+
+impl Facts {
+    fn granted(&self) -> bool {
+        self.status.assigned_node.as_deref() == Some(&self.me)
+    }
+
+    fn granted_to_another(&self) -> bool {
+        self.status.assigned_node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
+    fn claimed(&self) -> bool {
+        self.status.node.as_deref() == Some(&self.me)
+    }
+
+    fn wished(&self) -> bool {
+        !self.deleting && self.spec.desired_node() == Some(&self.me)
+    }
+
+    /// Whether what this node may hold un-uploaded of the volume is of no use to anybody.
+    fn worthless(&self) -> bool {
+        self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete
+    }
+}
+
+/// What to do next.
+pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
+    match (facts.doing, &facts.here) {
+        (Some(Doing::Attaching), _) => report(facts, "Attaching", now),
+        (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
+        (None, Some(here)) => plan_present(facts, here, now),
+        (None, None) => plan_absent(facts, now),
+    }
+}
+
+fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
+    if facts.granted_to_another() || !facts.wished() {
+        return match (&here.state, &facts.last) {
+            // A detach that was begun by the last run of the daemon goes on by itself.
+            (VolumeState::Detaching, None) => report(facts, "Detaching", now),
+            (_, Some(Outcome::Failed(failure))) if !facts.wait.is_zero() => {
+                let mut plan = report(facts, failure.reason, now);
+                plan.again = Some(facts.wait);
+                plan
+            }
+            _ => {
+                let mut plan = report(facts, "Detaching", now);
+                plan.steps.push(Step::Detach);
+                plan
+            }
+        };
+    }
+    match here.state {
+        VolumeState::Attaching => report(facts, "Attaching", now),
+        VolumeState::Attached => report(facts, "Attached", now),
+        VolumeState::Detaching => report(facts, "Detaching", now),
+        VolumeState::Fenced => report(facts, "Fenced", now),
+    }
+}
+
+fn plan_absent(facts: &Facts, now: &Time) -> Plan {
+    let wanted = facts.wished() && facts.granted();
+    // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What was is on
+    // this node's disk only, so it is committed before another node may begin. A volume whose device was never told of
+    // has nothing to commit.
+    let left_behind = facts.claimed()
+        && facts.granted()
+        && facts.status.epoch.is_some()
+        && !matches!(facts.last, Some(Outcome::Detached | Outcome::SetAside))
+        && !facts.worthless();
+    if wanted || left_behind {
+        if let Some(Outcome::Failed(failure)) = &facts.last
+            && !facts.wait.is_zero()
+        {
+            let mut plan = report(facts, failure.reason, now);
+            plan.again = Some(facts.wait);
+            return plan;
+        }
+        let claim = Step::Claim(Box::new(status(facts, "Attaching", now)));
+        return Plan::of(vec![claim, Step::Attach { grow: wanted }], SOON);
+    }
+    if facts.claimed() {
+        return Plan { steps: vec![Step::Report(Box::new(cleared(facts, now)))], again: None };
+    }
+    Plan::nothing()
+}
+
+/// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
+fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
+    let again = if facts.doing.is_some() || reason != ATTACHED { SOON } else { FIGURES_EVERY };
+    let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
+    if !ours {
+        return Plan::of(Vec::new(), again);
+    }
+    let new = status(facts, reason, now);
+    let old = daemons_part(&facts.status);
+    let recent = facts.since_report.is_some_and(|since| since < FIGURES_EVERY);
+    if new == old || (recent && without_figures(&new) == without_figures(&old)) {
+        return Plan::of(Vec::new(), again);
+    }
+    Plan::of(vec![Step::Report(Box::new(new))], again)
+}
+
+/// The daemon's part of the status of a volume that is here or on its way.
+fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
+    let here = facts.here.as_ref();
+    let device = here.and_then(|here| here.attached.as_ref());
+    let serves = device.is_some() && here.is_some_and(|here| here.state == VolumeState::Attached);
+    let attached = condition(
+        &facts.status.conditions,
+        ATTACHED,
+        if serves { ConditionStatus::True } else { ConditionStatus::False },
+        reason,
+        message(facts, reason),
+        facts.generation,
+        now,
+    );
+    VolumeStatus {
+        node: Some(facts.me.clone()),
+        device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
+        transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
+        // Kept while the device is away: it says that this node may hold data that nobody else has.
+        epoch: device.map(|device| device.epoch).or(facts.status.epoch.filter(|_| facts.claimed())),
+        attached_size_bytes: device.map(|device| device.bytes),
+        committed_seq: here.and_then(|here| here.committed_seq),
+        dirty_bytes: here.map(|here| here.dirty_bytes),
+        oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
+        conditions: vec![attached],
+        ..VolumeStatus::default()
+    }
+}
+
+fn message(facts: &Facts, reason: &str) -> String {
+    if let Some(Outcome::Failed(failure)) = &facts.last
+        && facts.doing.is_none()
+        && failure.reason == reason
+    {
+        return failure.message.clone();
+    }
+    if let Some(message) = facts.here.as_ref().and_then(|here| here.message.clone()) {
+        return message;
+    }
+    let me = &facts.me;
+    match reason {
+        "Attached" => format!("served by node {me}"),
+        "Detaching" => format!("node {me} writes the final commit"),
+        "Fenced" => {
+            format!("another writer took the volume from node {me}; what was not uploaded is kept there")
+        }
+        _ => format!("node {me} attaches the volume"),
+    }
+}
+
+/// The daemon's part of the status after a detach: only that it is over.
+fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
+    let me = &facts.me;
+    let message = match &facts.last {
+        Some(Outcome::Detached) => format!("node {me} has written the final commit and let the volume go"),
+        Some(Outcome::SetAside) => {
+            format!(
+                "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
+            )
+        }
+        Some(Outcome::Attached | Outcome::Failed(_)) | None => format!("node {me} does not hold the volume"),
+    };
+    let detached = condition(
+        &facts.status.conditions,
+        ATTACHED,
+        ConditionStatus::False,
+        "Detached",
+        message,
+        facts.generation,
+        now,
+    );
+    VolumeStatus { conditions: vec![detached], ..VolumeStatus::default() }
+}
+
+/// The daemon's part of a status.
+pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
+    let conditions: Vec<Condition> =
+        find_condition(&status.conditions, ATTACHED).into_iter().cloned().collect();
+    VolumeStatus {
+        node: status.node.clone(),
+        device_path: status.device_path.clone(),
+        transport: status.transport.clone(),
+        epoch: status.epoch,
+        attached_size_bytes: status.attached_size_bytes,
+        committed_seq: status.committed_seq,
+        dirty_bytes: status.dirty_bytes,
+        oldest_dirty_seconds: status.oldest_dirty_seconds,
+        conditions,
+        ..VolumeStatus::default()
+    }
+}
+
+/// A status less what always moves.
+fn without_figures(status: &VolumeStatus) -> VolumeStatus {
+    VolumeStatus { committed_seq: None, dirty_bytes: None, oldest_dirty_seconds: None, ..status.clone() }
+}
+
+#[cfg(test)]
+mod tests;

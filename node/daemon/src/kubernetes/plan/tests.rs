@@ -1,0 +1,264 @@
+use serde_json::json;
+
+use super::*;
+use crate::kubernetes::retry::{OperationFailure, Retry};
+use crate::node::VolumeState;
+use crate::volumes::tests::attached;
+
+fn now() -> Time {
+    Time("2026-01-01T00:00:00Z".parse().unwrap())
+}
+
+/// A volume that is granted to node `a`, wished there, and not here yet.
+fn granted() -> Facts {
+    let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a" });
+    Facts {
+        me: "a".to_owned(),
+        generation: Some(4),
+        spec: serde_json::from_value(spec).unwrap(),
+        deleting: false,
+        status: VolumeStatus { assigned_node: Some("a".to_owned()), ..VolumeStatus::default() },
+        here: None,
+        doing: None,
+        last: None,
+        wait: Duration::ZERO,
+        since_report: None,
+    }
+}
+
+/// The same volume, served and reported.
+fn served() -> Facts {
+    let mut facts = Facts { here: Some(attached("v")), last: Some(Outcome::Attached), ..granted() };
+    reported(&mut facts);
+    facts
+}
+
+/// Takes what the plan reports as reported.
+fn reported(facts: &mut Facts) {
+    if let Some(status) = written(&plan(facts, &now())) {
+        facts.status = VolumeStatus { assigned_node: facts.status.assigned_node.clone(), ..status };
+        facts.since_report = Some(Duration::ZERO);
+    }
+}
+
+fn written(plan: &Plan) -> Option<VolumeStatus> {
+    plan.steps.iter().find_map(|step| match step {
+        Step::Claim(status) | Step::Report(status) => Some(status.as_ref().clone()),
+        Step::Attach { .. } | Step::Detach => None,
+    })
+}
+
+fn reason(plan: &Plan) -> (String, String) {
+    let status = written(plan).expect("a status is written");
+    (status.conditions[0].status.clone(), status.conditions[0].reason.clone())
+}
+
+fn acts(plan: &Plan) -> Vec<&'static str> {
+    plan.steps
+        .iter()
+        .map(|step| match step {
+            Step::Claim(_) => "claim",
+            Step::Report(status) if status.node.is_none() => "clear",
+            Step::Report(_) => "report",
+            Step::Attach { grow: true } => "attach",
+            Step::Attach { grow: false } => "attach as it is",
+            Step::Detach => "detach",
+        })
+        .collect()
+}
+
+fn failed(reason: &'static str) -> Option<Outcome> {
+    let message = format!("because of {reason}");
+    Some(Outcome::Failed(OperationFailure { reason, message, retry: Retry::Later }))
+}
+
+#[test]
+fn what_is_done_follows_from_wish_grant_claim_and_device() {
+    let other = || Some("b".to_owned());
+    let me = || Some("a".to_owned());
+    let wait = Duration::from_secs(3);
+    let absent = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = granted();
+        change(&mut facts);
+        facts
+    };
+    let present = |change: &dyn Fn(&mut Facts)| {
+        let mut facts = served();
+        change(&mut facts);
+        facts
+    };
+    let left_behind = |facts: &mut Facts| {
+        facts.status.node = me();
+        facts.status.epoch = Some(3);
+        facts.spec.node_name = other();
+    };
+    let cases: Vec<(&str, Facts, &[&str])> = vec![
+        ("wished and granted", granted(), &["claim", "attach"]),
+        ("claimed by an earlier run", absent(&|f| f.status.node = me()), &["claim", "attach"]),
+        ("wished, not granted", absent(&|f| f.status.assigned_node = None), &[]),
+        ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
+        ("wished elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
+        ("being deleted", absent(&|f| f.deleting = true), &[]),
+        ("an attach goes on", absent(&|f| f.doing = Some(Doing::Attaching)), &["report"]),
+        (
+            "an attach failed a moment ago",
+            absent(&|f| {
+                f.last = failed("Unavailable");
+                f.wait = wait;
+            }),
+            &["report"],
+        ),
+        ("an attach failed a while ago", absent(&|f| f.last = failed("Unavailable")), &["claim", "attach"]),
+        ("served", served(), &[]),
+        ("served, never reported", present(&|f| f.status.node = None), &["report"]),
+        ("wish moved", present(&|f| f.spec.node_name = other()), &["report", "detach"]),
+        ("wish withdrawn", present(&|f| f.spec.node_name = None), &["report", "detach"]),
+        ("deletion asked", present(&|f| f.deleting = true), &["report", "detach"]),
+        ("grant moved by force", present(&|f| f.status.assigned_node = other()), &["detach"]),
+        (
+            "a detach goes on",
+            present(&|f| {
+                f.spec.node_name = other();
+                f.doing = Some(Doing::Detaching);
+            }),
+            &["report"],
+        ),
+        (
+            "a detach failed a moment ago",
+            present(&|f| {
+                f.spec.node_name = other();
+                f.last = failed("Busy");
+                f.wait = wait;
+            }),
+            &["report"],
+        ),
+        (
+            "a detach failed a while ago",
+            present(&|f| {
+                f.spec.node_name = other();
+                f.last = failed("Busy");
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "a detach of the last run goes on",
+            present(&|f| {
+                f.spec.node_name = other();
+                f.last = None;
+                f.here.as_mut().unwrap().state = VolumeState::Detaching;
+            }),
+            &["report"],
+        ),
+        ("left behind by a lost host", absent(&left_behind), &["claim", "attach as it is"]),
+        (
+            "left behind, to be deleted",
+            absent(&|f| {
+                left_behind(f);
+                f.deleting = true;
+            }),
+            &["clear"],
+        ),
+        (
+            "left behind, to be retained",
+            absent(&|f| {
+                left_behind(f);
+                f.deleting = true;
+                f.spec.deletion_policy = DeletionPolicy::Retain;
+            }),
+            &["claim", "attach as it is"],
+        ),
+        (
+            "claimed, never attached",
+            absent(&|f| {
+                left_behind(f);
+                f.status.epoch = None;
+            }),
+            &["clear"],
+        ),
+        (
+            "detached",
+            absent(&|f| {
+                left_behind(f);
+                f.last = Some(Outcome::Detached);
+            }),
+            &["clear"],
+        ),
+        (
+            "fenced and set aside",
+            absent(&|f| {
+                left_behind(f);
+                f.last = Some(Outcome::SetAside);
+            }),
+            &["clear"],
+        ),
+    ];
+    for (name, facts, expected) in cases {
+        assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_served_volume_is_reported_in_full() {
+    let status = written(&plan(&Facts { here: Some(attached("v")), ..granted() }, &now())).unwrap();
+    assert_eq!(status.node.as_deref(), Some("a"));
+    assert_eq!(status.device_path.as_deref(), Some("/dev/ublkb0"));
+    assert_eq!(status.transport.as_deref(), Some("ublk-zero-copy"));
+    assert_eq!((status.epoch, status.committed_seq), (Some(3), Some(7)));
+    assert_eq!((status.dirty_bytes, status.oldest_dirty_seconds), (Some(8192), Some(2)));
+    assert_eq!(status.attached_size_bytes, Some(1 << 30));
+    let condition = &status.conditions[0];
+    assert_eq!((condition.type_.as_str(), condition.status.as_str()), ("Attached", "True"));
+    assert_eq!(condition.observed_generation, Some(4));
+    assert!(status.phase.is_none() && status.assigned_node.is_none());
+}
+
+#[test]
+fn figures_are_written_now_and_then_but_a_change_at_once() {
+    let mut facts = served();
+    facts.here.as_mut().unwrap().dirty_bytes += 1;
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    facts.since_report = Some(FIGURES_EVERY);
+    assert_eq!(acts(&plan(&facts, &now())), ["report"]);
+
+    let mut facts = served();
+    facts.here.as_mut().unwrap().state = VolumeState::Fenced;
+    let plan = plan(&facts, &now());
+    assert_eq!(reason(&plan), ("False".to_owned(), "Fenced".to_owned()));
+}
+
+#[test]
+fn a_device_that_cannot_be_detached_still_serves_and_the_condition_says_why() {
+    let mut facts = served();
+    facts.spec.node_name = None;
+    facts.last = failed("Busy");
+    facts.wait = Duration::from_secs(3);
+    let plan = plan(&facts, &now());
+    assert_eq!(reason(&plan), ("True".to_owned(), "Busy".to_owned()));
+    assert_eq!(written(&plan).unwrap().conditions[0].message, "because of Busy");
+    assert_eq!(plan.again, Some(facts.wait));
+}
+
+#[test]
+fn clearing_leaves_only_the_condition() {
+    let mut facts = granted();
+    facts.status.node = Some("a".to_owned());
+    facts.status.epoch = Some(3);
+    facts.spec.node_name = None;
+    facts.last = Some(Outcome::Detached);
+    let status = written(&plan(&facts, &now())).unwrap();
+    assert_eq!(status.conditions[0].reason, "Detached");
+    assert_eq!(VolumeStatus { conditions: Vec::new(), ..status }, VolumeStatus::default());
+}
+
+#[test]
+fn nothing_of_another_nodes_volume_is_written() {
+    let mut facts = served();
+    facts.status.assigned_node = Some("b".to_owned());
+    facts.status.node = Some("b".to_owned());
+    for doing in [None, Some(Doing::Attaching), Some(Doing::Detaching)] {
+        for here in [None, Some(attached("v"))] {
+            let facts = Facts { doing, here, ..facts.clone() };
+            assert_eq!(written(&plan(&facts, &now())), None, "{doing:?}");
+        }
+    }
+}

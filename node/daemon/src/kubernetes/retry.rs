@@ -1,0 +1,67 @@
+//! The table from kinds of errors to the reason of a condition and the time until the next try.
+
+use std::time::Duration;
+
+use crate::failure::Failure;
+use crate::node::ErrorKind;
+
+/// Why an operation on a volume failed, in the words of a condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OperationFailure {
+    /// Reason of the condition, one CamelCase word.
+    pub(crate) reason: &'static str,
+    /// What a person should know and do.
+    pub(crate) message: String,
+    /// How long it is expected to last.
+    pub(crate) retry: Retry,
+}
+
+/// How long a failure is expected to last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retry {
+    /// It will pass by itself.
+    Later,
+    /// A person must act.
+    Rarely,
+}
+
+impl Retry {
+    /// Time until the next try, after `failures` in a row. `random` in `0..1` spreads the tries over 80 % to 120 % of their
+    /// mean, so that many volumes which failed together do not come back together.
+    pub(crate) fn delay(self, failures: u32, random: f64) -> Duration {
+        let (first, last) = match self {
+            Self::Later => (Duration::from_secs(1), Duration::from_secs(15)),
+            Self::Rarely => (Duration::from_secs(5), Duration::from_secs(60)),
+        };
+        let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(10));
+        doubled.min(last).mul_f64(0.8 + 0.4 * random)
+    }
+}
+
+impl From<Failure> for OperationFailure {
+    fn from(failure: Failure) -> Self {
+        let Failure { kind, message } = failure;
+        let (reason, retry) = match kind {
+            ErrorKind::NotFound => ("NotFound", Retry::Rarely),
+            ErrorKind::Busy => ("Busy", Retry::Later),
+            ErrorKind::Invalid => ("Refused", Retry::Rarely),
+            ErrorKind::Fenced => ("Fenced", Retry::Rarely),
+            ErrorKind::Corrupt => ("DataDamaged", Retry::Rarely),
+            ErrorKind::Unavailable => ("Unavailable", Retry::Later),
+            ErrorKind::Local => ("NodeFailed", Retry::Later),
+        };
+        Self { reason, message, retry }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tries_become_rarer_up_to_a_limit() {
+        let delays: Vec<u64> = (1..=6).map(|n| Retry::Later.delay(n, 0.5).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 15, 15]);
+        assert_eq!(Retry::Rarely.delay(u32::MAX, 0.0), Duration::from_secs(48));
+    }
+}

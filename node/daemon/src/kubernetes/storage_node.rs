@@ -1,0 +1,178 @@
+//! Keeps the StorageNode of this node: what it can do, and whether it serves.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_crds::{
+    Condition, ConditionStatus, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time, TransportSupport,
+    condition,
+};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource};
+use serde_json::json;
+
+use super::api::{ApiError, call};
+use super::transport_name;
+use crate::node::{Capabilities, VolumeState, VolumeStatus};
+use crate::volumes::Volumes;
+
+/// Condition: the daemon runs and at least one transport can be used.
+const READY: &str = "Ready";
+/// How often the node looks at itself; an unchanged report is not written again.
+const EVERY: Duration = Duration::from_secs(15);
+/// Free space is told in steps of this many bytes, so that it is not written at every look.
+const SPACE_STEP_BYTES: u64 = 256 << 20;
+
+/// Runs until it is dropped.
+pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: PathBuf, volumes: V) {
+    let api: Api<StorageNode> = Api::all(client);
+    let mut written: Option<StorageNodeStatus> = None;
+    loop {
+        match report(&api, &name, &state_dir, &volumes, written.as_ref()).await {
+            Ok(status) => written = Some(status),
+            Err(error) => {
+                tracing::warn!(
+                    error = crate::failure::chain(&error),
+                    "StorageNode not written; serving goes on"
+                );
+                written = None;
+            }
+        }
+        tokio::time::sleep(EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+    }
+}
+
+async fn report<V: Volumes>(
+    api: &Api<StorageNode>,
+    name: &str,
+    state_dir: &Path,
+    volumes: &V,
+    written: Option<&StorageNodeStatus>,
+) -> Result<StorageNodeStatus, ApiError> {
+    let before = match written {
+        Some(status) => status.clone(),
+        None => call(api.get_opt(name)).await?.and_then(|node| node.status).unwrap_or_default(),
+    };
+    let now = Time(Timestamp::now());
+    let status = describe(
+        &volumes.capabilities(),
+        &volumes.list(),
+        state_dir,
+        space(state_dir),
+        &before.conditions,
+        &now,
+    );
+    if written == Some(&status) {
+        return Ok(status);
+    }
+    let object = json!({
+        "apiVersion": StorageNode::api_version(&()),
+        "kind": StorageNode::kind(&()),
+        "metadata": { "name": name },
+    });
+    let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
+    let mut with_spec = object.clone();
+    with_spec["spec"] = json!({});
+    call(api.patch(name, &params, &Patch::Apply(with_spec))).await?;
+    let mut with_status = object;
+    with_status["status"] = json!(status);
+    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await?;
+    Ok(status)
+}
+
+/// Size and free bytes of a filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Space {
+    capacity_bytes: u64,
+    available_bytes: u64,
+}
+
+fn space(directory: &Path) -> Option<Space> {
+    let stat = rustix::fs::statvfs(directory).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
+}
+
+fn describe(
+    capabilities: &Capabilities,
+    volumes: &[VolumeStatus],
+    state_dir: &Path,
+    space: Option<Space>,
+    before: &[Condition],
+    now: &Time,
+) -> StorageNodeStatus {
+    let Capabilities { kernel_release, transports } = capabilities;
+    let transports: Vec<TransportSupport> = transports
+        .iter()
+        .map(|(transport, usable)| TransportSupport {
+            name: transport_name(*transport),
+            available: usable.is_ok(),
+            refusal: usable.as_ref().err().cloned(),
+        })
+        .collect();
+    let mut refusals: Vec<&str> =
+        transports.iter().filter_map(|support| support.refusal.as_deref()).collect();
+    refusals.dedup();
+    let usable = transports.iter().any(|support| support.available);
+    let ready = if usable {
+        condition(before, READY, ConditionStatus::True, "Serving", "the daemon serves volumes", None, now)
+    } else {
+        let message = format!("no transport can be used: {}", refusals.join("; "));
+        condition(before, READY, ConditionStatus::False, "NoTransport", message, None, now)
+    };
+    let attached = volumes.iter().filter(|volume| volume.state == VolumeState::Attached).count();
+    StorageNodeStatus {
+        kernel_release: Some(kernel_release.clone()),
+        daemon_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+        state_dir: Some(state_dir.to_string_lossy().into_owned()),
+        capacity_bytes: space.map(|space| space.capacity_bytes),
+        available_bytes: space.map(|space| space.available_bytes / SPACE_STEP_BYTES * SPACE_STEP_BYTES),
+        attached_volumes: u32::try_from(attached).ok(),
+        transports,
+        last_handoff: None,
+        conditions: vec![ready],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_ublk::Transport;
+
+    use super::*;
+    use crate::volumes::tests::{Fake, attached};
+
+    fn now() -> Time {
+        Time("2026-01-01T00:00:00Z".parse().unwrap())
+    }
+
+    #[test]
+    fn a_node_with_one_transport_is_ready_and_explains_the_other() {
+        let status = describe(
+            &Fake::default().capabilities(),
+            &[attached("v")],
+            Path::new("/state"),
+            Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
+            &[],
+            &now(),
+        );
+        assert_eq!(status.attached_volumes, Some(1));
+        assert_eq!(status.available_bytes, Some(1 << 30));
+        assert_eq!(status.conditions[0].status, "True");
+        assert!(!status.transports[0].available);
+        assert!(status.transports[0].refusal.as_ref().unwrap().contains("AUTO_BUF_REG"));
+        assert!(status.transports[1].available && status.transports[1].refusal.is_none());
+    }
+
+    #[test]
+    fn a_node_without_a_transport_says_why() {
+        let capabilities = Capabilities {
+            kernel_release: "5.15.0".to_owned(),
+            transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
+        };
+        let status = describe(&capabilities, &[], Path::new("/state"), None, &[], &now());
+        assert_eq!(status.conditions[0].status, "False");
+        assert_eq!(status.conditions[0].reason, "NoTransport");
+        assert!(status.conditions[0].message.contains("load ublk_drv"));
+    }
+}

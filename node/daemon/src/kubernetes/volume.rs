@@ -1,0 +1,200 @@
+//! Reconciles one Volume: observe, plan, apply.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::channel::mpsc;
+use holdfast_crds::{NODE_FIELD_MANAGER, Time, Volume, VolumeStatus};
+use holdfast_types::VolumeId;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use serde_json::json;
+
+use super::api::{ApiError, call};
+use super::object_store::{self, StoreError};
+use super::operations::{Doing, Operations, Outcome};
+use super::plan::{Facts, Step, daemons_part, plan};
+use super::retry::{OperationFailure, Retry};
+use crate::failure::Failure;
+use crate::node::{AttachRequest, ErrorKind};
+use crate::volumes::Volumes;
+
+/// How soon a volume is looked at again after the API server failed.
+const API_RETRY: Duration = Duration::from_secs(5);
+
+/// What every reconciliation needs.
+struct Context<V> {
+    client: Client,
+    me: String,
+    volumes: V,
+    operations: Operations,
+}
+
+/// Runs until it is dropped.
+pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
+    let (ended, ends) = mpsc::unbounded();
+    let operations = Operations::new(ended);
+    let context = Arc::new(Context { client: client.clone(), me, volumes, operations });
+    // All Volumes: one that shall be served elsewhere now may still be here.
+    Controller::new(Api::<Volume>::all(client), watcher::Config::default())
+        .reconcile_on(ends)
+        .run(reconcile, retry, context)
+        .for_each(|outcome| async move {
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "volume controller");
+            }
+        })
+        .await;
+}
+
+async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) -> Result<Action, ApiError> {
+    // Until the operator gave the volume its identity there is nothing to serve.
+    let Some(id) = identity(&volume) else { return Ok(Action::await_change()) };
+    let now = Time(Timestamp::now());
+    let plan = plan(&observe(&volume, &id, &context), &now);
+    let mut work = Work { context: &context, volume: volume.as_ref().clone(), id };
+    for step in plan.steps {
+        work.apply(step).await?;
+    }
+    Ok(plan.again.map_or_else(Action::await_change, Action::requeue))
+}
+
+fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) -> Action {
+    if error.is_stale() {
+        // The watch brings what changed.
+        return Action::requeue(Duration::from_secs(1));
+    }
+    tracing::warn!(
+        volume = volume.name_any(),
+        error = crate::failure::chain(error),
+        "serving goes on without"
+    );
+    Action::requeue(API_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64()))
+}
+
+fn identity(volume: &Volume) -> Option<VolumeId> {
+    volume.status.as_ref()?.volume_id.clone()?.try_into().ok()
+}
+
+fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> Facts {
+    let now = Instant::now();
+    let entry = context.operations.of(id);
+    let wait = entry.wait(now);
+    Facts {
+        me: context.me.clone(),
+        generation: volume.metadata.generation,
+        spec: volume.spec.clone(),
+        deleting: volume.metadata.deletion_timestamp.is_some(),
+        status: volume.status.clone().unwrap_or_default(),
+        here: context.volumes.list().into_iter().find(|here| here.volume == *id),
+        doing: entry.doing,
+        last: entry.last,
+        wait,
+        since_report: entry.reported.map(|at| now.saturating_duration_since(at)),
+    }
+}
+
+/// One volume being worked on, as the API server last returned it.
+struct Work<'a, V> {
+    context: &'a Context<V>,
+    volume: Volume,
+    id: VolumeId,
+}
+
+impl<V: Volumes> Work<'_, V> {
+    async fn apply(&mut self, step: Step) -> Result<(), ApiError> {
+        match step {
+            Step::Claim(status) => self.write(&status).await,
+            Step::Report(status) => {
+                let present = self.volume.status.as_ref().map(daemons_part).unwrap_or_default();
+                if present == *status { Ok(()) } else { self.write(&status).await }
+            }
+            Step::Attach { grow } => {
+                self.attach(grow);
+                Ok(())
+            }
+            Step::Detach => {
+                self.detach();
+                Ok(())
+            }
+        }
+    }
+
+    /// The resource version makes the write fail if anybody changed the object since it was read: a claim is never
+    /// written over a grant that has moved.
+    async fn write(&mut self, status: &VolumeStatus) -> Result<(), ApiError> {
+        let name = self.volume.name_any();
+        let patch = json!({
+            "apiVersion": Volume::api_version(&()),
+            "kind": Volume::kind(&()),
+            "metadata": { "name": name, "resourceVersion": self.volume.resource_version() },
+            "status": status,
+        });
+        let api: Api<Volume> = Api::all(self.context.client.clone());
+        let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
+        self.volume = call(api.patch_status(&name, &params, &Patch::Apply(patch))).await?;
+        self.context.operations.reported(&self.id);
+        if status.node.is_none() {
+            self.context.operations.forget(&self.id);
+        }
+        Ok(())
+    }
+
+    fn attach(&self, grow: bool) {
+        let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
+        let (id, spec) = (self.id.clone(), self.volume.spec.clone());
+        self.begin(Doing::Attaching, async move {
+            let invalid = |error: &dyn std::error::Error| OperationFailure {
+                reason: "InvalidSpec",
+                message: error.to_string(),
+                retry: Retry::Rarely,
+            };
+            let store_name =
+                spec.object_store.clone().filter(|name| !name.is_empty()).ok_or(StoreError::NotNamed)?;
+            let max_dirty_age = spec.max_dirty_age().map_err(|error| invalid(&error))?;
+            let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
+            let store = object_store::read(&client, &store_name).await?;
+            let attached = volumes
+                .attach(AttachRequest {
+                    volume: id,
+                    store_name,
+                    store,
+                    bytes: grow.then_some(bytes),
+                    // The operator's grant is the permission: there is one grant at a time.
+                    take_over: true,
+                    max_dirty_age: Some(max_dirty_age),
+                })
+                .await?;
+            tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");
+            Ok(Outcome::Attached)
+        });
+    }
+
+    fn detach(&self) {
+        let (id, volumes) = (self.id.clone(), self.context.volumes.clone());
+        self.begin(Doing::Detaching, async move {
+            match volumes.detach(&id).await {
+                Ok(()) => Ok(Outcome::Detached),
+                Err(Failure { kind: ErrorKind::Fenced, message }) => {
+                    tracing::warn!(volume = %id, "{message}");
+                    Ok(Outcome::SetAside)
+                }
+                Err(failure) => Err(failure.into()),
+            }
+        });
+    }
+
+    fn begin(
+        &self,
+        doing: Doing,
+        operation: impl Future<Output = Result<Outcome, OperationFailure>> + Send + 'static,
+    ) {
+        let object = ObjectRef::from_obj(&self.volume);
+        self.context.operations.begin(self.id.clone(), object, doing, operation);
+    }
+}
