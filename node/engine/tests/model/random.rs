@@ -86,7 +86,10 @@ impl Run {
         }
         if jobs > 0 {
             let job = self.rng().below(jobs);
-            self.world.step_job(host, job);
+            let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
+            if !slow || self.rng().once_in(12) {
+                self.world.step_job(host, job);
+            }
         }
     }
 
