@@ -43,7 +43,7 @@ pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
     let Job { target, pattern, block_bytes, depth, requests } = job;
     let script = format!(
         "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
-         --bs={block_bytes} --iodepth={depth} --number_ios={requests} --norandommap --time_based=0 --loops=1000 \
+         --bs={block_bytes} --iodepth={depth} --number_ios={requests} --norandommap \
          --output-format=json"
     );
     let done = vm.run(&bash(&script), LIMIT)?;

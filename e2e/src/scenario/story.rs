@@ -12,12 +12,14 @@ use crate::node::{Control, Node};
 use crate::operator::NAMESPACE;
 use crate::report;
 use crate::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use crate::wait::until;
 use crate::world::World;
 
 /// How long it takes on two quiet cores, set-up of the host excepted.
 pub const EXPECTED: Duration = Duration::from_secs(240);
 
 const BUCKET: &str = "volumes";
+const ATTACH_LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// How long fio runs, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 30;
@@ -54,7 +56,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     report::step(format_args!("mkfs.ext4 {small}, mount it, copy a real tree"));
     let sum = a
         .vm()
-        .exec(&format!("mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; cd /mnt; {SUM}"))?;
+        .exec(&format!("mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; sync -f /mnt; cd /mnt; {SUM}"))?;
     report::step(format_args!("fio writes and verifies on {large}; kill -9 of the daemon"));
     let load = Load::start(a.vm(), &large, LOAD_SECONDS)?;
     a.kill()?;
@@ -73,8 +75,14 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
 
     report::step("write, fsync, and reset the machine at once");
     a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
+    let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
     a.vm().reset()?;
     a.restart()?;
+    // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
+    until("node a to attach its volumes anew", ATTACH_LIMIT, || {
+        let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
+        Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
+    })?;
     let small = device_of(world, &a, "small")?;
     a.vm().exec(&format!("mount {small} /mnt; grep -qx kept /mnt/flushed; rm /mnt/flushed"))?;
     same(&sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
@@ -151,6 +159,11 @@ fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
     let device = world.kubectl(["get", &object, "--output=jsonpath={.status.devicePath}"])?;
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
     Ok(device)
+}
+
+fn epoch_of(world: &World, name: &str) -> Result<u64> {
+    let epoch = world.kubectl(["get", &format!("volume/{name}"), "--output=jsonpath={.status.epoch}"])?;
+    Ok(if epoch.is_empty() { 0 } else { epoch.parse().with_context(|| format!("epoch {epoch:?}"))? })
 }
 
 fn show(world: &World) -> Result<()> {

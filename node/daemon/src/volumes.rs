@@ -19,7 +19,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Serves a volume as a block device; an attached one answers with its device.
+    /// Serves a volume as a block device; refused as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
     /// Gives a volume up after its final commit; waits while the store is away.

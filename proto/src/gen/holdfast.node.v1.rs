@@ -358,7 +358,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Create"));
             self.inner.unary(req, path, codec).await
         }
-        /// Serves a volume as a block device of this node. Attaching an attached volume answers with its device.
+        /// Serves a volume as a block device of this node. Refused with FAILED_PRECONDITION while it is attached here already.
         pub async fn attach(
             &mut self,
             request: impl tonic::IntoRequest<super::AttachRequest>,
@@ -491,7 +491,7 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::CreateRequest>,
         ) -> std::result::Result<tonic::Response<super::CreateResponse>, tonic::Status>;
-        /// Serves a volume as a block device of this node. Attaching an attached volume answers with its device.
+        /// Serves a volume as a block device of this node. Refused with FAILED_PRECONDITION while it is attached here already.
         async fn attach(
             &self,
             request: tonic::Request<super::AttachRequest>,

@@ -48,9 +48,12 @@ fn variables_override_the_file_and_others_are_left_alone() {
     assert_eq!(config.node.ring_threads, 3);
 }
 
+/// The file, the environment, and parts of the error.
+type Case = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
+
 #[test]
 fn an_error_names_the_place_and_the_fix() {
-    let cases: [(&str, &[(&str, &str)], &[&str]); 22] = [
+    let cases: [Case; 22] = [
         ("[node]\nname = \"a", &[], &["node.toml:2", "cut off"]),
         ("[node]\nname = ", &[], &["node.toml:2"]),
         ("[nod", &[], &["node.toml:1"]),

@@ -31,10 +31,13 @@ impl ApiError {
 
     fn code(&self) -> Option<u16> {
         match self {
-            Self::Refused(error) => match error.as_ref() {
-                kube::Error::Api(status) => Some(status.code),
-                _ => None,
-            },
+            Self::Refused(error) => {
+                if let kube::Error::Api(status) = error.as_ref() {
+                    Some(status.code)
+                } else {
+                    None
+                }
+            }
             Self::Silent => None,
         }
     }

@@ -178,7 +178,8 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
 fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
     let again = if facts.doing.is_some() || reason != ATTACHED { SOON } else { FIGURES_EVERY };
-    if !facts.granted() && !(facts.claimed() && !facts.granted_to_another()) {
+    let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
+    if !ours {
         return Plan::of(Vec::new(), again);
     }
     let new = status(facts, reason, now);

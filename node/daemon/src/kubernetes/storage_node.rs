@@ -111,7 +111,9 @@ fn describe(
             refusal: usable.as_ref().err().cloned(),
         })
         .collect();
-    let refusals: Vec<&str> = transports.iter().filter_map(|support| support.refusal.as_deref()).collect();
+    let mut refusals: Vec<&str> =
+        transports.iter().filter_map(|support| support.refusal.as_deref()).collect();
+    refusals.dedup();
     let usable = transports.iter().any(|support| support.available);
     let ready = if usable {
         condition(before, READY, ConditionStatus::True, "Serving", "the daemon serves volumes", None, now)
