@@ -242,7 +242,9 @@ fn a_volume_that_recovers_is_told_to_let_go() {
 fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {
     for changes in 0..400 {
         let mut world = world(3);
-        play(&mut world, 60);
+        // Flushed, and nothing of it committed yet.
+        play(&mut world, 36);
+        assert_eq!(world.store.last_cut().touched().count(), 0);
         world.lose_host(0, Some(Fate::Everything));
         *world.hosts[0].killed_after.borrow_mut() = Some(changes);
         let came_of = world.attach(0, false, None);
