@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Setup;
 use holdfast_log::read_manifest;
 use holdfast_types::{Epoch, VolumeId};
@@ -12,7 +13,7 @@ use tokio::time::sleep;
 
 use super::attach::{Parts, QUIESCE_WITHIN, blocking};
 use super::board::Phase;
-use super::error::NodeError;
+use super::error::{Damage, NodeError};
 use super::live_map::LiveMap;
 use super::local::{AttachedRecord, left_attached};
 use super::ring_thread::{Message, Start};
@@ -54,8 +55,14 @@ impl Node {
         let ring = self.ring();
         let files = local.open_files(sectors)?;
         let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files };
-        let (key, board) =
-            self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await?;
+        let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
+        let (key, board) = match added {
+            // The attach died while it made the live map: nothing was served from it.
+            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. }) => {
+                return local.forget_attached();
+            }
+            added => added?,
+        };
         let present = Arc::new(Present {
             local,
             store_name,
