@@ -17,6 +17,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::wait::until;
 
+/// Bytes of a log line that are shown.
+const LONGEST_LINE: usize = 240;
+
 type Started = std::io::Result<Child>;
 type Order = (Command, mpsc::Sender<Started>);
 
@@ -128,7 +131,8 @@ pub fn tail(log: &Path, lines: usize) -> String {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             let all: Vec<&str> = text.lines().collect();
-            all[all.len().saturating_sub(lines)..].join("\n")
+            let last = all[all.len().saturating_sub(lines)..].iter();
+            last.map(|line| line.get(..LONGEST_LINE).unwrap_or(line)).collect::<Vec<_>>().join("\n")
         }
         Err(error) => format!("({}: {error})", log.display()),
     }

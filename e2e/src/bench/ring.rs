@@ -23,8 +23,8 @@ const SIGINT: i32 = 2;
 const JOBS: &[(&str, &str, u32, u32)] = &[
     ("randread4k", "randread", 4096, 12_000),
     ("randwrite4k", "randwrite", 4096, 12_000),
-    ("read128k", "read", 128 << 10, 4_000),
-    ("write128k", "write", 128 << 10, 4_000),
+    ("read128k", "read", 128 << 10, 2_000),
+    ("write128k", "write", 128 << 10, 2_000),
 ];
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {

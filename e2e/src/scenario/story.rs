@@ -54,9 +54,9 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     show(world)?;
 
     report::step(format_args!("mkfs.ext4 {small}, mount it, copy a real tree"));
-    let sum = a
-        .vm()
-        .exec(&format!("mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; cd /mnt; {SUM}"))?;
+    let sum = a.vm().exec(&format!(
+        "mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; sync -f /mnt; cd /mnt; {SUM}"
+    ))?;
     report::step(format_args!("fio writes and verifies on {large}; kill -9 of the daemon"));
     let load = Load::start(a.vm(), &large, LOAD_SECONDS)?;
     a.kill()?;

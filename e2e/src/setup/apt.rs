@@ -44,7 +44,7 @@ pub fn install_host_packages() -> Result<()> {
     show(apt().args(["install", "-y", "--no-install-recommends"]).args(missing))
 }
 
-/// The unpacked packages of [`TOOLS`]; programs are below `usr/bin`.
+/// The unpacked packages of `TOOLS`; programs are below `usr/bin`.
 ///
 /// # Errors
 /// When they cannot be fetched.

@@ -21,6 +21,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -42,6 +43,8 @@ use ring_thread::{Clock, Message, RingHandle, VolumeKey};
 use slab::Slab;
 use store::{StoreRecord, Stores};
 
+/// `f_type` of a tmpfs. Source: `linux/magic.h`.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
 /// Queues a device has: one ring thread owns a volume.
@@ -222,7 +225,10 @@ struct Present {
     sectors: u64,
     epoch: u64,
     max_age_ms: u64,
-    detaching: std::sync::atomic::AtomicBool,
+    /// A detach was asked for; a restarted daemon goes on with it.
+    detaching: AtomicBool,
+    /// A detach is under way in this process.
+    letting_go: AtomicBool,
 }
 
 impl Node {
@@ -234,6 +240,13 @@ impl Node {
         let volumes = config.state_dir.join("volumes");
         for dir in [&volumes, &config.run_dir] {
             fs::create_dir_all(dir).map_err(file(dir, "created"))?;
+        }
+        if rustix::fs::statfs(&config.run_dir)
+            .map_err(|errno| file(&config.run_dir, "read")(errno.into()))?
+            .f_type
+            != TMPFS_MAGIC
+        {
+            return Err(NodeError::RunDir(config.run_dir));
         }
         let lock = take_lock(&config)?;
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
@@ -370,7 +383,7 @@ impl Present {
     }
 
     fn is_detaching(&self) -> bool {
-        self.detaching.load(std::sync::atomic::Ordering::Acquire)
+        self.detaching.load(Ordering::Acquire)
     }
 
     /// Keeps in the tmpfs directory what a restarted daemon needs.

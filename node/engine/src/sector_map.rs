@@ -150,7 +150,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, prepared_at: at(prepared), nibbles_at: at(fixed_bytes(sectors)) }
     }
 
-    /// A new map over zeroed memory: every sector remote and clean. It does not open before [`SectorMap::publish`].
+    /// A new map over zeroed memory: every sector remote and clean. It does not open before `publish`.
     ///
     /// # Panics
     /// When the memory is shorter than [`map_bytes`].

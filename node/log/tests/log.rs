@@ -1,4 +1,5 @@
 //! What a volume's log costs and survives, on the reference store.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_log::{

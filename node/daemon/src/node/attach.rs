@@ -147,6 +147,7 @@ impl Node {
             epoch,
             max_age_ms,
             detaching: false.into(),
+            letting_go: false.into(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
         present.remember()?;

@@ -23,14 +23,17 @@ impl Node {
     /// data was set aside.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
-        if let Some(device) = present.device() {
-            if present.detaching.swap(true, Ordering::AcqRel) {
-                return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
-            }
-            if let Err(error) = self.stop_device(volume, &present, device).await {
-                present.detaching.store(false, Ordering::Release);
-                return Err(error);
-            }
+        if present.letting_go.swap(true, Ordering::AcqRel) {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
+        }
+        present.detaching.store(true, Ordering::Release);
+        if let Some(device) = present.device()
+            && let Err(error) = self.stop_device(volume, &present, device).await
+        {
+            present.detaching.store(false, Ordering::Release);
+            present.letting_go.store(false, Ordering::Release);
+            present.remember()?;
+            return Err(error);
         }
         if present.board.phase() != Phase::Fenced {
             present.ring.send(Message::Event { key: present.key, event: Event::Detach });

@@ -86,6 +86,12 @@ pub(crate) enum NodeError {
         #[source]
         source: io::Error,
     },
+    /// The live maps must vanish with the host.
+    #[error(
+        "node.run_dir: {} is not on a tmpfs; name a directory below /run, so that a restart of the host empties it",
+        .0.display()
+    )]
+    RunDir(PathBuf),
     /// Two daemons must not share their state.
     #[error("another holdfast-node already runs with state directory {}", .0.display())]
     AlreadyRunning(PathBuf),
@@ -142,7 +148,9 @@ impl NodeError {
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
             Self::Busy { .. } | Self::InUse { .. } | Self::Contended(_) => ErrorKind::Busy,
             Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
-            Self::Refused(_) | Self::StoreConfig { .. } | Self::Size(_) => ErrorKind::Invalid,
+            Self::Refused(_) | Self::StoreConfig { .. } | Self::Size(_) | Self::RunDir(_) => {
+                ErrorKind::Invalid
+            }
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
                 ErrorKind::Corrupt
             }

@@ -22,6 +22,7 @@ use holdfast_engine::durable_map::{
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
+use holdfast_ring::HeapBuffer;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
@@ -102,17 +103,20 @@ impl Local {
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
     pub(crate) fn read_map(&self) -> Result<Option<(u64, Header, Vec<FoundPage>)>, NodeError> {
         let path = self.map_path();
-        let map = match File::open(&path) {
+        let map = match open_mode(&path, OpenOptions::new().read(true).write(true)) {
             Ok(map) => map,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(file(&path, "opened")(error)),
         };
+        // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
+        // decided by it would write over the slot that holds.
+        map.sync_data().map_err(file(&path, "synced"))?;
         let damaged = |source: Damage| NodeError::Damaged { path: path.clone(), source };
         let length = map.metadata().map_err(file(&path, "read"))?.len();
         if length < page_offset(0, 0) {
             return Ok(None);
         }
-        let mut head = vec![0; 2 * SLOT_BYTES];
+        let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
         map.read_exact_at(&mut head, 0).map_err(file(&path, "read"))?;
         let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
             return Ok(None);
@@ -127,9 +131,9 @@ impl Local {
                 Err(errno) => return Err(file(&path, "searched")(errno.into())),
             };
             let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
-            let mut pair = vec![0; 2 * SLOT_BYTES];
+            let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
             map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(&path, "read"))?;
-            pages.push((page, pair));
+            pages.push((page, pair.to_vec()));
             at = page_offset(page + 1, 0);
         }
         let found = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
@@ -140,7 +144,7 @@ impl Local {
     pub(crate) fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
         let path = self.map_path();
         let slot = u8::from(generation % 2 == 1);
-        let aligned = holdfast_ring::HeapBuffer::from_slice(&header.encode(generation));
+        let aligned = HeapBuffer::from_slice(&header.encode(generation));
         map.write_all_at(&aligned, header_offset(slot)).map_err(file(&path, "written"))?;
         map.sync_data().map_err(file(&path, "synced"))
     }
@@ -234,26 +238,22 @@ pub(crate) fn left_attached(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> 
 
 /// Opens a file for direct I/O where the filesystem allows it, else buffered; grows it to `length`.
 pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
-    let open = |flags| {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(path)
-    };
-    let handle = match open(libc::O_DIRECT) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(0),
-        other => other,
-    }
-    .map_err(file(path, "opened"))?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let handle = open_mode(path, &mut options).map_err(file(path, "opened"))?;
     if handle.metadata().map_err(file(path, "read"))?.len() < length {
         handle.set_len(length).map_err(file(path, "resized"))?;
         handle.sync_all().map_err(file(path, "synced"))?;
     }
     Ok(handle)
+}
+
+/// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
+fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.custom_flags(0).open(path),
+        other => other,
+    }
 }
 
 /// Replaces a small file so that a crash leaves the old or the new one.

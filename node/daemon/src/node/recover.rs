@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Setup;
 use holdfast_log::read_manifest;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{ControlError, Device};
+use holdfast_ublk::{ControlError, Device, DeviceState};
 use tokio::time::sleep;
 
 use super::attach::{Parts, QUIESCE_WITHIN, blocking};
 use super::board::Phase;
-use super::error::NodeError;
+use super::error::{Damage, NodeError};
 use super::live_map::LiveMap;
 use super::local::{AttachedRecord, left_attached};
 use super::ring_thread::{Message, Start};
@@ -54,8 +55,14 @@ impl Node {
         let ring = self.ring();
         let files = local.open_files(sectors)?;
         let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files };
-        let (key, board) =
-            self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await?;
+        let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
+        let (key, board) = match added {
+            // The attach died while it made the live map: nothing was served from it.
+            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. }) => {
+                return local.forget_attached();
+            }
+            added => added?,
+        };
         let present = Arc::new(Present {
             local,
             store_name,
@@ -69,26 +76,34 @@ impl Node {
             epoch,
             max_age_ms,
             detaching: detaching.into(),
+            letting_go: false.into(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
-        if let Some(id) = device_id {
-            self.take_up_device(&present, id).await?;
-        }
+        let taken_up = match device_id {
+            Some(id) => self.take_up_device(&present, id).await,
+            None => Ok(()),
+        };
         self.load_manifest(volume.clone(), Arc::clone(&present));
-        if present.device().is_none() && !detaching {
-            // The daemon died while it attached: without a device nobody wrote. Whoever wants the volume attaches anew.
-            self.let_go_in_background(volume.clone());
-        } else if detaching {
+        // Without a device nobody writes: the last daemon died while it attached. Whoever wants the volume attaches anew.
+        if taken_up.is_ok() && (detaching || present.device().is_none()) {
             self.let_go_in_background(volume.clone());
         }
-        Ok(())
+        taken_up
     }
 
     async fn take_up_device(&self, present: &Arc<Present>, id: u32) -> Result<(), NodeError> {
-        let found = blocking(move || match Device::find(id) {
-            Ok(device) => Ok(Some(device)),
-            Err(ControlError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
+        let found = blocking(move || {
+            let device = match Device::find(id) {
+                Ok(device) => device,
+                Err(ControlError::NotFound { .. }) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            };
+            if device.info()?.state == DeviceState::Dead {
+                // It was added and never started.
+                device.delete()?;
+                return Ok(None);
+            }
+            Ok(Some(device))
         });
         let Some(device) = found.await? else { return Ok(()) };
         present.set_device(Some(device));

@@ -327,8 +327,11 @@ impl RingThread {
                 Volume::attach(new.setup, new.live_map, *manifest, &found, trust_clean, now, &mut actions)
             }
             Start::Resume { pending } => {
-                new.board.set_phase(Phase::Ready);
-                Volume::resume(new.setup, new.live_map, pending, now)?
+                let volume = Volume::resume(new.setup, new.live_map, pending, now)?;
+                if !volume.status().recovering {
+                    new.board.set_phase(Phase::Ready);
+                }
+                volume
             }
         };
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);

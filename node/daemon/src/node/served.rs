@@ -448,7 +448,7 @@ impl Served {
             return;
         }
         if let Some(done) = self.closing.take() {
-            let closed = self.queues.drain(..).map(|queue| queue.close(ring)).collect::<Result<(), _>>();
+            let closed = self.queues.drain(..).try_for_each(|queue| queue.close(ring));
             // Whoever asked may have given up waiting.
             drop(done.send(closed));
         }

@@ -147,6 +147,24 @@ fn the_host_is_lost_twice() {
     }
 }
 
+/// What the loss left on both sides is one state: no commit holds a part of it, whoever makes it.
+#[test]
+fn the_process_is_killed_while_it_commits_what_a_lost_host_left_and_another_takes_over() {
+    for (steps_before, steps_after) in [(1, 24), (6, 40), (6, 60)] {
+        at_every_point(|world| {
+            world.lose_host(0, Some(Fate::Everything));
+            for _ in 0..steps_before {
+                drive::step(world, 0);
+            }
+            world.kill(0);
+            for _ in 0..steps_after {
+                drive::step(world, 0);
+            }
+            drive::read_all(world, 1);
+        });
+    }
+}
+
 /// Another host takes over for good: it reads exactly what the last commit captured.
 #[test]
 fn another_host_takes_over_after_every_step() {
@@ -224,7 +242,9 @@ fn a_volume_that_recovers_is_told_to_let_go() {
 fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {
     for changes in 0..400 {
         let mut world = world(3);
-        play(&mut world, 60);
+        // Flushed, and nothing of it committed yet.
+        play(&mut world, 36);
+        assert_eq!(world.store.last_cut().touched().count(), 0);
         world.lose_host(0, Some(Fate::Everything));
         *world.hosts[0].killed_after.borrow_mut() = Some(changes);
         let came_of = world.attach(0, false, None);

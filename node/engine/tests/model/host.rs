@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::disk::{Fate, MapFile, SideFile, SyncMark};
 use crate::expect::{Cut, Expect};
 use crate::memory::{Killed, LiveMemory, Tmpfs};
+use crate::rng::Rng;
 
 /// What survives the loss of the host, as far as it was synced.
 #[derive(Default)]
@@ -42,6 +43,8 @@ pub(crate) struct Job {
     pub(crate) mark: Option<SyncMark>,
     /// What to answer, once it was done.
     pub(crate) answer: Option<Event>,
+    /// One in four takes much longer than the others.
+    pub(crate) slow: bool,
 }
 
 /// The daemon.
@@ -70,6 +73,7 @@ pub(crate) struct Host {
     pub(crate) sealed: Option<Rc<Cut>>,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
+    jobs_made: u64,
 }
 
 impl Host {
@@ -84,6 +88,7 @@ impl Host {
             sealed: None,
             killed_after: Rc::default(),
             killed_inside: false,
+            jobs_made: 0,
         }
     }
 
@@ -188,7 +193,9 @@ impl Host {
             | Action::WriteCheckpoint { .. }
             | Action::Report(_) => {}
         }
-        process.jobs.push(Job { action, mark, answer: None });
+        self.jobs_made += 1;
+        let slow = Rng::new(self.jobs_made).once_in(4);
+        process.jobs.push(Job { action, mark, answer: None, slow });
     }
 }
 

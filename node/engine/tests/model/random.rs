@@ -29,6 +29,8 @@ const CALM: Deaths =
 const KILLS: Deaths = Deaths { kill: 120, kill_inside: 120, lose_host: NEVER, take_over: NEVER, detach: 900 };
 const POWER_CUTS: Deaths =
     Deaths { kill: 700, kill_inside: 700, lose_host: 200, take_over: NEVER, detach: 1200 };
+const LONG_LIVES: Deaths =
+    Deaths { kill: 3000, kill_inside: NEVER, lose_host: 700, take_over: NEVER, detach: 3000 };
 const RIVALS: Deaths = Deaths { kill: 500, kill_inside: 500, lose_host: 700, take_over: 300, detach: 700 };
 
 struct Run {
@@ -86,7 +88,10 @@ impl Run {
         }
         if jobs > 0 {
             let job = self.rng().below(jobs);
-            self.world.step_job(host, job);
+            let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
+            if !slow || self.rng().once_in(12) {
+                self.world.step_job(host, job);
+            }
         }
     }
 
@@ -333,6 +338,12 @@ fn killed_at_any_point() {
 #[test]
 fn power_lost_at_any_point() {
     runs("power_lost_at_any_point", 25, 3000, POWER_CUTS, BAD_STORE);
+}
+
+#[test]
+fn power_lost_on_a_failing_disk() {
+    let faults = Faults { local: Some(20), ..BAD_STORE };
+    runs("power_lost_on_a_failing_disk", 25, 8000, LONG_LIVES, faults);
 }
 
 #[test]
