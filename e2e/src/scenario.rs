@@ -36,7 +36,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "smoke",
         about: "a test machine boots, drives ublk, survives a reset and turns itself off",
-        expected: Duration::from_secs(25),
+        expected: Duration::from_secs(12),
         run: smoke::run,
     },
     Scenario {
@@ -48,61 +48,61 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "control-plane",
         about: "the Kubernetes API starts, enforces roles, and is reached from a test machine",
-        expected: Duration::from_secs(25),
+        expected: Duration::from_secs(10),
         run: control_plane::run,
     },
     Scenario {
         name: "api-rules",
         about: "the API server accepts what it should and refuses the rest, naming the field",
-        expected: Duration::from_secs(40),
+        expected: Duration::from_secs(12),
         run: api_rules::run,
     },
     Scenario {
         name: "chart",
         about: "the chart passes helm's checks, and all it renders is accepted by the API server",
-        expected: Duration::from_secs(15),
+        expected: Duration::from_secs(5),
         run: chart::run,
     },
     Scenario {
         name: "provisioning",
         about: "volumes come and go in a bucket, one PUT each; unfit stores are named with field and fix",
-        expected: Duration::from_secs(40),
+        expected: Duration::from_secs(25),
         run: provisioning::run,
     },
     Scenario {
         name: "ublk-devices",
         about: "the device tests of node/ublk pass on a kernel with the driver",
-        expected: Duration::from_secs(60),
+        expected: Duration::from_secs(12),
         run: ublk::device_tests,
     },
     Scenario {
         name: "ublk-zero-copy",
         about: "a device served with zero copy keeps its data under load while its server is killed",
-        expected: Duration::from_secs(90),
+        expected: Duration::from_secs(30),
         run: ublk::zero_copy,
     },
     Scenario {
         name: "ublk-user-copy",
         about: "the same with user copy",
-        expected: Duration::from_secs(90),
+        expected: Duration::from_secs(40),
         run: ublk::user_copy,
     },
     Scenario {
         name: "ublk-many",
         about: "64 devices are served by as many threads as one",
-        expected: Duration::from_secs(60),
+        expected: Duration::from_secs(30),
         run: ublk::many,
     },
     Scenario {
         name: "standalone-zero-copy",
         about: "a volume of the command line lives through kills under load and moves to another node",
-        expected: Duration::from_secs(180),
+        expected: Duration::from_secs(65),
         run: standalone::zero_copy,
     },
     Scenario {
         name: "standalone-user-copy",
         about: "the same with user copy",
-        expected: Duration::from_secs(180),
+        expected: Duration::from_secs(60),
         run: standalone::user_copy,
     },
     Scenario {
@@ -114,13 +114,13 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "story-zero-copy",
         about: "volumes of the Kubernetes API are served, live through kills and a reset, move, and are deleted",
-        expected: Duration::from_secs(240),
+        expected: Duration::from_secs(100),
         run: story::zero_copy,
     },
     Scenario {
         name: "story-user-copy",
         about: "the same with user copy",
-        expected: Duration::from_secs(240),
+        expected: Duration::from_secs(100),
         run: story::user_copy,
     },
 ];

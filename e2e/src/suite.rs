@@ -13,7 +13,7 @@ use crate::world::World;
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
 /// How long it takes, with everything compiled.
-pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(120);
+pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(25);
 /// The scenario that `cargo e2e demo` shows.
 const DEMO: &str = "story-zero-copy";
 /// How many lines of each log are shown when a scenario fails.

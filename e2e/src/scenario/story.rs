@@ -16,7 +16,7 @@ use crate::wait::until;
 use crate::world::World;
 
 /// How long it takes on two quiet cores, set-up of the host excepted.
-pub const EXPECTED: Duration = Duration::from_secs(240);
+pub const EXPECTED: Duration = Duration::from_secs(100);
 
 const BUCKET: &str = "volumes";
 const ATTACH_LIMIT: Duration = Duration::from_secs(300);
