@@ -187,6 +187,12 @@ impl Config {
             }
             Control::Kubernetes
         } else {
+            if stores.is_empty() {
+                // An empty or truncated file would otherwise start a daemon that can do nothing.
+                let problem = "no store is named, so nothing could be attached; add a section [stores.NAME], or write \
+                               `kubernetes = true`; the file may be cut off";
+                return Err(source.error("stores", problem.to_owned()));
+            }
             Control::Standalone(s3_configs(&source, stores)?)
         };
         Ok(Self { node, socket: api.socket, metrics: metrics.listen, control })

@@ -53,7 +53,9 @@ type Case = (&'static str, &'static [(&'static str, &'static str)], &'static [&'
 
 #[test]
 fn an_error_names_the_place_and_the_fix() {
-    let cases: [Case; 22] = [
+    let cases: [Case; 24] = [
+        ("", &[], &["node.toml: stores", "[stores.NAME]", "cut off"]),
+        ("[node]\nname = \"a\"\n", &[], &["node.toml: stores", "[stores.NAME]"]),
         ("[node]\nname = \"a", &[], &["node.toml:2", "cut off"]),
         ("[node]\nname = ", &[], &["node.toml:2"]),
         ("[nod", &[], &["node.toml:1"]),
