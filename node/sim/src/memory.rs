@@ -61,16 +61,3 @@ impl Drop for LiveMemory {
         *self.home.0.borrow_mut() = Some(std::mem::take(&mut self.bytes));
     }
 }
-
-/// Keeps the deaths that tests cause out of their output.
-pub(crate) fn silence_kills() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let rest = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if info.payload().downcast_ref::<Killed>().is_none() {
-                rest(info);
-            }
-        }));
-    });
-}
