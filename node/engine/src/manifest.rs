@@ -17,6 +17,7 @@ use std::sync::Arc;
 use holdfast_types::{Chunk, Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::REMEMBERED_ATTACHES;
+use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record, SegmentRef};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -234,7 +235,11 @@ impl Manifest {
         for (first, count) in &segment.chunks {
             for chunk in *first..first + count {
                 let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
-                let layers: Layers = std::iter::once(&segment).chain(older).cloned().collect();
+                let layers: Layers = if is_planted(Bug::OldestFirst) {
+                    older.iter().chain([&segment]).cloned().collect()
+                } else {
+                    std::iter::once(&segment).chain(older).cloned().collect()
+                };
                 self.chunks.insert(chunk, layers);
             }
         }

@@ -34,6 +34,7 @@ use crate::action::{Action, Report};
 use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
+use crate::planted::{Bug, is_planted};
 use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
 
 use commit::Commit;
@@ -253,7 +254,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         };
         let prepared: Vec<u64> = volume.map.prepared_pages().collect();
         for page in prepared {
-            volume.round.page_changed(page);
+            if !is_planted(Bug::NoFirstFullRound) {
+                volume.round.page_changed(page);
+            }
             for side in Side::BOTH {
                 let dirty: u64 =
                     volume.map.dirty_blocks(page, side).map(|(_, mask)| u64::from(mask.count())).sum();
@@ -352,6 +355,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let taken = self.requests[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
         out.push(Action::Complete { id, result });
+        if is_planted(Bug::DoubleCompletion) {
+            out.push(Action::Complete { id, result });
+        }
     }
 
     fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use holdfast_engine::planted::{Bug, plant};
+
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
@@ -15,6 +17,8 @@ pub struct Case {
     pub seed: u64,
     /// Requests, jobs, answers and deaths before everything is brought to rest and read.
     pub operations: u64,
+    /// The safeguard that the engines lack.
+    pub bug: Option<Bug>,
 }
 
 /// What came of a case.
@@ -42,6 +46,7 @@ impl Case {
 
     /// Runs only these of its steps.
     fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
+        plant(self.bug);
         let mut run = Schedule::new(self.seed, story);
         let ended = violation::catch(|| {
             for step in steps {
@@ -52,6 +57,7 @@ impl Case {
             }
             run.finish();
         });
+        plant(None);
         let world = &mut run.world;
         Outcome {
             digest: world.trace.digest(),
@@ -94,7 +100,8 @@ impl Case {
 /// The command that repeats it.
 impl fmt::Display for Case {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, operations } = self;
-        write!(out, "cargo run -p holdfast-sim --release -- --seed {seed} --operations {operations}")
+        let Self { seed, operations, bug } = self;
+        write!(out, "cargo run -p holdfast-sim --release -- --seed {seed} --operations {operations}")?;
+        bug.map_or(Ok(()), |bug| write!(out, " --bug {bug:?}"))
     }
 }

@@ -8,7 +8,7 @@ fn runs(profile: Profile, count: u64, operations: u64) {
     let first = Profile::ALL.iter().position(|other| *other == profile).expect("all means all") as u64;
     for seed in (first..).step_by(Profile::ALL.len()).take(count as usize) {
         assert_eq!(Profile::of(seed), profile);
-        let case = Case { seed, operations };
+        let case = Case { seed, operations, bug: None };
         if let Some(found) = case.run(0).violation {
             panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
         }

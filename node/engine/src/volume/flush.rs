@@ -16,6 +16,7 @@ use crate::action::{Action, MapWrite, Report};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
+use crate::planted::{Bug, is_planted};
 use crate::sector_map::{PageSet, Side, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +73,7 @@ impl Round {
             ended: 0,
             wanted: false,
             changed: PageSet::new(pages),
-            unsynced: [true; 2],
+            unsynced: [!is_planted(Bug::NoFirstFullRound); 2],
             first_pages: true,
             header_changed: true,
             header_generation,
@@ -106,6 +107,9 @@ impl Round {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn join_round(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        if is_planted(Bug::FlushJoinsRunning) && self.round.step != Step::Idle {
+            return self.round.guests.push(id);
+        }
         self.round.next_guests.push(id);
         self.begin_round(out);
     }
@@ -151,7 +155,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.sides = std::mem::take(&mut round.unsynced);
         let mut to_sync = 0;
         for side in Side::BOTH {
-            if round.sides[side as usize] {
+            if round.sides[side as usize] && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
@@ -205,6 +209,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 unreachable!("no map write was asked for")
             }
         };
+        if is_planted(Bug::NoMapSync) {
+            return self.map_synced(Ok(()), out);
+        }
         out.push(Action::SyncMap);
     }
 

@@ -68,7 +68,8 @@ impl World {
             let keeps = self.last_writer == Some(host) && plan.local != LocalData::Absent;
             if !keeps && matches!(plan.local, LocalData::Ours { .. }) {
                 // An attach was intended here and never won: there is nothing yet.
-                assert!(!holds_dirty(&pages) && plan.local == LocalData::Ours { trust_clean: false });
+                Invariant::FencedIsKept
+                    .check(!holds_dirty(&pages), || "dirty data of nobody's is called own".into());
             }
             self.claims.push((claim.nonce, host, keeps));
 
