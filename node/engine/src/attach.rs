@@ -2,6 +2,9 @@
 //!
 //! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's record once. If
 //! another record was created in its place, it begins again.
+//!
+//! Upholds invariant 6: whose dirty data it is; and 4: clean data counts only where it is what the log's end says
+//! (`docs/invariants.md`).
 
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 

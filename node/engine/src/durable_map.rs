@@ -13,7 +13,7 @@
 //! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
 //!
-//! Recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
+//! Invariant 13 (`docs/invariants.md`): recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
 //! decayed, and only the first is harmless. They are told apart by the *synced generation*: every page and the header say
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
 //! The header is written behind every round that writes pages for the first time, so that even those are vouched for.

@@ -176,7 +176,7 @@ impl Manifest {
             && self.attaches.iter().filter(|(at, _)| *at > epoch).all(|(_, nonce)| nonces.contains(nonce))
     }
 
-    /// Applies the next record.
+    /// Applies the next record (invariant 11).
     ///
     /// # Errors
     /// [`LogError`] when the record cannot stand here; the manifest is unchanged.

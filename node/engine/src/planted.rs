@@ -12,15 +12,15 @@
 pub enum Bug {
     /// A round does not sync the sides (1).
     NoSideSync,
-    /// A round does not sync the durable map (1, 13).
+    /// A round does not sync the durable map (13).
     NoMapSync,
-    /// A side is uploaded while writes to it are in flight (10, 4).
+    /// A side is uploaded while writes to it are in flight (10).
     UploadInFlight,
-    /// Another writer's record in the log is not noticed (5, 11).
+    /// Another writer's record in the log is not noticed (11).
     NoFenceCheck,
-    /// An ambiguous PUT counts as one that succeeded (4, 11).
+    /// An ambiguous PUT counts as one that succeeded (11).
     AmbiguousIsWon,
-    /// Clean data is trusted at every attach (1, 4).
+    /// Clean data is trusted at every attach (4).
     StaleClean,
     /// A side is uploaded and committed without a round before (1).
     CommitBeforeRound,
@@ -28,7 +28,7 @@ pub enum Bug {
     FlushJoinsRunning,
     /// The first round after a takeover takes the predecessor's writes for synced (1).
     NoFirstFullRound,
-    /// A late completion on the sealed side hides newer data in the active one (2).
+    /// A late completion on the sealed side hides newer data in the active one (4).
     LateCompletionHides,
     /// A record is sent before it is stored locally (5).
     RecordNotStored,

@@ -301,7 +301,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Records that `range` was written in `side`. Returns how many sectors became dirty there, and whether the map changed.
     ///
-    /// A completion on the side that is no longer active never hides a newer copy in the active one.
+    /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active one.
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
         let active = self.active();
         let mut fresh = 0;

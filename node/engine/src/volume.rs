@@ -4,10 +4,11 @@
 //! Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which request.
 //! Runs on: the ring thread that owns the volume, alone.
 //! Invariants:
-//! - every request is completed exactly once;
-//! - a read's actions tile the request exactly;
-//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero;
-//! - a commit is created only after a round that began when the sealed side was still.
+//! - every request is completed exactly once (8 in `docs/invariants.md`);
+//! - a read's actions tile the request exactly (9);
+//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero
+//!   (10);
+//! - a commit is created only after a round that began when the sealed side was still (1, 4).
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
 //!
@@ -427,7 +428,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
+    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
     fn fence(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
             return;

@@ -4,6 +4,8 @@
 //! 2. `log/<seq>` is created once;
 //! 3. anything but a clear yes is resolved by reading the key back: what this writer says there means won, anything
 //!    else fenced, nothing that it may be tried again with the same bytes.
+//!
+//! Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
 
 use holdfast_types::Seq;
 

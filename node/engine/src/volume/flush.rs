@@ -7,6 +7,7 @@
 //! 5. write and sync the header if it changed or a page was written for the first time;
 //! 6. complete the flushes.
 //!
+//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that failed.
 //! A flush joins only a round that has not begun. A failed round marks its pages changed again and fails its flushes.
 
 use holdfast_types::{Chunk, SectorRange};

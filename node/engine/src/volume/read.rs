@@ -38,7 +38,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             at += bytes(run);
             rest = SectorRange::new(run.end(), rest.end() - run.end());
         }
-        // A short fill would expose kernel memory.
+        // Invariant 9: a short fill would expose kernel memory.
         assert!(u64::from(at) == range.bytes(), "the plan tiles the request");
         if is_planted(Bug::NoZeroFill) && out.len() == planned_from {
             return self.complete(id, Ok(()), out);

@@ -1,4 +1,7 @@
 //! Seals: the point in time that one commit captures.
+//!
+//! Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
 
