@@ -20,7 +20,7 @@
 
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::limit::REMEMBERED_NONCES;
+use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
 use crate::sector_map::{Nibble, PAGE_BYTES, Side};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
@@ -87,6 +87,9 @@ impl Header {
         let volume =
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
         let sectors = fields.u64()?;
+        if sectors > MAX_SECTORS {
+            return Err(fields.bad("sectors", sectors));
+        }
         let epoch = Epoch(fields.u64()?);
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
         let closed_clean = fields.u8()? != 0;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use holdfast_types::{Chunk, Epoch, Nonce, Seq, VolumeId};
 
-use crate::limit::REMEMBERED_ATTACHES;
+use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record, SegmentRef};
 use crate::wire::{self, DecodeError, Kind, Reader};
@@ -281,6 +281,9 @@ impl Manifest {
         manifest.seq = Seq(fields.u64()?);
         manifest.checkpointed = manifest.seq;
         manifest.sectors = fields.u64()?;
+        if manifest.sectors > MAX_SECTORS {
+            return Err(fields.bad("sectors", manifest.sectors));
+        }
         manifest.attached = fields.u8()? != 0;
         manifest.deleted = fields.u8()? != 0;
         for _ in 0..fields.count(24)? {

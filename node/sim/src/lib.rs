@@ -25,4 +25,5 @@ pub mod world;
 pub use disk::Fate;
 pub use invariant::Invariant;
 pub use profile::Profile;
+pub use rng::Rng;
 pub use violation::Violation;

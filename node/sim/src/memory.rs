@@ -22,6 +22,11 @@ impl Tmpfs {
         self.0.borrow().is_some()
     }
 
+    /// A copy of what is there.
+    pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
+        self.0.borrow().clone()
+    }
+
     pub(crate) fn remove(&self) {
         *self.0.borrow_mut() = None;
     }

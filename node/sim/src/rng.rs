@@ -11,7 +11,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,12 +21,12 @@ impl Rng {
 
     /// A number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        (self.bits() % bound as u64) as usize
     }
 
     /// True once in `times`.
     pub fn once_in(&mut self, times: u64) -> bool {
-        self.next().is_multiple_of(times)
+        self.bits().is_multiple_of(times)
     }
 
     /// One of `from`, which is not empty.
@@ -38,7 +38,7 @@ impl Rng {
     pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         for chunk in out.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);
         }
         out
     }

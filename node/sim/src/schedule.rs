@@ -167,8 +167,8 @@ impl Schedule {
     pub(crate) fn step(&mut self, number: u64) {
         self.taken += 1;
         self.world.trace.begin_step(number);
-        let seed = Rng::new(self.seed).next() ^ number;
-        self.world.rng = Rng::new(Rng::new(seed).next());
+        let seed = Rng::new(self.seed).bits() ^ number;
+        self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
         self.attend(host);

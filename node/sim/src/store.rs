@@ -14,8 +14,8 @@ use crate::disk::Stamp;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-struct Segment {
-    object: Vec<u8>,
+pub(crate) struct Segment {
+    pub(crate) object: Vec<u8>,
     index: FrameIndex,
     cut: Rc<Cut>,
 }
@@ -31,9 +31,9 @@ pub(crate) struct Landed {
 /// The bucket.
 pub(crate) struct Store {
     volume: VolumeId,
-    log: BTreeMap<u64, Vec<u8>>,
-    checkpoints: BTreeMap<u64, Vec<u8>>,
-    segments: BTreeMap<SegmentId, Segment>,
+    pub(crate) log: BTreeMap<u64, Vec<u8>>,
+    pub(crate) checkpoints: BTreeMap<u64, Vec<u8>>,
+    pub(crate) segments: BTreeMap<SegmentId, Segment>,
     /// PUTs of log records on their way: nobody waits for their answer any more.
     pub(crate) late: Vec<(Seq, Vec<u8>)>,
     /// Records that nobody took note of yet.

@@ -56,4 +56,28 @@ impl World {
     pub fn reseed(&mut self, seed: u64) {
         self.rng = Rng::new(seed);
     }
+    /// The records of the log, oldest first.
+    pub fn log(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.log.values().map(Vec::as_slice)
+    }
+
+    /// The checkpoints, oldest first.
+    pub fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.checkpoints.values().map(Vec::as_slice)
+    }
+
+    /// The segments, each a whole object.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.segments.values().map(|segment| segment.object.as_slice())
+    }
+
+    /// What reads at `offset` of the durable map's file on `host`; both whole multiples of 512.
+    pub fn durable_map(&self, host: usize, offset: u64, bytes: usize) -> Vec<u8> {
+        self.hosts[host].disk.map.read(offset, bytes)
+    }
+
+    /// The live map that a dead process left on `host`.
+    pub fn live_map(&self, host: usize) -> Option<Vec<u8>> {
+        self.hosts[host].tmpfs.bytes()
+    }
 }
