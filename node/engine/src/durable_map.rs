@@ -13,14 +13,14 @@
 //! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
 //!
-//! Recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
+//! Invariant 13 (`docs/invariants.md`): recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
 //! decayed, and only the first is harmless. They are told apart by the *synced generation*: every page and the header say
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
 //! The header is written behind every round that writes pages for the first time, so that even those are vouched for.
 
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::limit::REMEMBERED_NONCES;
+use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
 use crate::sector_map::{Nibble, PAGE_BYTES, Side};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
@@ -87,6 +87,9 @@ impl Header {
         let volume =
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
         let sectors = fields.u64()?;
+        if sectors > MAX_SECTORS {
+            return Err(fields.bad("sectors", sectors));
+        }
         let epoch = Epoch(fields.u64()?);
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
         let closed_clean = fields.u8()? != 0;

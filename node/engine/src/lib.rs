@@ -11,6 +11,7 @@ pub mod durable_map;
 pub mod event;
 pub mod limit;
 pub mod manifest;
+pub mod planted;
 pub mod record;
 pub mod sector_map;
 pub mod segment;

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use holdfast_types::{Chunk, Epoch, Nonce, Seq, VolumeId};
 
-use crate::limit::REMEMBERED_ATTACHES;
+use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
+use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record, SegmentRef};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -175,7 +176,7 @@ impl Manifest {
             && self.attaches.iter().filter(|(at, _)| *at > epoch).all(|(_, nonce)| nonces.contains(nonce))
     }
 
-    /// Applies the next record.
+    /// Applies the next record (invariant 11).
     ///
     /// # Errors
     /// [`LogError`] when the record cannot stand here; the manifest is unchanged.
@@ -234,7 +235,11 @@ impl Manifest {
         for (first, count) in &segment.chunks {
             for chunk in *first..first + count {
                 let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
-                let layers: Layers = std::iter::once(&segment).chain(older).cloned().collect();
+                let layers: Layers = if is_planted(Bug::OldestFirst) {
+                    older.iter().chain([&segment]).cloned().collect()
+                } else {
+                    std::iter::once(&segment).chain(older).cloned().collect()
+                };
                 self.chunks.insert(chunk, layers);
             }
         }
@@ -276,6 +281,9 @@ impl Manifest {
         manifest.seq = Seq(fields.u64()?);
         manifest.checkpointed = manifest.seq;
         manifest.sectors = fields.u64()?;
+        if manifest.sectors > MAX_SECTORS {
+            return Err(fields.bad("sectors", manifest.sectors));
+        }
         manifest.attached = fields.u8()? != 0;
         manifest.deleted = fields.u8()? != 0;
         for _ in 0..fields.count(24)? {

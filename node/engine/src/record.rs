@@ -12,8 +12,9 @@
 //! ```
 //! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
-use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};
 
+use crate::limit::MAX_SECTORS;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "log record";
@@ -162,6 +163,7 @@ impl SegmentRef {
             }
             free_from = first
                 .checked_add(count)
+                .filter(|end| u64::from(*end) <= MAX_SECTORS / CHUNK_SECTORS)
                 .ok_or_else(|| fields.bad("segment chunk count", u64::from(count)))?;
             chunks.push((first, count));
         }

@@ -15,6 +15,7 @@
 
 use holdfast_types::{Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
 
+use crate::planted::{Bug, is_planted};
 use crate::wire;
 
 /// Sectors of one map page, the unit in which the map is made durable (16 MiB of volume).
@@ -300,7 +301,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Records that `range` was written in `side`. Returns how many sectors became dirty there, and whether the map changed.
     ///
-    /// A completion on the side that is no longer active never hides a newer copy in the active one.
+    /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active one.
     pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
         let active = self.active();
         let mut fresh = 0;
@@ -308,7 +309,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         for sector in range.start.0..range.end() {
             let old = self.nibble(sector);
             fresh += u64::from(!old.is_dirty(side));
-            let hidden = side != active && old.is_dirty(active);
+            let hidden = side != active && old.is_dirty(active) && !is_planted(Bug::LateCompletionHides);
             let newest = if hidden { old.0 & 3 } else { side.newest_bits() };
             let new = Nibble((old.0 & 12) | side.dirty_bit() | newest);
             if new != old {

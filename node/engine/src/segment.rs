@@ -12,7 +12,7 @@
 //! 32 16  BLAKE3-128 of the uncompressed bytes (zeros for a zero frame)
 //! ```
 //! A zero frame stores no bytes; a run of wholly zero blocks is one entry with the full mask.
-//! Invariant: no frame is handed out before its hash was found right.
+//! Invariant: no frame is handed out before its hash was found right (3 in `docs/invariants.md`).
 
 use std::borrow::Cow;
 

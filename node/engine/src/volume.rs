@@ -4,10 +4,11 @@
 //! Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which request.
 //! Runs on: the ring thread that owns the volume, alone.
 //! Invariants:
-//! - every request is completed exactly once;
-//! - a read's actions tile the request exactly;
-//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero;
-//! - a commit is created only after a round that began when the sealed side was still.
+//! - every request is completed exactly once (8 in `docs/invariants.md`);
+//! - a read's actions tile the request exactly (9);
+//! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero
+//!   (10);
+//! - a commit is created only after a round that began when the sealed side was still (1, 4).
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
 //!
@@ -34,6 +35,7 @@ use crate::action::{Action, Report};
 use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
+use crate::planted::{Bug, is_planted};
 use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
 
 use commit::Commit;
@@ -253,7 +255,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         };
         let prepared: Vec<u64> = volume.map.prepared_pages().collect();
         for page in prepared {
-            volume.round.page_changed(page);
+            if !is_planted(Bug::NoFirstFullRound) {
+                volume.round.page_changed(page);
+            }
             for side in Side::BOTH {
                 let dirty: u64 =
                     volume.map.dirty_blocks(page, side).map(|(_, mask)| u64::from(mask.count())).sum();
@@ -352,6 +356,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let taken = self.requests[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
         out.push(Action::Complete { id, result });
+        if is_planted(Bug::DoubleCompletion) {
+            out.push(Action::Complete { id, result });
+        }
     }
 
     fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
@@ -421,7 +428,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
+    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
     fn fence(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
             return;

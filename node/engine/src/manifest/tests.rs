@@ -94,3 +94,17 @@ fn attaches_too_old_to_be_remembered_count_as_foreign() {
     }
     assert!(!manifest.is_ours_since(Epoch(1), &[Nonce([9; 16])]));
 }
+
+#[test]
+fn a_checkpoint_of_a_volume_that_cannot_be_is_refused() {
+    let mut manifest = Manifest::empty(volume());
+    manifest.apply(&record(1, 0, Body::Create { sectors: MAX_SECTORS + 1 })).unwrap();
+    let refused = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).err().unwrap();
+    assert!(refused.to_string().contains("sectors cannot be"), "{refused}");
+}
+
+#[test]
+fn a_segment_of_chunks_that_no_volume_has_is_refused() {
+    let bent = record(3, 1, Body::Commit(segment(1, vec![(0, u32::MAX)])));
+    assert!(Record::decode(&bent.encode()).unwrap_err().to_string().contains("segment chunk count"));
+}

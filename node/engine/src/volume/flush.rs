@@ -7,6 +7,7 @@
 //! 5. write and sync the header if it changed or a page was written for the first time;
 //! 6. complete the flushes.
 //!
+//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that failed.
 //! A flush joins only a round that has not begun. A failed round marks its pages changed again and fails its flushes.
 
 use holdfast_types::{Chunk, SectorRange};
@@ -16,6 +17,7 @@ use crate::action::{Action, MapWrite, Report};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
+use crate::planted::{Bug, is_planted};
 use crate::sector_map::{PageSet, Side, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,7 +74,7 @@ impl Round {
             ended: 0,
             wanted: false,
             changed: PageSet::new(pages),
-            unsynced: [true; 2],
+            unsynced: [!is_planted(Bug::NoFirstFullRound); 2],
             first_pages: true,
             header_changed: true,
             header_generation,
@@ -106,6 +108,9 @@ impl Round {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn join_round(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        if is_planted(Bug::FlushJoinsRunning) && self.round.step != Step::Idle {
+            return self.round.guests.push(id);
+        }
         self.round.next_guests.push(id);
         self.begin_round(out);
     }
@@ -151,7 +156,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.sides = std::mem::take(&mut round.unsynced);
         let mut to_sync = 0;
         for side in Side::BOTH {
-            if round.sides[side as usize] {
+            if round.sides[side as usize] && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
@@ -205,6 +210,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 unreachable!("no map write was asked for")
             }
         };
+        if is_planted(Bug::NoMapSync) {
+            return self.map_synced(Ok(()), out);
+        }
         out.push(Action::SyncMap);
     }
 

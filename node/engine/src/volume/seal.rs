@@ -1,4 +1,7 @@
 //! Seals: the point in time that one commit captures.
+//!
+//! Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
 
@@ -7,6 +10,7 @@ use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
 use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
 use crate::manifest::Manifest;
+use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
 use crate::sector_map::Side;
 
@@ -52,13 +56,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.seal
             && self.commit == Commit::Idle
-            && Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
+            && (Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
+                || is_planted(Bug::UploadInFlight))
         {
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
             match self.pending.take() {
                 Some(pending) if pending.seq == manifest.seq().next() => {
                     self.seal = Seal::Committing(sides);
                     self.repeat_record(pending, out);
+                }
+                Some(_) | None if is_planted(Bug::CommitBeforeRound) => {
+                    self.seal = Seal::Uploading(sides);
+                    out.push(Action::Upload(self.dirty_blocks(sides)));
                 }
                 Some(_) | None => {
                     let number = self.want_round(out);

@@ -1,4 +1,6 @@
 //! Writes, discards and zeroes: only the active side is touched, nothing is read, nothing is asked of the object store.
+//!
+//! Upholds invariants 2 and 10 (`docs/invariants.md`).
 
 use holdfast_types::{CHUNK_SECTORS, SectorRange};
 

@@ -3,13 +3,14 @@
 use holdfast_engine::event::Op;
 use holdfast_types::SectorRange;
 
+use crate::invariant::Invariant;
 use crate::world::{Attach, World};
 
 /// Steps after which a host that should have come to rest is stuck.
 const PATIENCE: usize = 20_000;
 
 /// Drives `host` until `done`, attaching and taking over as needed.
-pub(crate) fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
+pub fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
     for _ in 0..PATIENCE {
         if done(world) {
             return;
@@ -17,11 +18,11 @@ pub(crate) fn until(world: &mut World, host: usize, done: impl Fn(&World) -> boo
         step(world, host);
     }
     let status = world.hosts[host].process.as_ref().map(|process| process.volume.status());
-    panic!("host {host} is stuck: {status:?}");
+    Invariant::ComesToRest.broken(&format!("host {host} is stuck: {status:?}"));
 }
 
 /// One step of [`until`].
-pub(crate) fn step(world: &mut World, host: usize) {
+pub fn step(world: &mut World, host: usize) {
     let here = &world.hosts[host];
     let Some(process) = &here.process else {
         if !world.resume(host) {
@@ -39,12 +40,12 @@ pub(crate) fn step(world: &mut World, host: usize) {
 }
 
 /// Whether the guest of `host` may ask and waits for nothing.
-pub(crate) fn is_idle(world: &World, host: usize) -> bool {
+pub fn is_idle(world: &World, host: usize) -> bool {
     world.hosts[host].device.as_ref().is_some_and(|device| device.ready && device.is_idle())
 }
 
 /// The guest reads every sector it ever touched; each answer is checked against the model.
-pub(crate) fn read_all(world: &mut World, host: usize) {
+pub fn read_all(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     let touched = world.hosts[host].expect.touched();
     for run in touched.chunk_by(|one, next| next - one == 1) {
@@ -56,7 +57,7 @@ pub(crate) fn read_all(world: &mut World, host: usize) {
 }
 
 /// The guest lets go and the engine detaches.
-pub(crate) fn detach(world: &mut World, host: usize) {
+pub fn detach(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     for _ in 0..PATIENCE {
         if world.hosts[host].device.is_none() && world.hosts[host].process.is_none() {
@@ -65,11 +66,11 @@ pub(crate) fn detach(world: &mut World, host: usize) {
         world.begin_detach(host);
         step(world, host);
     }
-    panic!("host {host} does not detach");
+    Invariant::ComesToRest.broken(&format!("host {host} does not detach"));
 }
 
 /// What the guest of `host` wrote is there: here, in the store alone, and on `other`.
-pub(crate) fn check_everywhere(world: &mut World, host: usize, other: usize) {
+pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);
     world.check_store(host);

@@ -12,8 +12,10 @@ use holdfast_types::{Nonce, SectorRange};
 use crate::device::Device;
 use crate::disk::{Fate, MapFile, SideFile, SyncMark};
 use crate::expect::{Cut, Expect};
+use crate::invariant::Invariant;
 use crate::memory::{Killed, LiveMemory, Tmpfs};
 use crate::rng::Rng;
+use crate::trace::Trace;
 
 /// What survives the loss of the host, as far as it was synced.
 #[derive(Default)]
@@ -61,6 +63,7 @@ pub(crate) struct Process {
 
 /// A host.
 pub(crate) struct Host {
+    name: usize,
     pub(crate) disk: Disk,
     pub(crate) tmpfs: Tmpfs,
     pub(crate) process: Option<Process>,
@@ -77,8 +80,9 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(name: usize) -> Self {
         Self {
+            name,
             disk: Disk::default(),
             tmpfs: Tmpfs::default(),
             process: None,
@@ -107,20 +111,27 @@ impl Host {
     }
 
     /// Tells the engine. Says whether the process lived through it.
-    pub(crate) fn tell(&mut self, now: Millis, event: Event) -> bool {
+    pub(crate) fn tell(&mut self, now: Millis, event: Event, trace: &mut Trace) -> bool {
+        trace.event(self.name, &event);
         let mut out = Vec::new();
         let told = self.run(|host| {
             let process = host.process.as_mut().expect("a process takes events");
             process.volume.handle(now, event, &mut out);
         });
         if told.is_some() {
-            self.take(out);
+            self.take(out, trace);
         }
         told.is_some()
     }
 
     /// A process over `volume` begins with `out` to do.
-    pub(crate) fn begin(&mut self, volume: Volume<LiveMemory>, out: Vec<Action>, awaits_manifest: bool) {
+    pub(crate) fn begin(
+        &mut self,
+        volume: Volume<LiveMemory>,
+        out: Vec<Action>,
+        awaits_manifest: bool,
+        trace: &mut Trace,
+    ) {
         let sealing = volume.status().sealing;
         self.sealed = match self.sealed.take() {
             Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
@@ -137,10 +148,10 @@ impl Host {
             sealing,
             fenced: false,
         });
-        self.take(out);
+        self.take(out, trace);
     }
 
-    fn take(&mut self, out: Vec<Action>) {
+    fn take(&mut self, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
         let sealing = process.volume.status().sealing;
         let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
@@ -149,6 +160,7 @@ impl Host {
         }
         process.sealing = sealing;
         for action in out {
+            trace.action(self.name, &action);
             self.add_job(action);
         }
     }
@@ -160,12 +172,15 @@ impl Host {
             Action::Write { id, range, side } | Action::Punch { id, range, side } => {
                 let device = self.device.as_mut().expect("requests come from a device");
                 check_store(device, *id, *range, matches!(action, Action::Write { .. }));
-                assert!(!process.fenced, "a fenced writer changes nothing");
+                Invariant::FencedChangesNothing
+                    .check(!process.fenced, || format!("{action:?} after its fencing"));
                 let uploading = process.jobs.iter().any(|job| uploads(&job.action, *side));
-                assert!(!uploading, "a side does not change while it is uploaded");
+                Invariant::StoresItsOwnRange
+                    .check(!uploading, || format!("{side:?} changes while it is uploaded"));
             }
             Action::Upload(dirty) => {
-                assert!(!process.fenced, "a fenced writer uploads nothing");
+                Invariant::FencedChangesNothing
+                    .check(!process.fenced, || "an upload after its fencing".into());
                 for job in &process.jobs {
                     if let (Action::Write { side, .. } | Action::Punch { side, .. }, None) =
                         (&job.action, &job.answer)
@@ -174,12 +189,14 @@ impl Host {
                             Side::A => block.a.is_empty(),
                             Side::B => block.b.is_empty(),
                         });
-                        assert!(still, "a side is uploaded when nothing is in flight on it");
+                        Invariant::StoresItsOwnRange
+                            .check(still, || format!("{side:?} is uploaded with a write in flight on it"));
                     }
                 }
             }
             Action::CreateRecord { .. } | Action::StorePending { .. } => {
-                assert!(!process.fenced, "a fenced writer commits nothing");
+                Invariant::FencedChangesNothing
+                    .check(!process.fenced, || "a commit after its fencing".into());
             }
             Action::SyncSide { side } => mark = Some(self.disk.sides[*side as usize].mark()),
             Action::SyncMap => mark = Some(self.disk.map.mark()),
@@ -209,10 +226,11 @@ fn uploads(action: &Action, side: Side) -> bool {
 
 fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {
     let request = device.request(id);
-    if is_write {
-        assert_eq!((request.op, request.range), (Op::Write, range), "a write stores its own range");
-    } else {
-        assert!(matches!(request.op, Op::Discard | Op::WriteZeroes), "only zeroing punches");
-        assert_eq!(request.range.intersect(range), Some(range), "a punch stays within its request");
-    }
+    let holds = match request.op {
+        Op::Write => is_write && request.range == range,
+        Op::Discard | Op::WriteZeroes => !is_write && request.range.intersect(range) == Some(range),
+        Op::Read | Op::Flush => false,
+    };
+    Invariant::StoresItsOwnRange
+        .check(holds, || format!("{range:?} is stored for {:?} of {:?}", request.op, request.range));
 }

@@ -2,14 +2,16 @@
 
 /// SplitMix64. Source: <https://prng.di.unimi.it/splitmix64.c>.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(u64);
+pub struct Rng(u64);
 
 impl Rng {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,23 +20,25 @@ impl Rng {
     }
 
     /// A number below `bound`.
-    pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.bits() % bound as u64) as usize
     }
 
     /// True once in `times`.
-    pub(crate) fn once_in(&mut self, times: u64) -> bool {
-        self.next().is_multiple_of(times)
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.bits().is_multiple_of(times)
     }
 
-    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+    /// One of `from`, which is not empty.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 
-    pub(crate) fn bytes<const N: usize>(&mut self) -> [u8; N] {
+    /// Random bytes.
+    pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         for chunk in out.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+            chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);
         }
         out
     }

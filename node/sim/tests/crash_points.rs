@@ -4,10 +4,9 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
-use crate::disk::Fate;
-use crate::drive;
-use crate::rng::Rng;
-use crate::world::{Attach, AttachStep, Faults, World};
+use holdfast_sim::Fate;
+use holdfast_sim::drive;
+use holdfast_sim::world::{Attach, AttachStep, Faults, World};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -47,7 +46,7 @@ fn play(world: &mut World, steps: usize) -> bool {
     };
     for requests in SCRIPT {
         for (op, start, sectors) in requests {
-            while !world.hosts[0].device.as_ref().is_some_and(|device| device.ready) {
+            while !world.is_ready(0) {
                 if !step(world) {
                     return false;
                 }
@@ -60,7 +59,7 @@ fn play(world: &mut World, steps: usize) -> bool {
             }
         }
     }
-    while world.hosts[0].device.is_some() {
+    while world.has_device(0) {
         world.begin_detach(0);
         if !step(world) {
             return false;
@@ -110,8 +109,10 @@ fn the_host_is_lost_after_every_step_and_everything_survives() {
 #[test]
 fn the_host_is_lost_after_every_step_and_some_writes_survive() {
     for seed in 0..3 {
+        let mut steps = 0;
         at_every_point(|world| {
-            world.rng = Rng::new(seed << 32 | world.rng.next() >> 32);
+            steps += 1;
+            world.reseed(seed << 32 | steps);
             world.lose_host(0, None);
             drive::check_everywhere(world, 0, 1);
         });
@@ -172,7 +173,7 @@ fn another_host_takes_over_after_every_step() {
         drive::read_all(world, 1);
         // The first host comes back to what it had: a live process that is fenced, or nothing.
         for _ in 0..400 {
-            if world.hosts[0].process.is_none() || world.hosts[0].device.as_ref().is_some_and(|d| d.fenced) {
+            if world.status(0).is_none() || world.is_fenced(0) {
                 break;
             }
             drive::step(world, 0);
@@ -230,9 +231,9 @@ fn a_volume_that_recovers_is_told_to_let_go() {
     play(&mut world, 60);
     world.lose_host(0, Some(Fate::Everything));
     assert_eq!(world.attach(0, false, None), Attach::Won);
-    assert!(world.hosts[0].process.as_ref().is_some_and(|process| process.volume.status().recovering));
+    assert!(world.status(0).is_some_and(|status| status.recovering));
     world.begin_detach(0);
-    drive::until(&mut world, 0, |world| world.hosts[0].device.is_none());
+    drive::until(&mut world, 0, |world| !world.has_device(0));
     world.check_store(0);
     drive::read_all(&mut world, 1);
 }
@@ -244,9 +245,9 @@ fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {
         let mut world = world(3);
         // Flushed, and nothing of it committed yet.
         play(&mut world, 36);
-        assert_eq!(world.store.last_cut().touched().count(), 0);
+        assert!(!world.holds_a_commit());
         world.lose_host(0, Some(Fate::Everything));
-        *world.hosts[0].killed_after.borrow_mut() = Some(changes);
+        world.kill_inside(0, changes);
         let came_of = world.attach(0, false, None);
         drive::check_everywhere(&mut world, 0, 1);
         if came_of == Attach::Won {

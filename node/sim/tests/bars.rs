@@ -5,8 +5,8 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
-use crate::drive;
-use crate::world::{Faults, World};
+use holdfast_sim::drive;
+use holdfast_sim::world::{Faults, World};
 
 const SECTORS: u64 = 70_000;
 /// Uploads are held back.
@@ -22,7 +22,7 @@ fn cold_volume(limits: DirtyLimits) -> World {
     }
     drive::detach(&mut world, 0);
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
-    while world.hosts[1].process.as_ref().is_some_and(|process| !process.jobs.is_empty()) {
+    while world.jobs(1).next().is_some() {
         drive::step(&mut world, 1);
     }
     world
@@ -31,23 +31,22 @@ fn cold_volume(limits: DirtyLimits) -> World {
 #[test]
 fn a_write_to_cold_blocks_reads_nothing_and_asks_nothing_of_the_store() {
     let mut world = cold_volume(NO_SEAL);
-    let before = world.store.requests;
+    let before = world.store_requests();
     for range in [(0, 32), (64, 1), (97, 3), (1000, 64), (32_760, 16), (65_501, 1), (69_999, 1)] {
         let range = SectorRange::new(range.0, range.1);
         world.request(1, Op::Write, range).expect("the device is idle");
         while !drive::is_idle(&world, 1) {
-            let process = world.hosts[1].process.as_ref().expect("it serves");
-            for job in &process.jobs {
+            for action in world.jobs(1) {
                 let foreground = matches!(
-                    job.action,
+                    action,
                     Action::Write { .. } | Action::PrepareMap { .. } | Action::Complete { .. }
                 );
-                assert!(foreground, "a write of {range:?} asked for {:?}", job.action);
+                assert!(foreground, "a write of {range:?} asked for {action:?}");
             }
             drive::step(&mut world, 1);
         }
     }
-    assert_eq!(world.store.requests, before);
+    assert_eq!(world.store_requests(), before);
     drive::check_everywhere(&mut world, 1, 0);
 }
 
@@ -56,17 +55,14 @@ fn five_hundred_scattered_dirty_blocks_are_two_puts() {
     let limits = DirtyLimits { seal_bytes: 500 * 4096, ..NO_SEAL };
     let mut world = World::new(0, 2, SECTORS, limits, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
-    let before = world.store.requests;
+    let before = world.store_requests();
     for block in 0..500 {
         let range = SectorRange::new(block * 130 + block % 32, 1);
         world.request(0, Op::Write, range).expect("the device is idle");
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     }
-    drive::until(&mut world, 0, |world| {
-        let status = world.hosts[0].process.as_ref().map(|process| process.volume.status());
-        status.is_some_and(|status| status.dirty_bytes == 0)
-    });
-    assert_eq!(world.store.requests - before, 2);
+    drive::until(&mut world, 0, |world| world.status(0).is_some_and(|status| status.dirty_bytes == 0));
+    assert_eq!(world.store_requests() - before, 2);
     drive::check_everywhere(&mut world, 0, 1);
 }
 
@@ -77,8 +73,8 @@ fn a_detached_volume_attaches_on_its_old_host_with_its_cache() {
     world.request(1, Op::Write, range).expect("the device is idle");
     drive::detach(&mut world, 1);
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
-    let before = world.store.requests;
+    let before = world.store_requests();
     world.request(1, Op::Read, range).expect("the device is idle");
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
-    assert_eq!(world.store.requests, before, "clean data of a clean close is served from here");
+    assert_eq!(world.store_requests(), before, "clean data of a clean close is served from here");
 }

@@ -5,6 +5,7 @@ use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
 use crate::expect::Expect;
+use crate::invariant::Invariant;
 
 /// A request the guest waits for.
 pub(crate) struct Request {
@@ -30,12 +31,13 @@ impl Request {
 
     /// Fills `range`, `at` bytes into the request.
     pub(crate) fn fill(&mut self, range: SectorRange, at: u32, stamps: impl Iterator<Item = Stamp>) {
-        assert_eq!(self.op, Op::Read, "only reads are filled");
+        Invariant::ReadsAreTiled.check(self.op == Op::Read, || format!("a {:?} is filled", self.op));
         let first = range.start.0.checked_sub(self.range.start.0).expect("a piece lies within its request");
-        assert_eq!(u64::from(at), first * 4096, "a piece's place follows from its range");
+        Invariant::ReadsAreTiled
+            .check(u64::from(at) == first * 4096, || format!("{range:?} is filled in at {at}"));
         for (index, stamp) in (first..first + range.sectors).zip(stamps) {
             let before = self.filled[index as usize].replace(stamp);
-            assert_eq!(before, None, "the pieces of a read do not overlap");
+            Invariant::ReadsAreTiled.check(before.is_none(), || format!("{range:?} is filled in twice"));
         }
     }
 }
@@ -66,7 +68,11 @@ impl Device {
     }
 
     pub(crate) fn request(&mut self, id: RequestId) -> &mut Request {
-        self.slots[id.0 as usize].as_mut().expect("the guest waits for this request")
+        match &mut self.slots[id.0 as usize] {
+            Some(request) => request,
+            None => Invariant::CompletedOnce
+                .broken(&format!("something is done for request {} after its end", id.0)),
+        }
     }
 
     /// Requests in flight, as the kernel issues them again after the death of the daemon.
@@ -108,20 +114,22 @@ impl Device {
 
     /// The guest gets its answer.
     pub(crate) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, expect: &mut Expect) {
-        let request = self.slots[id.0 as usize].take().expect("a request is completed once");
+        let Some(request) = self.slots[id.0 as usize].take() else {
+            Invariant::CompletedOnce.broken(&format!("request {} is completed again", id.0))
+        };
         if request.stores().is_some() {
             expect.end(request.range, request.serial, result.is_ok());
         }
         match request.op {
             Op::Read if result.is_ok() => {
                 for (index, sector) in sectors(request.range).enumerate() {
-                    let stamp =
-                        request.filled[index].unwrap_or_else(|| panic!("sector {sector} was not filled"));
+                    let Some(stamp) = request.filled[index] else {
+                        Invariant::ReadsAreTiled.broken(&format!("sector {sector} was not filled"))
+                    };
                     let allowed = &request.allowed[index];
-                    assert!(
-                        allowed.contains(&stamp),
-                        "sector {sector} reads as write {stamp}; allowed: {allowed:?}"
-                    );
+                    expect.reads_by().check(allowed.contains(&stamp), || {
+                        format!("sector {sector} reads as write {stamp}; allowed: {allowed:?}")
+                    });
                     expect.saw(sector, stamp, request.issued);
                 }
             }

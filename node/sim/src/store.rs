@@ -12,9 +12,10 @@ use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, Nonce, SECTOR_BYTES, Seg
 
 use crate::disk::Stamp;
 use crate::expect::Cut;
+use crate::invariant::Invariant;
 
-struct Segment {
-    object: Vec<u8>,
+pub(crate) struct Segment {
+    pub(crate) object: Vec<u8>,
     index: FrameIndex,
     cut: Rc<Cut>,
 }
@@ -30,9 +31,9 @@ pub(crate) struct Landed {
 /// The bucket.
 pub(crate) struct Store {
     volume: VolumeId,
-    log: BTreeMap<u64, Vec<u8>>,
-    checkpoints: BTreeMap<u64, Vec<u8>>,
-    segments: BTreeMap<SegmentId, Segment>,
+    pub(crate) log: BTreeMap<u64, Vec<u8>>,
+    pub(crate) checkpoints: BTreeMap<u64, Vec<u8>>,
+    pub(crate) segments: BTreeMap<SegmentId, Segment>,
     /// PUTs of log records on their way: nobody waits for their answer any more.
     pub(crate) late: Vec<(Seq, Vec<u8>)>,
     /// Records that nobody took note of yet.
@@ -70,10 +71,14 @@ impl Store {
             return false;
         }
         let record = Record::decode(bytes).expect("writers send whole records");
-        assert_eq!(record.seq, seq, "a record stands under its own seq");
+        Invariant::LogIsAChain
+            .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
         match &record.body {
             Body::Commit(segment) => {
-                let stored = self.segments.get(&segment.id).expect("a commit names a stored segment");
+                let Some(stored) = self.segments.get(&segment.id) else {
+                    Invariant::NothingReferencedIsMissing
+                        .broken("a commit names a segment that was never stored")
+                };
                 self.landed.push(Landed { nonce: record.nonce, commit: Some(stored.cut.clone()) });
             }
             Body::Attach { .. } => self.landed.push(Landed { nonce: record.nonce, commit: None }),
@@ -93,7 +98,7 @@ impl Store {
     pub(crate) fn put_checkpoint(&mut self, seq: Seq, bytes: Vec<u8>) {
         self.requests += 1;
         if let Some(there) = self.checkpoints.get(&seq.0) {
-            assert_eq!(*there, bytes, "a checkpoint says the same whoever writes it");
+            Invariant::LogIsAChain.check(*there == bytes, || format!("two checkpoints {} differ", seq.0));
         }
         self.checkpoints.insert(seq.0, bytes);
     }
@@ -107,7 +112,7 @@ impl Store {
         for (seq, bytes) in self.log.range(manifest.seq().0 + 1..) {
             let record = Record::decode(bytes).expect("nobody damages records");
             if let Err(error) = manifest.apply(&record) {
-                panic!("log/{seq} cannot stand where it does: {error}");
+                Invariant::LogIsAChain.broken(&format!("log/{seq} cannot stand where it does: {error}"));
             }
         }
         manifest
@@ -134,7 +139,9 @@ impl Store {
         self.requests += 1;
         let mut builder = SegmentBuilder::default();
         for DirtyBlock { block, a, b } in dirty {
-            assert!(a.intersect(*b).is_empty(), "a sector is uploaded from one side");
+            Invariant::StoresItsOwnRange.check(a.intersect(*b).is_empty(), || {
+                format!("sectors of {block:?} are uploaded from both sides")
+            });
             let mask = a.union(*b);
             let mut bytes = Vec::with_capacity(mask.count() as usize * SECTOR_BYTES as usize);
             for bit in (0..32).filter(|bit| mask.contains(*bit)) {
@@ -189,9 +196,8 @@ fn content(sector: u64, stamp: Stamp) -> Vec<u8> {
 
 fn stamp(sector: u64, bytes: &[u8]) -> Stamp {
     let stamp = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-    assert!(
-        bytes == content(sector, stamp),
-        "sector {sector} holds bytes of another sector or of two writes"
-    );
+    Invariant::NeverForeignBytes.check(bytes == content(sector, stamp), || {
+        format!("sector {sector} holds bytes of another sector or of two writes")
+    });
     stamp
 }

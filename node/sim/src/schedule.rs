@@ -4,7 +4,10 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
+use crate::invariant::Invariant;
+use crate::profile::{Deaths, Profile};
 use crate::rng::Rng;
+use crate::trace::Trace;
 use crate::world::{Attach, AttachStep, Faults, World};
 
 /// Three chunks, the last one in part.
@@ -13,28 +16,12 @@ const SECTORS: u64 = 70_000;
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
 
-/// Which deaths a run has, each once in so many steps.
-#[derive(Debug, Clone, Copy)]
-struct Deaths {
-    kill: u64,
-    kill_inside: u64,
-    lose_host: u64,
-    take_over: u64,
-    detach: u64,
-}
-
-const NEVER: u64 = u64::MAX;
-const CALM: Deaths =
-    Deaths { kill: NEVER, kill_inside: NEVER, lose_host: NEVER, take_over: NEVER, detach: 900 };
-const KILLS: Deaths = Deaths { kill: 120, kill_inside: 120, lose_host: NEVER, take_over: NEVER, detach: 900 };
-const POWER_CUTS: Deaths =
-    Deaths { kill: 700, kill_inside: 700, lose_host: 200, take_over: NEVER, detach: 1200 };
-const LONG_LIVES: Deaths =
-    Deaths { kill: 3000, kill_inside: NEVER, lose_host: 700, take_over: NEVER, detach: 3000 };
-const RIVALS: Deaths = Deaths { kill: 500, kill_inside: 500, lose_host: 700, take_over: 300, detach: 700 };
-
-struct Run {
-    world: World,
+/// One run in progress.
+pub(crate) struct Schedule {
+    pub(crate) world: World,
+    seed: u64,
+    /// Steps taken.
+    pub(crate) taken: u64,
     deaths: Deaths,
     home: usize,
     /// The volume is to leave its home, and attach next there.
@@ -48,7 +35,18 @@ fn range(rng: &mut Rng) -> SectorRange {
     SectorRange::new(start, length.min(SECTORS - start).min(1500))
 }
 
-impl Run {
+impl Schedule {
+    /// Three hosts around a new volume.
+    pub(crate) fn new(seed: u64, story: usize) -> Self {
+        let profile = Profile::of(seed);
+        let mut world = World::new(seed, 3, SECTORS, LIMITS, profile.faults());
+        world.trace = Trace::new(story);
+        if world.rng.once_in(2) {
+            world.age_headers();
+        }
+        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false }
+    }
+
     fn rng(&mut self) -> &mut Rng {
         &mut self.world.rng
     }
@@ -95,8 +93,8 @@ impl Run {
         }
     }
 
-    fn chance(&mut self, once_in: u64) -> bool {
-        once_in != NEVER && self.rng().once_in(once_in)
+    fn chance(&mut self, once_in: Option<u64>) -> bool {
+        once_in.is_some_and(|times| self.rng().once_in(times))
     }
 
     fn disaster(&mut self, host: usize) {
@@ -109,7 +107,7 @@ impl Run {
         }
         if self.chance(self.deaths.lose_host) {
             self.world.lose_host(host, None);
-            if host == self.home && self.deaths.take_over != NEVER && self.rng().once_in(2) {
+            if host == self.home && self.deaths.take_over.is_some() && self.rng().once_in(2) {
                 self.home = self.elsewhere();
             }
         }
@@ -146,9 +144,9 @@ impl Run {
                 AttachStep::HeaderSynced,
                 AttachStep::RecordSent,
             ]);
-            let dies = (self.deaths.kill != NEVER && self.rng().once_in(6)).then_some(step);
+            let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
             let came_of = self.world.attach(host, true, dies);
-            if came_of == Attach::Died && self.deaths.lose_host != NEVER && self.rng().once_in(2) {
+            if came_of == Attach::Died && self.deaths.lose_host.is_some() && self.rng().once_in(2) {
                 self.world.lose_host(host, None);
             }
         }
@@ -165,7 +163,12 @@ impl Run {
         }
     }
 
-    fn step(&mut self) {
+    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before it.
+    pub(crate) fn step(&mut self, number: u64) {
+        self.taken += 1;
+        self.world.trace.begin_step(number);
+        let seed = Rng::new(self.seed).bits() ^ number;
+        self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
         self.attend(host);
@@ -184,8 +187,7 @@ impl Run {
     /// Lets everything come to rest: nothing fails any more and nothing is asked.
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
         self.world.faults = Faults::default();
-        self.deaths = CALM;
-        self.deaths.detach = NEVER;
+        self.deaths = Deaths::default();
         for host in &self.world.hosts {
             *host.killed_after.borrow_mut() = None;
         }
@@ -205,11 +207,11 @@ impl Run {
         let home = &self.world.hosts[self.home];
         let process = home.process.as_ref();
         let jobs: Vec<_> = process.iter().flat_map(|process| &process.jobs).map(|job| &job.action).collect();
-        panic!(
+        Invariant::ComesToRest.broken(&format!(
             "stuck: {:?} with {jobs:?}, device {:?}",
             process.map(|process| process.volume.status()),
             home.device.as_ref().map(|d| (d.ready, d.closing, d.fenced, d.is_idle()))
-        );
+        ));
     }
 
     fn device_is_idle(&self) -> bool {
@@ -238,14 +240,14 @@ impl Run {
     }
 
     /// Reads everything at home, from the store alone, and on another host.
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         let mut left = false;
         for _ in 0..3 {
             if !left {
                 left = self.read_and_leave();
             }
         }
-        assert!(left, "a home that was fenced attaches anew and is not fenced again");
+        Invariant::ComesToRest.check(left, || "a home that was fenced is fenced again and again".into());
         self.world.check_store(self.home);
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
@@ -269,89 +271,4 @@ impl Run {
         let manifest = self.world.store.manifest();
         !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
     }
-}
-
-fn run(seed: u64, steps: usize, deaths: Deaths, faults: Faults) {
-    let mut world = World::new(seed, 3, SECTORS, LIMITS, faults);
-    if world.rng.once_in(2) {
-        world.age_headers();
-    }
-    let mut run = Run { world, deaths, home: 0, leaving: false };
-    for _ in 0..steps {
-        run.step();
-    }
-    run.finish();
-}
-
-/// `MODEL_SEED` runs one seed, `MODEL_RUNS` another number of them.
-fn runs(name: &str, count: u64, steps: usize, deaths: Deaths, faults: Faults) {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let seeds = match number("MODEL_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..number("MODEL_RUNS").unwrap_or(count),
-    };
-    for seed in seeds {
-        let guard = Replay { name, seed };
-        run(seed, steps, deaths, faults);
-        std::mem::forget(guard);
-    }
-}
-
-/// Says how to repeat a run that panics.
-struct Replay<'a> {
-    name: &'a str,
-    seed: u64,
-}
-
-impl Drop for Replay<'_> {
-    fn drop(&mut self) {
-        eprintln!(
-            "repeat with: MODEL_SEED={} cargo test -p holdfast-engine --test model {}",
-            self.seed, self.name
-        );
-    }
-}
-
-const BAD_STORE: Faults = Faults { local: None, create: Some(3), checkpoint: Some(4) };
-const BAD_DISK: Faults = Faults { local: Some(25), create: Some(6), checkpoint: None };
-
-#[test]
-fn any_order_without_faults() {
-    runs("any_order_without_faults", 12, 3000, CALM, Faults::default());
-}
-
-#[test]
-fn any_order_with_ambiguous_creates() {
-    runs("any_order_with_ambiguous_creates", 12, 3000, CALM, BAD_STORE);
-}
-
-#[test]
-fn any_order_with_a_failing_disk() {
-    runs("any_order_with_a_failing_disk", 12, 3000, CALM, BAD_DISK);
-}
-
-#[test]
-fn killed_at_any_point() {
-    runs("killed_at_any_point", 25, 3000, KILLS, BAD_STORE);
-}
-
-#[test]
-fn power_lost_at_any_point() {
-    runs("power_lost_at_any_point", 25, 3000, POWER_CUTS, BAD_STORE);
-}
-
-#[test]
-fn power_lost_on_a_failing_disk() {
-    let faults = Faults { local: Some(20), ..BAD_STORE };
-    runs("power_lost_on_a_failing_disk", 25, 8000, LONG_LIVES, faults);
-}
-
-#[test]
-fn rivals_for_one_volume() {
-    runs("rivals_for_one_volume", 25, 4000, RIVALS, BAD_STORE);
-}
-
-#[test]
-fn everything_at_once() {
-    runs("everything_at_once", 25, 4000, RIVALS, Faults { local: Some(60), ..BAD_STORE });
 }

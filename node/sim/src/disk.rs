@@ -14,9 +14,12 @@ use crate::rng::Rng;
 pub(crate) type Stamp = u64;
 
 /// Which unsynced writes a power cut leaves.
-pub(crate) enum Fate<'a> {
+pub enum Fate<'a> {
+    /// None.
     Nothing,
+    /// All.
     Everything,
+    /// Any subset.
     Some(&'a mut Rng),
 }
 

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
+use crate::invariant::Invariant;
 
 #[derive(Debug, Clone)]
 struct Written {
@@ -63,13 +64,26 @@ impl Cut {
 }
 
 /// The model of one writer's volume.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Expect {
+    /// What a read that sees anything else breaks: it depends on what the volume went through last.
+    reads_by: Invariant,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
 }
 
+impl Default for Expect {
+    fn default() -> Self {
+        Self { reads_by: Invariant::ReadsTheNewest, clock: 0, sectors: BTreeMap::new() }
+    }
+}
+
 impl Expect {
+    /// What a read that sees something not allowed breaks.
+    pub(crate) fn reads_by(&self) -> Invariant {
+        self.reads_by
+    }
+
     /// A volume that reads as `cut`.
     pub(crate) fn after(cut: &Cut) -> Self {
         let known = |stamp: &Stamp| Written {
@@ -82,7 +96,7 @@ impl Expect {
         };
         let sectors =
             cut.sectors.iter().map(|(sector, stamps)| (*sector, stamps.iter().map(known).collect()));
-        Self { clock: 1, sectors: sectors.collect() }
+        Self { reads_by: Invariant::StoreIsAPrefix, clock: 1, sectors: sectors.collect() }
     }
 
     pub(crate) fn now(&mut self) -> u64 {
@@ -150,6 +164,7 @@ impl Expect {
 
     /// The host is gone: any write that nothing durable supersedes may be what is left.
     pub(crate) fn lose_host(&mut self) {
+        self.reads_by = Invariant::FlushedSurvives;
         let now = self.now();
         for write in self.sectors.values_mut().flatten() {
             *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };

@@ -1,0 +1,107 @@
+//! One run: a seed and how long.
+
+use std::fmt;
+
+use holdfast_engine::planted::{Bug, plant};
+
+use crate::schedule::Schedule;
+use crate::violation::{self, Violation};
+
+/// Steps for each operation after which a run in which nothing happens ends.
+const IDLE: u64 = 100;
+
+/// A run that can be repeated: the same case gives the same outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Case {
+    /// Decides everything that is not decided otherwise, the profile too.
+    pub seed: u64,
+    /// Requests, jobs, answers and deaths before everything is brought to rest and read.
+    pub operations: u64,
+    /// The safeguard that the engines lack.
+    pub bug: Option<Bug>,
+}
+
+/// What came of a case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Of every event and action, in hexadecimal.
+    pub digest: String,
+    /// Steps of the schedule; some find nothing to do.
+    pub steps: u64,
+    /// Requests, jobs, answers and deaths.
+    pub operations: u64,
+    /// What the guests asked for.
+    pub requests: u64,
+    /// What went wrong.
+    pub violation: Option<Violation>,
+    /// The last lines of what happened, oldest first.
+    pub story: Vec<String>,
+}
+
+impl Case {
+    /// Runs it and keeps the last `story` lines of what happened; words cost time, so a run without them is faster.
+    pub fn run(self, story: usize) -> Outcome {
+        self.run_steps(0..self.operations.saturating_mul(IDLE), story)
+    }
+
+    /// Runs only these of its steps.
+    fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
+        plant(self.bug);
+        let mut run = Schedule::new(self.seed, story);
+        let ended = violation::catch(|| {
+            for step in steps {
+                if run.world.trace.operations >= self.operations {
+                    break;
+                }
+                run.step(step);
+            }
+            run.finish();
+        });
+        plant(None);
+        let world = &mut run.world;
+        Outcome {
+            digest: world.trace.digest(),
+            steps: run.taken,
+            operations: world.trace.operations,
+            requests: world.requests(),
+            violation: ended.err(),
+            story: world.trace.take_story(),
+        }
+    }
+
+    /// Leaves out steps of a case that ends in a violation as long as it still does, at most `tries` times.
+    /// Returns what is left, or `None` when the case has no violation.
+    pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
+        let whole = self.run(0);
+        whole.violation.as_ref()?;
+        let mut steps: Vec<u64> = (0..whole.steps).collect();
+        let mut size = steps.len().div_ceil(2);
+        let mut tried = 0;
+        while size > 0 && tried < tries {
+            // Backwards: what came last is most likely needed for the violation, and what is cut early shortens the rest.
+            let mut from = 0;
+            while from < steps.len() && tried < tries {
+                let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();
+                tried += 1;
+                let outcome = self.run_steps(fewer.iter().copied(), 0);
+                if outcome.violation.is_some() {
+                    steps = fewer;
+                    steps.truncate(outcome.steps as usize);
+                } else {
+                    from += size;
+                }
+            }
+            size /= 2;
+        }
+        Some(self.run_steps(steps, story))
+    }
+}
+
+/// The command that repeats it.
+impl fmt::Display for Case {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, operations, bug } = self;
+        write!(out, "cargo run -p holdfast-sim --release -- --seed {seed} --operations {operations}")?;
+        bug.map_or(Ok(()), |bug| write!(out, " --bug {bug:?}"))
+    }
+}

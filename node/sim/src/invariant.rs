@@ -1,0 +1,71 @@
+//! What must hold, by number. `docs/invariants.md` says what each means and where it is upheld.
+
+/// An invariant that the simulation checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Invariant {
+    /// What a FLUSH vouched for survives the death of the process and of the host.
+    FlushedSurvives = 1,
+    /// A read sees a write that no later one replaced, across deaths of the process.
+    ReadsTheNewest = 2,
+    /// A read never sees bytes that were never written there.
+    NeverForeignBytes = 3,
+    /// Whoever attaches elsewhere finds exactly what the last commit captured.
+    StoreIsAPrefix = 4,
+    /// A fenced writer changes nothing, and only a writer that was replaced is fenced.
+    FencedChangesNothing = 5,
+    /// What a fenced writer never uploaded is set aside, and own data never is.
+    FencedIsKept = 6,
+    /// Nothing the log refers to is missing.
+    NothingReferencedIsMissing = 7,
+    /// Every request is completed once, and fails only with a cause.
+    CompletedOnce = 8,
+    /// The pieces of a read tile it.
+    ReadsAreTiled = 9,
+    /// Writes and punches store their own range, on a side that is not being uploaded.
+    StoresItsOwnRange = 10,
+    /// Each record follows from those before it; a checkpoint says the same whoever makes it.
+    LogIsAChain = 11,
+    /// Once nothing fails any more, everything comes to rest.
+    ComesToRest = 12,
+    /// What was synced is found whole.
+    SyncedIsWhole = 13,
+}
+
+impl Invariant {
+    /// All of them, in order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::FlushedSurvives,
+        Self::ReadsTheNewest,
+        Self::NeverForeignBytes,
+        Self::StoreIsAPrefix,
+        Self::FencedChangesNothing,
+        Self::FencedIsKept,
+        Self::NothingReferencedIsMissing,
+        Self::CompletedOnce,
+        Self::ReadsAreTiled,
+        Self::StoresItsOwnRange,
+        Self::LogIsAChain,
+        Self::ComesToRest,
+        Self::SyncedIsWhole,
+    ];
+
+    /// Its number in `docs/invariants.md`.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Ends the run unless `holds`; `why` says what was seen.
+    #[track_caller]
+    pub(crate) fn check(self, holds: bool, why: impl FnOnce() -> String) {
+        if !holds {
+            self.broken(&why());
+        }
+    }
+
+    /// Ends the run.
+    #[track_caller]
+    pub(crate) fn broken(self, why: &str) -> ! {
+        panic!("invariant {} ({self:?}): {why}", self.number())
+    }
+}

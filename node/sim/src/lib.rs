@@ -1,0 +1,29 @@
+//! Deterministic simulation of the real engine on simulated hosts around one bucket, checked sector by sector.
+//!
+//! Owns: simulated disks, memory, store, guests and their deaths; the model of what each sector may read as; the
+//! invariants (`docs/invariants.md`). Does not own: any part of the engine; it runs the one that is shipped.
+//! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
+//!
+//! [`case::Case`] is a random run; [`world::World`] with [`drive`] is for tests that choose each step themselves.
+
+pub mod case;
+mod device;
+mod disk;
+pub mod drive;
+mod expect;
+mod host;
+mod invariant;
+mod memory;
+mod profile;
+mod rng;
+mod schedule;
+mod store;
+mod trace;
+mod violation;
+pub mod world;
+
+pub use disk::Fate;
+pub use invariant::Invariant;
+pub use profile::Profile;
+pub use rng::Rng;
+pub use violation::Violation;

@@ -1,0 +1,87 @@
+//! What goes wrong in a run, and how often.
+
+use crate::world::Faults;
+
+/// A mixture of deaths and faults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Profile {
+    /// Any order of jobs and answers, nothing fails.
+    Calm,
+    /// Creates are answered ambiguously, checkpoints fail.
+    BadStore,
+    /// Local reads, writes and syncs fail.
+    BadDisk,
+    /// The process is killed, between steps and inside one.
+    Kills,
+    /// Hosts lose power.
+    PowerCuts,
+    /// Long lives on failing disks between power cuts.
+    LongLives,
+    /// Hosts take the volume from each other.
+    Rivals,
+    /// All of it.
+    Everything,
+}
+
+/// Which deaths a run has, each once in so many steps; `None` is never.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Deaths {
+    pub(crate) kill: Option<u64>,
+    pub(crate) kill_inside: Option<u64>,
+    pub(crate) lose_host: Option<u64>,
+    pub(crate) take_over: Option<u64>,
+    pub(crate) detach: Option<u64>,
+}
+
+impl Profile {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Calm,
+        Self::BadStore,
+        Self::BadDisk,
+        Self::Kills,
+        Self::PowerCuts,
+        Self::LongLives,
+        Self::Rivals,
+        Self::Everything,
+    ];
+
+    /// The profile of the runs of `seed`.
+    pub fn of(seed: u64) -> Self {
+        Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+
+    pub(crate) fn deaths(self) -> Deaths {
+        let never = Deaths::default();
+        match self {
+            Self::Calm | Self::BadStore | Self::BadDisk => Deaths { detach: Some(900), ..never },
+            Self::Kills => Deaths { kill: Some(120), kill_inside: Some(120), detach: Some(900), ..never },
+            Self::PowerCuts => Deaths {
+                kill: Some(700),
+                kill_inside: Some(700),
+                lose_host: Some(200),
+                detach: Some(1200),
+                ..never
+            },
+            Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
+            Self::Rivals | Self::Everything => Deaths {
+                kill: Some(500),
+                kill_inside: Some(500),
+                lose_host: Some(700),
+                take_over: Some(300),
+                detach: Some(700),
+            },
+        }
+    }
+
+    pub(crate) fn faults(self) -> Faults {
+        let bad_store = Faults { local: None, create: Some(3), checkpoint: Some(4) };
+        match self {
+            Self::Calm => Faults::default(),
+            Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => bad_store,
+            Self::BadDisk => Faults { local: Some(25), create: Some(6), checkpoint: None },
+            Self::LongLives => Faults { local: Some(20), ..bad_store },
+            Self::Everything => Faults { local: Some(60), ..bad_store },
+        }
+    }
+}

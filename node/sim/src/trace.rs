@@ -1,0 +1,216 @@
+//! What happened in a run: a digest of all of it, and words for the last part.
+//!
+//! The digest is the same for the same seed on every machine, so nothing that differs between machines may enter it:
+//! no addresses, no clock, no order of a hash map.
+
+use std::collections::VecDeque;
+
+use holdfast_engine::action::{Action, Source};
+use holdfast_engine::event::{CreateAnswer, Errno, Event};
+
+/// The trace of one run.
+pub(crate) struct Trace {
+    hasher: blake3::Hasher,
+    /// Not yet hashed.
+    waiting: Vec<u8>,
+    /// Requests, jobs done, answers given, deaths: everything that changed anything.
+    pub(crate) operations: u64,
+    story: VecDeque<String>,
+    /// Lines of the story that are kept; with none, no words are made.
+    keep: usize,
+    step: u64,
+}
+
+impl Trace {
+    /// With `keep` lines of story.
+    pub(crate) fn new(keep: usize) -> Self {
+        let (hasher, story) = (blake3::Hasher::new(), VecDeque::new());
+        Self { hasher, waiting: Vec::with_capacity(4096), operations: 0, story, keep, step: 0 }
+    }
+
+    pub(crate) fn begin_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    pub(crate) fn event(&mut self, host: usize, event: &Event) {
+        self.operations += 1;
+        let (tag, numbers) = event_numbers(event);
+        self.feed(tag, host, numbers);
+        self.tell(host, || format!("<- {}", event_words(event)));
+    }
+
+    pub(crate) fn action(&mut self, host: usize, action: &Action) {
+        let (tag, numbers) = action_numbers(action);
+        self.feed(tag, host, numbers);
+        self.tell(host, || format!("-> {}", action_words(action)));
+    }
+
+    /// Something that befalls a host.
+    pub(crate) fn befalls(&mut self, host: usize, tag: u8, what: &str) {
+        self.operations += 1;
+        self.feed(tag, host, [0; 4]);
+        self.tell(host, || what.to_owned());
+    }
+
+    fn feed(&mut self, tag: u8, host: usize, numbers: [u64; 4]) {
+        self.waiting.extend_from_slice(&[tag, host as u8]);
+        for number in numbers {
+            self.waiting.extend_from_slice(&number.to_le_bytes());
+        }
+        if self.waiting.len() > 4000 {
+            self.hasher.update(&self.waiting);
+            self.waiting.clear();
+        }
+    }
+
+    fn tell(&mut self, host: usize, words: impl FnOnce() -> String) {
+        if self.keep == 0 {
+            return;
+        }
+        if self.story.len() == self.keep {
+            self.story.pop_front();
+        }
+        self.story.push_back(format!("step {:5}  host {host}  {}", self.step, words()));
+    }
+
+    /// The last lines, oldest first.
+    pub(crate) fn take_story(&mut self) -> Vec<String> {
+        self.story.drain(..).collect()
+    }
+
+    /// The digest of everything so far, in hexadecimal.
+    pub(crate) fn digest(&mut self) -> String {
+        self.hasher.update(&self.waiting);
+        self.waiting.clear();
+        self.hasher.finalize().to_hex().to_string()
+    }
+}
+
+/// Stands for bytes in an envelope: part of the checksum in its head.
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.get(16..24).map_or(0, |head| u64::from_le_bytes(head.try_into().expect("8 bytes")))
+}
+
+fn came_of(result: Result<(), Errno>) -> u64 {
+    result.map_or_else(|errno| errno.0 as u64, |()| 0)
+}
+
+fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
+    match event {
+        Event::Request { id, op, range } => (1, [id.0.into(), *op as u64, range.start.0, range.sectors]),
+        Event::Moved { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
+        Event::MapPrepared { chunk, result } => (3, [chunk.0, came_of(*result), 0, 0]),
+        Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
+        Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
+        Event::MapSynced { result } => (6, [came_of(*result), 0, 0, 0]),
+        Event::ManifestLoaded(manifest) => (7, [manifest.seq().0, manifest.epoch().0, 0, 0]),
+        Event::Uploaded(segment) => {
+            (8, [segment.id.0 as u64, segment.bytes, segment.index_offset, segment.chunks.len() as u64])
+        }
+        Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
+        Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
+        Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
+        Event::CheckpointWritten { seq, written } => (12, [seq.0, u64::from(*written), 0, 0]),
+        Event::Detach => (13, [0; 4]),
+        Event::Tick => (14, [0; 4]),
+    }
+}
+
+fn answer_number(answer: CreateAnswer) -> u64 {
+    match answer {
+        CreateAnswer::Created => 0,
+        CreateAnswer::Exists => 1,
+        CreateAnswer::Ambiguous => 2,
+    }
+}
+
+fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
+    match action {
+        Action::Read { id, range, at, from } => {
+            let from = match from {
+                Source::Side(side) => *side as u64,
+                Source::Zeros => 2,
+            };
+            (33, [u64::from(id.0) << 8 | from, range.start.0, range.sectors, u64::from(*at)])
+        }
+        Action::ReadCold { id, range, at, layers } => {
+            (34, [u64::from(id.0) << 32 | layers.len() as u64, range.start.0, range.sectors, u64::from(*at)])
+        }
+        Action::Write { id, range, side } => (35, [id.0.into(), range.start.0, range.sectors, *side as u64]),
+        Action::Punch { id, range, side } => (36, [id.0.into(), range.start.0, range.sectors, *side as u64]),
+        Action::Complete { id, result } => (37, [id.0.into(), came_of(*result), 0, 0]),
+        Action::PrepareMap { chunk } => (38, [chunk.0, 0, 0, 0]),
+        Action::SyncSide { side } => (39, [*side as u64, 0, 0, 0]),
+        Action::WriteMap(writes) => {
+            let sums = writes.iter().fold(0u64, |all, one| all.rotate_left(7) ^ sum(&one.bytes));
+            (40, [writes.len() as u64, writes.first().map_or(0, |first| first.offset), sums, 0])
+        }
+        Action::SyncMap => (41, [0; 4]),
+        Action::Upload(dirty) => {
+            let masks = dirty.iter().fold(0u64, |all, one| {
+                all.rotate_left(7) ^ one.block.0 ^ u64::from(one.a.0) << 32 ^ u64::from(one.b.0)
+            });
+            (42, [dirty.len() as u64, masks, 0, 0])
+        }
+        Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
+        Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
+        Action::ReadRecord { seq } => (45, [seq.0, 0, 0, 0]),
+        Action::WriteCheckpoint { seq, bytes } => (46, [seq.0, sum(bytes), 0, 0]),
+        Action::Report(_) => (47, [0; 4]),
+    }
+}
+
+fn event_words(event: &Event) -> String {
+    match event {
+        Event::Request { id, op, range } => {
+            format!("guest: {op:?} of {} sectors at {} (request {})", range.sectors, range.start.0, id.0)
+        }
+        Event::ManifestLoaded(manifest) => format!("the log ends at {}", manifest.seq().0),
+        Event::Uploaded(segment) => format!("uploaded {} bytes", segment.bytes),
+        Event::RecordRead { seq, bytes } => {
+            format!("log/{} {}", seq.0, if bytes.is_some() { "holds a record" } else { "is free" })
+        }
+        Event::Moved { .. }
+        | Event::MapPrepared { .. }
+        | Event::SideSynced { .. }
+        | Event::MapWritten { .. }
+        | Event::MapSynced { .. }
+        | Event::PendingStored { .. }
+        | Event::CreateAnswered(_)
+        | Event::CheckpointWritten { .. }
+        | Event::Detach
+        | Event::Tick => format!("{event:?}"),
+    }
+}
+
+fn action_words(action: &Action) -> String {
+    match action {
+        Action::Read { id, range, from, .. } => {
+            format!("read {} sectors at {} from {from:?} (request {})", range.sectors, range.start.0, id.0)
+        }
+        Action::ReadCold { id, range, layers, .. } => format!(
+            "read {} sectors at {} from {} segments (request {})",
+            range.sectors,
+            range.start.0,
+            layers.len(),
+            id.0
+        ),
+        Action::Write { id, range, side } => {
+            format!("write {} sectors at {} to {side:?} (request {})", range.sectors, range.start.0, id.0)
+        }
+        Action::Punch { id, range, side } => {
+            format!("punch {} sectors at {} of {side:?} (request {})", range.sectors, range.start.0, id.0)
+        }
+        Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
+        Action::Upload(dirty) => format!("upload {} blocks", dirty.len()),
+        Action::StorePending { seq, .. } => format!("store the record of log/{}", seq.0),
+        Action::CreateRecord { seq, .. } => format!("create log/{}", seq.0),
+        Action::WriteCheckpoint { seq, .. } => format!("checkpoint {}", seq.0),
+        Action::Complete { .. }
+        | Action::PrepareMap { .. }
+        | Action::SyncSide { .. }
+        | Action::SyncMap
+        | Action::ReadRecord { .. }
+        | Action::Report(_) => format!("{action:?}"),
+    }
+}

@@ -1,0 +1,49 @@
+//! Panics of a run: deaths that it causes are silent, what breaks an invariant is caught with its words.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+use crate::memory::Killed;
+
+/// Something that must not happen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// What was seen.
+    pub words: String,
+    /// The check that saw it: `file:line`.
+    pub check: String,
+}
+
+thread_local! {
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+    static CAUGHT: RefCell<Option<Violation>> = const { RefCell::new(None) };
+}
+
+/// Keeps the deaths that runs cause, and what [`catch`] catches, out of the output.
+pub(crate) fn silence() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let rest = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if info.payload().is::<Killed>() {
+                return;
+            }
+            if !CATCHING.get() {
+                return rest(info);
+            }
+            let words = info.payload_as_str().unwrap_or("a panic without words").to_owned();
+            let check = info.location().map(|at| format!("{}:{}", at.file(), at.line())).unwrap_or_default();
+            CAUGHT.set(Some(Violation { words, check }));
+        }));
+    });
+}
+
+/// Runs `body`; a panic in it, here or in the engine, is a violation.
+pub(crate) fn catch<T>(body: impl FnOnce() -> T) -> Result<T, Violation> {
+    silence();
+    CATCHING.set(true);
+    let ended = catch_unwind(AssertUnwindSafe(body));
+    CATCHING.set(false);
+    ended.map_err(|_payload| CAUGHT.take().expect("the hook saw the panic"))
+}

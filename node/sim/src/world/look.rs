@@ -1,0 +1,83 @@
+//! What a test may see and set in a world.
+
+use holdfast_engine::action::Action;
+use holdfast_engine::volume::Status;
+
+use super::World;
+use crate::rng::Rng;
+
+impl World {
+    /// The figures of the process on `host`; `None` when none runs.
+    pub fn status(&self, host: usize) -> Option<Status> {
+        self.hosts[host].process.as_ref().map(|process| process.volume.status())
+    }
+
+    /// What the process on `host` was asked to do and has not answered.
+    pub fn jobs(&self, host: usize) -> impl Iterator<Item = &Action> {
+        self.hosts[host].process.iter().flat_map(|process| &process.jobs).map(|job| &job.action)
+    }
+
+    /// Whether `host` has the device.
+    pub fn has_device(&self, host: usize) -> bool {
+        self.hosts[host].device.is_some()
+    }
+
+    /// Whether the guest of `host` may ask.
+    pub fn is_ready(&self, host: usize) -> bool {
+        self.hosts[host].device.as_ref().is_some_and(|device| device.ready)
+    }
+
+    /// Whether the writer on `host` said that it was fenced.
+    pub fn is_fenced(&self, host: usize) -> bool {
+        self.hosts[host].device.as_ref().is_some_and(|device| device.fenced)
+    }
+
+    /// Requests the guests made.
+    pub(crate) fn requests(&self) -> u64 {
+        self.serial
+    }
+
+    /// Requests the object store got.
+    pub fn store_requests(&self) -> u64 {
+        self.store.requests
+    }
+
+    /// Whether any commit is in the log.
+    pub fn holds_a_commit(&self) -> bool {
+        self.store.last_cut().touched().next().is_some()
+    }
+
+    /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map from now.
+    pub fn kill_inside(&mut self, host: usize, changes: u32) {
+        *self.hosts[host].killed_after.borrow_mut() = Some(changes);
+    }
+
+    /// Goes on with other randomness.
+    pub fn reseed(&mut self, seed: u64) {
+        self.rng = Rng::new(seed);
+    }
+    /// The records of the log, oldest first.
+    pub fn log(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.log.values().map(Vec::as_slice)
+    }
+
+    /// The checkpoints, oldest first.
+    pub fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.checkpoints.values().map(Vec::as_slice)
+    }
+
+    /// The segments, each a whole object.
+    pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        self.store.segments.values().map(|segment| segment.object.as_slice())
+    }
+
+    /// What reads at `offset` of the durable map's file on `host`; both whole multiples of 512.
+    pub fn durable_map(&self, host: usize, offset: u64, bytes: usize) -> Vec<u8> {
+        self.hosts[host].disk.map.read(offset, bytes)
+    }
+
+    /// The live map that a dead process left on `host`.
+    pub fn live_map(&self, host: usize) -> Option<Vec<u8>> {
+        self.hosts[host].tmpfs.bytes()
+    }
+}

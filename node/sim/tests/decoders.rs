@@ -1,0 +1,233 @@
+//! Each decoder of stored bytes against changed bytes. The corpus is what engines stored in a simulated life.
+//!
+//! Two kinds of change: *decay*, which leaves the checksum as it was and must never be taken for what was written, and
+//! *forgery*, which makes the checksum right again, so that the fields behind it are reached: a decoder may take or refuse
+//! it and must not panic, nor take long.
+
+#![allow(clippy::unwrap_used)] // a test fails by panicking, in its parts too
+
+use std::fmt::Debug;
+
+use holdfast_engine::durable_map::{Header, header_offset, newest_pages, page_offset};
+use holdfast_engine::event::Op;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::Record;
+use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::segment::{Frame, FrameIndex, unpack};
+use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_sim::world::{Faults, World};
+use holdfast_sim::{Rng, drive};
+use holdfast_types::{Epoch, Nonce, SectorRange};
+
+const SECTORS: u64 = 40_000;
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
+const ENVELOPE: usize = 32;
+const SLOT: usize = 4096;
+/// Changes of each entry of a corpus and of each kind: the share of a run of the tests.
+const CHANGES: u64 = 3000;
+
+/// A volume with commits, a checkpoint, flushed and unflushed data, whose process was just killed.
+fn life() -> World {
+    let mut world = World::new(11, 2, SECTORS, LIMITS, Faults::default());
+    world.age_log(28);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    for (op, start, sectors) in [
+        (Op::Write, 0, 40),
+        (Op::WriteZeroes, 64, 64),
+        (Op::Write, 32_750, 60),
+        (Op::Flush, 0, 0),
+        (Op::Write, 4090, 50),
+        (Op::Discard, 0, 4),
+        (Op::Write, 39_000, 50),
+        (Op::Write, 8, 3),
+        (Op::Flush, 0, 0),
+        (Op::Write, 20, 5),
+    ] {
+        world.request(0, op, SectorRange::new(start, sectors)).expect("the device is idle");
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    }
+    while world.checkpoints().next().is_none() {
+        drive::step(&mut world, 0);
+    }
+    world.kill(0);
+    world
+}
+
+/// Changes some bytes, cuts the end off, or repeats a part.
+fn change(rng: &mut Rng, bytes: &mut Vec<u8>) {
+    for _ in 0..=rng.below(4) {
+        if bytes.is_empty() {
+            return bytes.push(rng.bits() as u8);
+        }
+        let at = rng.below(bytes.len());
+        let width = rng.pick(&[1, 4, 8]).min(&(bytes.len() - at)).to_owned();
+        match rng.below(8) {
+            0 => bytes.truncate(at),
+            1 => bytes[at..at + width].fill(0xff),
+            2 => bytes[at..at + width].fill(0),
+            3 => bytes.splice(at..at, bytes[at..at + width].to_vec()).for_each(drop),
+            4 => bytes[at] = bytes[at].wrapping_add(*rng.pick(&[1, 255])),
+            _ => bytes[at] ^= 1 << rng.below(8),
+        }
+    }
+}
+
+/// The same with a right checksum and length, padded to `slot` bytes.
+fn forge(rng: &mut Rng, whole: &[u8], slot: usize) -> Vec<u8> {
+    let length = u32::from_le_bytes(whole[8..12].try_into().unwrap()) as usize;
+    let mut payload = whole[ENVELOPE..ENVELOPE + length].to_vec();
+    change(rng, &mut payload);
+    if slot > 0 {
+        payload.truncate(slot - ENVELOPE);
+    }
+    let mut out = whole[..8].to_vec();
+    out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    let sum = blake3::Hasher::new().update(&out).update(&payload).finalize();
+    out.extend_from_slice(&sum.as_bytes()[..16]);
+    out.extend_from_slice(&payload);
+    out.resize(out.len().max(slot), 0);
+    out
+}
+
+/// Runs `decode` over changes of `corpus`; it says what it found, or that it found nothing.
+fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: impl Fn(&[u8]) -> Option<T>) {
+    assert!(!corpus.is_empty());
+    let (mut forged, mut taken) = (0, 0);
+    for (entry, whole) in corpus.iter().enumerate() {
+        let written = decode(whole).expect("what was written decodes");
+        let mut rng = Rng::new(entry as u64);
+        for _ in 0..CHANGES {
+            let mut decayed = whole.clone();
+            change(&mut rng, &mut decayed);
+            if slot > 0 {
+                decayed.resize(slot, 0);
+            }
+            if let Some(found) = decode(&decayed) {
+                assert_eq!(found, written, "decayed bytes were taken for others");
+            }
+            forged += 1;
+            taken += u64::from(decode(&forge(&mut rng, whole, slot)).is_some());
+        }
+    }
+    assert!(taken > 0, "none of {forged} forgeries passed the checksum: the fields were not reached");
+}
+
+/// At most so many entries: a life makes many records that differ little.
+fn some<'a>(entries: impl Iterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = entries.map(<[u8]>::to_vec).collect();
+    all.sort_by_key(Vec::len);
+    all.dedup_by_key(|bytes| bytes.len());
+    all.truncate(6);
+    all
+}
+
+fn index_of(object: &[u8]) -> &[u8] {
+    let trailer = &object[object.len() - 16..];
+    let bytes = u32::from_le_bytes(trailer[4..8].try_into().unwrap()) as usize;
+    let offset = u64::from_le_bytes(trailer[8..].try_into().unwrap()) as usize;
+    &object[offset..offset + bytes]
+}
+
+#[test]
+fn records() {
+    withstands(&some(life().log()), 0, |bytes| {
+        let record = Record::decode(bytes).ok()?;
+        assert_eq!(
+            Record::decode(&record.encode()).as_ref(),
+            Ok(&record),
+            "what is taken can be written again"
+        );
+        Some(record)
+    });
+}
+
+#[test]
+fn checkpoints() {
+    withstands(&some(life().checkpoints()), 0, |bytes| {
+        Manifest::decode_checkpoint(bytes).ok().map(|manifest| manifest.encode_checkpoint())
+    });
+}
+
+#[test]
+fn segment_indexes() {
+    withstands(&some(life().segments().map(index_of)), 0, |bytes| FrameIndex::decode(bytes).ok());
+}
+
+#[test]
+fn frames() {
+    let world = life();
+    let mut changed = 0;
+    for object in world.segments() {
+        for frame in FrameIndex::decode(index_of(object)).unwrap().frames() {
+            let stored = &object[frame.offset as usize..][..frame.stored as usize];
+            let written = unpack(frame, stored).unwrap();
+            let mut rng = Rng::new(u64::from(frame.block));
+            for _ in 0..CHANGES / 10 {
+                let mut bent = stored.to_vec();
+                change(&mut rng, &mut bent);
+                if let Ok(found) = unpack(frame, &bent) {
+                    assert!(found == written, "a changed frame was taken for another");
+                }
+                let stored = u32::try_from(bent.len()).unwrap();
+                let longer = Frame { stored, mask: holdfast_types::Mask(rng.bits() as u32 | 1), ..*frame };
+                if let Ok(found) = unpack(&longer, &bent) {
+                    assert_eq!(found.len(), longer.bytes());
+                }
+                changed += 1;
+            }
+        }
+    }
+    assert!(changed > 0);
+}
+
+#[test]
+fn durable_map_headers() {
+    let world = life();
+    let corpus: Vec<_> = [0, 1].map(|slot| world.durable_map(0, header_offset(slot), SLOT)).into();
+    withstands(&corpus, SLOT, |slot| Header::newest(&[slot, &[0; SLOT]].concat()).ok().flatten());
+}
+
+#[test]
+fn durable_map_pages() {
+    let world = life();
+    let (_, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
+    // Every slot was synced: one that does not decode has decayed.
+    let header = Header { synced_generation: u64::MAX, ..header };
+    for page in 0..SECTORS.div_ceil(PAGE_SECTORS) {
+        let slots = [0, 1].map(|slot| world.durable_map(0, page_offset(page, slot), SLOT));
+        let corpus: Vec<_> = slots.into_iter().filter(|slot| slot.iter().any(|byte| *byte != 0)).collect();
+        withstands(&corpus[..1], SLOT, |slot| {
+            let found = newest_pages(&header, &[(page, [slot, &[0; SLOT]].concat())]).ok()?;
+            found.into_iter().next()
+        });
+    }
+}
+
+/// It has no checksum: it is memory that only its owner writes, and it dies with the host. Whatever it holds, taking it
+/// up ends well or with an error.
+#[test]
+fn live_maps() {
+    let world = life();
+    let whole = world.live_map(0).expect("the process was killed");
+    let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
+    let mut rng = Rng::new(1);
+    let mut taken = 0;
+    for _ in 0..CHANGES / 10 {
+        let mut bent = whole.clone();
+        // The head and the two bitmaps are where it can go wrong.
+        let mut front = bent.split_off(3 * SLOT);
+        std::mem::swap(&mut front, &mut bent);
+        change(&mut rng, &mut front);
+        let bent = [front, bent].concat();
+        let setup = Setup {
+            requests: 4,
+            limits: LIMITS,
+            header: Header { epoch: Epoch(1), nonces: vec![Nonce([1; 16])], ..header.clone() },
+            header_generation,
+            unix_ms_at_zero: 0,
+        };
+        taken += u64::from(Volume::resume(setup, bent, None, 0).is_ok());
+    }
+    assert!(taken > 0);
+}

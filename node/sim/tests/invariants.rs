@@ -1,0 +1,21 @@
+//! The list of invariants that people read is the list that is checked.
+
+use std::path::Path;
+
+use holdfast_engine::planted::Bug;
+use holdfast_sim::Invariant;
+
+#[test]
+fn every_invariant_and_every_bug_stands_in_the_document() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/invariants.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("| `")).collect();
+    assert_eq!(rows.len(), Invariant::ALL.len());
+    for (row, invariant) in rows.iter().zip(Invariant::ALL) {
+        let begins = format!("| {} | `{invariant:?}` |", invariant.number());
+        assert!(row.starts_with(&begins), "{row}\ndoes not begin with {begins}");
+    }
+    for bug in Bug::ALL {
+        assert!(rows.iter().any(|row| row.contains(&format!("`{bug:?}`"))), "{bug:?} breaks an invariant");
+    }
+}

@@ -1,0 +1,56 @@
+//! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
+
+use holdfast_sim::Profile;
+use holdfast_sim::case::Case;
+
+/// Runs `count` seeds of `profile`.
+fn runs(profile: Profile, count: u64, operations: u64) {
+    let first = Profile::ALL.iter().position(|other| *other == profile).expect("all means all") as u64;
+    for seed in (first..).step_by(Profile::ALL.len()).take(count as usize) {
+        assert_eq!(Profile::of(seed), profile);
+        let case = Case { seed, operations, bug: None };
+        if let Some(found) = case.run(0).violation {
+            panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
+        }
+    }
+}
+
+#[test]
+fn any_order_without_faults() {
+    runs(Profile::Calm, 12, 2500);
+}
+
+#[test]
+fn any_order_with_ambiguous_creates() {
+    runs(Profile::BadStore, 12, 2500);
+}
+
+#[test]
+fn any_order_with_a_failing_disk() {
+    runs(Profile::BadDisk, 12, 2500);
+}
+
+#[test]
+fn killed_at_any_point() {
+    runs(Profile::Kills, 25, 2500);
+}
+
+#[test]
+fn power_lost_at_any_point() {
+    runs(Profile::PowerCuts, 25, 2500);
+}
+
+#[test]
+fn power_lost_on_a_failing_disk() {
+    runs(Profile::LongLives, 25, 6000);
+}
+
+#[test]
+fn rivals_for_one_volume() {
+    runs(Profile::Rivals, 25, 3500);
+}
+
+#[test]
+fn everything_at_once() {
+    runs(Profile::Everything, 25, 3500);
+}
