@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::wait::until;
 
@@ -81,6 +81,18 @@ impl Process {
     /// When it has ended already.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process_group(self.group(), signal).with_context(|| format!("send {signal:?} to {}", self.name))
+    }
+
+    /// Stops the process (`SIGSTOP`) and waits until none of its threads runs any more.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)?;
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.group()), stopped)
+            .with_context(|| format!("wait until {} stands still", self.name))
+            .map(drop)
     }
 
     /// Its exit status, if it has ended.

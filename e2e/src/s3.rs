@@ -140,7 +140,8 @@ impl S3Server {
     /// # Errors
     /// When it is stopped.
     pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        let process = self.lock();
+        process.as_ref().context("the S3 server is stopped")?.freeze()
     }
 
     /// Thaws a frozen server, or starts a stopped one on the same port and buckets.
@@ -148,8 +149,8 @@ impl S3Server {
     /// # Errors
     /// When it does not answer.
     pub fn resume(&self) -> Result<()> {
-        if self.lock().is_some() {
-            return self.signal(Signal::CONT);
+        if let Some(process) = self.lock().as_ref() {
+            return process.signal(Signal::CONT);
         }
         let mut command = Command::new(&self.program);
         command
@@ -167,12 +168,6 @@ impl S3Server {
         })?;
         *self.lock() = Some(process);
         Ok(())
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let process = self.lock();
-        ensure!(process.is_some(), "the S3 server is stopped");
-        process.as_ref().map_or(Ok(()), |process| process.signal(signal))
     }
 
     fn access_log(&self) -> PathBuf {
