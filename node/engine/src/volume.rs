@@ -132,6 +132,8 @@ pub struct Volume<M> {
     parked: VecDeque<RequestId>,
     preparing: Vec<Chunk>,
     in_flight: [u32; 2],
+    /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
+    failed_early: Vec<RequestId>,
     dirty_sectors: [u64; 2],
     dirty_since: [Option<Millis>; 2],
     /// Map pages with a sector dirty in the side.
@@ -237,6 +239,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked: VecDeque::with_capacity(setup.requests as usize),
             preparing: Vec::new(),
             in_flight: [0; 2],
+            failed_early: Vec::new(),
             dirty_sectors: [0; 2],
             dirty_since: [None; 2],
             dirty_pages: [PageSet::new(pages), PageSet::new(pages)],

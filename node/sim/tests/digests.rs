@@ -7,10 +7,10 @@ use holdfast_sim::case::Case;
 const DIGESTS: [&str; 8] = [
     "ad32f594ca28a93c1f8baf5d7b911c04",
     "2e4e1274053b89b60a7b9c9b3d78c21c",
-    "b9f17199d3ee51d4fb6229d72568b659",
+    "eebe974934a2a178d7679966fd537478",
     "7746f512d5dd4232fd211b23e9bd083f",
     "14de13604b19b21315dc9ce16bddfac9",
-    "aadb53bf2df2af38bfa95d90678fbb43",
+    "8cc3cb7947fd1fd7e0570f76492f8a85",
     "1605ba7f341e011cf6be91f8e0fae041",
     "bd3ef2b03c317bf94e3d2ec84c05b019",
 ];

@@ -54,3 +54,13 @@ fn rivals_for_one_volume() {
 fn everything_at_once() {
     runs(Profile::Everything, 25, 3500);
 }
+
+/// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side, and what had
+/// been there before both was read.
+#[test]
+fn a_failed_write_does_not_hide_a_late_one() {
+    for seed in [1546, 1570] {
+        let outcome = Case { seed, operations: 10_000, bug: None }.run(0);
+        assert_eq!(outcome.violation, None);
+    }
+}

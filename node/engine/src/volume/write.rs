@@ -80,16 +80,30 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
                 self.complete(id, Ok(()), out);
             }
-            Some(errno) => {
-                self.record_failure(request.range, side);
-                // A full disk delays; eviction or the commit in progress will make room.
-                if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
-                    self.disk_full = true;
-                    self.park(id);
-                } else {
-                    self.complete(id, Err(errno), out);
-                }
+            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
+            // mark of a failure on the active side would hide it (invariant 2).
+            Some(_) if side == self.map.active() && self.in_flight[side.other() as usize] > 0 => {
+                self.failed_early.push(id);
             }
+            Some(errno) => self.not_stored(id, request, errno, out),
+        }
+        if self.in_flight[side as usize] == 0 && side != self.map.active() {
+            for id in std::mem::take(&mut self.failed_early) {
+                let request = *self.in_slot(id);
+                let errno = request.failed.expect("only failures wait");
+                self.not_stored(id, request, errno, out);
+            }
+        }
+    }
+
+    fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
+        self.record_failure(request.range, request.side);
+        // A full disk delays; eviction or the commit in progress will make room.
+        if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
+            self.disk_full = true;
+            self.park(id);
+        } else {
+            self.complete(id, Err(errno), out);
         }
     }
 
