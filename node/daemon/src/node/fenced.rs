@@ -10,6 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use holdfast_background::FoundMap;
 use holdfast_engine::sector_map::Side;
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
@@ -103,7 +104,7 @@ impl Kept {
     /// # Errors
     /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the file that is damaged.
     pub(crate) fn contents(&self) -> Result<Contents, FencedError> {
-        let Some((_, header, pages)) = read_map(&self.dir.join("map"))? else {
+        let Some(FoundMap { header, pages, .. }) = read_map(&self.dir.join("map"))? else {
             return Err(FencedError::NoMap(self.dir.clone()));
         };
         let runs = pages.iter().flat_map(|page| page.dirty_runs()).collect();

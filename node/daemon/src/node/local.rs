@@ -17,8 +17,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use holdfast_background::{FoundMap, LocalState};
 use holdfast_engine::durable_map::{
-    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
@@ -27,6 +28,7 @@ use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 
+use super::attach::blocking;
 use super::error::{Damage, NodeError, file};
 use super::store::StoreRecord;
 
@@ -55,9 +57,6 @@ pub(crate) struct AttachedRecord {
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
 }
-
-/// A durable map: the header's generation, the header, the newest form of each page.
-pub(crate) type DurableMap = (u64, Header, Vec<FoundPage>);
 
 /// The open files of a volume.
 pub(crate) struct VolumeFiles {
@@ -91,7 +90,7 @@ impl Local {
     }
 
     /// Makes the volume's directories.
-    pub(crate) fn make_dirs(&self) -> Result<(), NodeError> {
+    fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
@@ -109,12 +108,12 @@ impl Local {
     }
 
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
-    pub(crate) fn read_map(&self) -> Result<Option<DurableMap>, NodeError> {
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         read_map(&self.map_path())
     }
 
     /// Writes the header as the next generation and syncs it.
-    pub(crate) fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
+    fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
         let path = self.map_path();
         let slot = u8::from(generation % 2 == 1);
         let aligned = HeapBuffer::from_slice(&header.encode(generation));
@@ -169,7 +168,7 @@ impl Local {
     }
 
     /// Throws the local files away: nothing in them is the volume's newest data.
-    pub(crate) fn discard(&self) -> Result<(), NodeError> {
+    fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
@@ -193,8 +192,51 @@ impl Local {
     }
 }
 
+impl LocalState for Local {
+    type Error = NodeError;
+    type Files = VolumeFiles;
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        let local = self.clone();
+        blocking(move || local.read_map()).await
+    }
+
+    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
+        let local = self.clone();
+        let kept = blocking(move || local.set_aside(epoch)).await?;
+        tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
+            "another writer held the volume: what this node had not uploaded is kept aside");
+        Ok(())
+    }
+
+    async fn discard(&self) -> Result<(), NodeError> {
+        let local = self.clone();
+        blocking(move || local.discard()).await
+    }
+
+    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let local = self.clone();
+        blocking(move || {
+            local.make_dirs()?;
+            local.open_files(sectors)
+        })
+        .await
+    }
+
+    async fn write_header(
+        &self,
+        files: &VolumeFiles,
+        header: &Header,
+        generation: u64,
+    ) -> Result<(), NodeError> {
+        let map = files.map.try_clone().map_err(file(&self.map_path(), "shared"))?;
+        let (local, header) = (self.clone(), header.clone());
+        blocking(move || local.write_header(&map, &header, generation)).await
+    }
+}
+
 /// What the durable map at `path` says; nothing when there is none.
-pub(crate) fn read_map(path: &Path) -> Result<Option<DurableMap>, NodeError> {
+pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
         Ok(map) => map,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -228,8 +270,8 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<DurableMap>, NodeError> {
         pages.push((page, pair.to_vec()));
         at = page_offset(page + 1, 0);
     }
-    let found = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
-    Ok(Some((generation, header, found)))
+    let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+    Ok(Some(FoundMap { generation, header, pages }))
 }
 
 /// The volumes with a directory under `<run>`.
