@@ -17,8 +17,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use holdfast_background::{FoundMap, LocalState};
 use holdfast_engine::durable_map::{
-    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
@@ -27,6 +28,7 @@ use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 
+use super::attach::blocking;
 use super::error::{Damage, NodeError, file};
 use super::quota::allocated_bytes;
 use super::store::StoreRecord;
@@ -84,7 +86,7 @@ impl Local {
     }
 
     /// Makes the volume's directories.
-    pub(crate) fn make_dirs(&self) -> Result<(), NodeError> {
+    fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
@@ -108,7 +110,7 @@ impl Local {
     }
 
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
-    pub(crate) fn read_map(&self) -> Result<Option<(u64, Header, Vec<FoundPage>)>, NodeError> {
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         let path = self.map_path();
         let map = match open_mode(&path, OpenOptions::new().read(true).write(true)) {
             Ok(map) => map,
@@ -143,12 +145,12 @@ impl Local {
             pages.push((page, pair.to_vec()));
             at = page_offset(page + 1, 0);
         }
-        let found = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
-        Ok(Some((generation, header, found)))
+        let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+        Ok(Some(FoundMap { generation, header, pages }))
     }
 
     /// Writes the header as the next generation and syncs it.
-    pub(crate) fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
+    fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
         let path = self.map_path();
         let slot = u8::from(generation % 2 == 1);
         let aligned = HeapBuffer::from_slice(&header.encode(generation));
@@ -203,7 +205,7 @@ impl Local {
     }
 
     /// Throws the local files away: nothing in them is the volume's newest data.
-    pub(crate) fn discard(&self) -> Result<(), NodeError> {
+    fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
@@ -224,6 +226,49 @@ impl Local {
         fs::rename(&dir, &kept).map_err(file(&dir, "set aside"))?;
         sync_dir(&fenced)?;
         Ok(kept)
+    }
+}
+
+impl LocalState for Local {
+    type Error = NodeError;
+    type Files = VolumeFiles;
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        let local = self.clone();
+        blocking(move || local.read_map()).await
+    }
+
+    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
+        let local = self.clone();
+        let kept = blocking(move || local.set_aside(epoch)).await?;
+        tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
+            "another writer held the volume: what this node had not uploaded is kept aside");
+        Ok(())
+    }
+
+    async fn discard(&self) -> Result<(), NodeError> {
+        let local = self.clone();
+        blocking(move || local.discard()).await
+    }
+
+    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let local = self.clone();
+        blocking(move || {
+            local.make_dirs()?;
+            local.open_files(sectors)
+        })
+        .await
+    }
+
+    async fn write_header(
+        &self,
+        files: &VolumeFiles,
+        header: &Header,
+        generation: u64,
+    ) -> Result<(), NodeError> {
+        let map = files.map.try_clone().map_err(file(&self.map_path(), "shared"))?;
+        let (local, header) = (self.clone(), header.clone());
+        blocking(move || local.write_header(&map, &header, generation)).await
     }
 }
 

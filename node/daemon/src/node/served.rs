@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Report, Source};
 use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
 use holdfast_engine::sector_map::{Side, chunk_extent};
@@ -332,11 +333,17 @@ impl Served {
                 ring.sync_data(self.slots.map, UserData::new(SYNC_MAP_KIND, self.index, 0, 0));
                 self.operations += 1;
             }
-            Action::Upload(blocks) => self.send(Work::Upload(blocks)),
-            Action::StorePending { seq, bytes } => self.send(Work::StorePending(Pending { seq, bytes })),
-            Action::CreateRecord { seq, bytes } => self.send(Work::CreateRecord { seq, bytes }),
-            Action::ReadRecord { seq } => self.send(Work::ReadRecord { seq }),
-            Action::WriteCheckpoint { seq, bytes } => self.send(Work::WriteCheckpoint { seq, bytes }),
+            Action::Upload(blocks) => self.send_other(background::Work::Upload(blocks)),
+            Action::StorePending { seq, bytes } => {
+                self.send_other(background::Work::StorePending(Pending { seq, bytes }));
+            }
+            Action::CreateRecord { seq, bytes } => {
+                self.send_other(background::Work::CreateRecord { seq, bytes });
+            }
+            Action::ReadRecord { seq } => self.send_other(background::Work::ReadRecord { seq }),
+            Action::WriteCheckpoint { seq, bytes } => {
+                self.send_other(background::Work::WriteCheckpoint { seq, bytes });
+            }
             Action::Report(report) => self.report(report),
         }
     }
@@ -367,6 +374,10 @@ impl Served {
     fn send(&self, work: Work) {
         // The receiver lives as long as this sender, unless the runtime is shutting down: then nobody waits any more.
         drop(self.work.send(work));
+    }
+
+    fn send_other(&self, work: background::Work) {
+        self.send(Work::Other(work));
     }
 
     fn tag(&self, id: RequestId) -> u16 {
