@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use super::attach::blocking;
 use super::error::{Damage, NodeError, file};
+use super::quota::allocated_bytes;
 use super::store::StoreRecord;
 
 /// Where one volume's files are.
@@ -105,6 +106,12 @@ impl Local {
         let map = open_direct(&self.map_path(), file_bytes(sectors.div_ceil(PAGE_SECTORS)))?;
         sync_dir(&dir)?;
         Ok(VolumeFiles { sides: [a, b], map })
+    }
+
+    /// Bytes that the sides take of the filesystem.
+    pub(crate) fn held_bytes(&self) -> Result<u64, NodeError> {
+        let dir = self.dir();
+        Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
     }
 
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
