@@ -15,7 +15,7 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
-use crate::calls::{Answer, Ask, Call, Calls, LocalError, lock};
+use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk, lock};
 use crate::device::Device;
 use crate::disk::SyncMark;
 use crate::expect::Cut;
@@ -56,6 +56,14 @@ pub(crate) struct Job {
     pub(crate) heard: Option<Heard>,
     /// One in four takes much longer than the others.
     pub(crate) slow: bool,
+}
+
+impl Job {
+    /// Whether an object is to be read.
+    pub(crate) fn fetches(&self) -> bool {
+        let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };
+        self.heard.is_none() && matches!(ask, StoreAsk::Get { .. } | StoreAsk::GetRange { .. })
+    }
 }
 
 /// How a future of the pipeline ended.
@@ -172,6 +180,7 @@ impl Process {
                 Invariant::StoresItsOwnRange
                     .check(!uploading, || format!("{side:?} changes while it is uploaded"));
             }
+            Action::Evict { range, side } => self.check_eviction(range, side),
             Action::Upload(dirty) => {
                 let cut = Rc::clone(sealed.expect("an upload belongs to a seal"));
                 self.check_upload(&dirty);
@@ -237,6 +246,21 @@ impl Process {
         }
     }
 
+    fn check_eviction(&self, range: SectorRange, side: Side) {
+        Invariant::FencedChangesNothing.check(!self.fenced, || "an eviction after its fencing".into());
+        let uploading = self.upload.iter().flat_map(|(dirty, _)| dirty);
+        let uploaded = uploading.into_iter().any(|block| overlaps(block, range, side));
+        let stored = self.jobs.iter().any(|job| match (&job.what, &job.heard) {
+            (What::Action(Action::Write { side: on, .. } | Action::Punch { side: on, .. }), None) => {
+                *on == side
+            }
+            (What::Action(_) | What::Call(_), _) => false,
+        });
+        Invariant::StoresItsOwnRange.check(!uploaded && !stored, || {
+            format!("{range:?} of {side:?} is given up while it is uploaded or written")
+        });
+    }
+
     fn check_commit(&self) {
         Invariant::FencedChangesNothing.check(!self.fenced, || "a commit after its fencing".into());
     }
@@ -247,6 +271,16 @@ fn uploads(dirty: &[DirtyBlock], side: Side) -> bool {
         Side::A => !block.a.is_empty(),
         Side::B => !block.b.is_empty(),
     })
+}
+
+/// Whether sectors of `range` are uploaded from `side`.
+fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
+    let mask = match side {
+        Side::A => dirty.a,
+        Side::B => dirty.b,
+    };
+    let first = dirty.block.first_sector().0;
+    (0..32).any(|bit| mask.contains(bit) && (range.start.0..range.end()).contains(&(first + u64::from(bit))))
 }
 
 fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {

@@ -34,17 +34,17 @@ impl SimObjects {
 #[async_trait]
 impl ObjectStore for SimObjects {
     async fn get(&self, key: &str, _max_bytes: u64) -> Result<Bytes, StoreError> {
-        match self.ask(StoreAsk::Get { key: key.to_owned() }).await {
-            Answer::Bytes(answer) => answer,
-            other => unreachable!("a GET is answered with {other:?}"),
-        }
+        let Answer::Bytes(answer) = self.ask(StoreAsk::Get { key: key.to_owned() }).await else {
+            unreachable!("a GET has another answer")
+        };
+        answer
     }
 
     async fn get_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        match self.ask(StoreAsk::GetRange { key: key.to_owned(), range }).await {
-            Answer::Bytes(answer) => answer,
-            other => unreachable!("a GET is answered with {other:?}"),
-        }
+        let Answer::Bytes(answer) = self.ask(StoreAsk::GetRange { key: key.to_owned(), range }).await else {
+            unreachable!("a GET has another answer")
+        };
+        answer
     }
 
     async fn get_suffix(&self, key: &str, _len: u64) -> Result<Suffix, StoreError> {
@@ -52,33 +52,36 @@ impl ObjectStore for SimObjects {
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        match self.ask(StoreAsk::Create { key: key.to_owned(), body }).await {
-            Answer::Created(answer) => answer,
-            other => unreachable!("a create is answered with {other:?}"),
-        }
+        let Answer::Created(answer) = self.ask(StoreAsk::Create { key: key.to_owned(), body }).await else {
+            unreachable!("a create has another answer")
+        };
+        answer
     }
 
     async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
         let [body] = <[Bytes; 1]>::try_from(parts).expect("a segment is sent as one part");
-        match self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await {
-            Answer::Stored(answer) => answer,
-            other => unreachable!("a PUT is answered with {other:?}"),
-        }
+        let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await
+        else {
+            unreachable!("a PUT has another answer")
+        };
+        answer
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         let start_after = start_after.map(str::to_owned);
-        match self.ask(StoreAsk::List { prefix: prefix.to_owned(), start_after, limit }).await {
-            Answer::Listed(answer) => answer,
-            other => unreachable!("a LIST is answered with {other:?}"),
-        }
+        let Answer::Listed(answer) =
+            self.ask(StoreAsk::List { prefix: prefix.to_owned(), start_after, limit }).await
+        else {
+            unreachable!("a LIST has another answer")
+        };
+        answer
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        match self.ask(StoreAsk::Delete { key: key.to_owned() }).await {
-            Answer::Stored(answer) => answer,
-            other => unreachable!("a DELETE is answered with {other:?}"),
-        }
+        let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: key.to_owned() }).await else {
+            unreachable!("a DELETE has another answer")
+        };
+        answer
     }
 }
 
@@ -113,10 +116,10 @@ pub(crate) struct SimFiles {
 
 impl SimFiles {
     async fn ask(&self, ask: LocalAsk) -> Result<Option<FoundMap>, LocalError> {
-        match self.calls.send(Ask::Local(ask)).await {
-            Answer::Local(answer) => answer,
-            other => unreachable!("the local disk answers with {other:?}"),
-        }
+        let Answer::Local(answer) = self.calls.send(Ask::Local(ask)).await else {
+            unreachable!("the local disk has another answer")
+        };
+        answer
     }
 }
 

@@ -8,6 +8,7 @@ mod attach;
 mod life;
 mod look;
 mod perform;
+mod space;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use crate::calls::{Ask, Call, lock};
 use crate::expect::Expect;
 use crate::host::Host;
 use crate::invariant::Invariant;
-use crate::process::{Ended, Heard, What};
+use crate::process::{Ended, Heard, Job, What};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
 use crate::trace::Trace;
@@ -36,8 +37,10 @@ pub struct Faults {
     pub local: Option<u64>,
     /// A create.
     pub create: Option<u64>,
-    /// Any other request to the store.
+    /// Any other request to the store that changes something.
     pub store: Option<u64>,
+    /// A request to the store that reads.
+    pub read: Option<u64>,
     /// A LIST shows what was there some time ago.
     pub stale_list: Option<u64>,
 }
@@ -51,6 +54,8 @@ pub struct World {
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
     pub(crate) sectors: u64,
+    /// Sectors that the sides of a host may hold; `None`: any number.
+    pub(crate) share: Option<u64>,
     pub(crate) now: Millis,
     /// Dirty data of fenced writers that was set aside.
     pub(crate) set_aside: u32,
@@ -104,6 +109,7 @@ impl World {
             faults,
             limits,
             sectors,
+            share: None,
             now: 0,
             set_aside: 0,
             serial: 0,
@@ -135,6 +141,7 @@ impl World {
         self.now += passed;
         self.clock.store(self.now, Ordering::Relaxed);
         self.tell(host, Event::Tick);
+        self.measure_space(host);
     }
 
     fn tell(&mut self, host: usize, event: Event) {
@@ -164,6 +171,9 @@ impl World {
     /// Does one job that was not done yet, or tells of one that was.
     pub(crate) fn step_job(&mut self, host: usize, index: usize) {
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
+        if process.jobs[index].fetches() && process.jobs.iter().filter(|job| job.fetches()).count() > 1 {
+            return self.fetch(host);
+        }
         let mut job = process.jobs.remove(index);
         match (job.heard.take(), job.what) {
             (Some(Heard::Event(event)), _) => self.tell(host, event),
@@ -188,6 +198,22 @@ impl World {
             }
         }
         self.take_note();
+    }
+
+    /// Objects that were asked for together come together, and count as one operation: they never change, so that it does
+    /// not matter which of them is read first.
+    fn fetch(&mut self, host: usize) {
+        self.trace.operations += 1;
+        let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
+        let fetches: Vec<Job> = process.jobs.extract_if(.., |job| job.fetches()).collect();
+        for job in fetches {
+            if let What::Call(call) = job.what
+                && let Some(answer) = self.answer(host, &call.ask)
+            {
+                call.answer(answer);
+            }
+        }
+        self.run_tasks(host);
     }
 
     /// Polls the futures of `host` until each waits for something.

@@ -39,6 +39,7 @@ impl World {
             Ask::Store(ask) => (self.ask_store(host, ask), sent(ask)),
             Ask::Local(ask) => (Answer::Local(self.ask_disk(host, ask)), written(ask)),
         };
+        self.trace.call(host, ask, &answer);
         let process = self.hosts[host].process.as_ref().expect("it asked");
         if process.volume.is_none() && step.is_some() && process.dies == step {
             self.process_died(host);
@@ -53,12 +54,9 @@ impl World {
         let cut = self.cut_of(host, ask);
         match self.fate(ask) {
             Fate::Fine => {
-                let behind = match ask {
-                    StoreAsk::List { .. } if Self::fails(&mut self.rng, self.faults.stale_list) => {
-                        1 + self.rng.below(12) as u64
-                    }
-                    _ => 0,
-                };
+                let lists = matches!(ask, StoreAsk::List { .. });
+                let stale = lists && Self::fails(&mut self.rng, self.faults.stale_list);
+                let behind = if stale { 1 + self.rng.below(12) as u64 } else { 0 };
                 self.store.apply(ask, cut.as_ref(), behind)
             }
             Fate::Before => self.refused(ask),
@@ -95,7 +93,7 @@ impl World {
                 (self.faults.store, &[Fate::Before, Fate::ReplyLost, Fate::RequestLost, Fate::Late])
             }
             StoreAsk::Get { .. } | StoreAsk::GetRange { .. } | StoreAsk::List { .. } => {
-                (self.faults.store, &[Fate::Before, Fate::ReplyLost])
+                (self.faults.read, &[Fate::Before, Fate::ReplyLost])
             }
         };
         if Self::fails(&mut self.rng, once_in) { *self.rng.pick(fates) } else { Fate::Fine }

@@ -77,6 +77,7 @@ impl World {
                     }
                 }
             }
+            Action::Evict { range, side } => disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
                 for write in writes {
                     disk.map.write(write, || true);

@@ -45,6 +45,12 @@ impl World {
                 }
                 Event::Moved { id: *id, result }
             }
+            Action::Evict { range, side } => {
+                if !local {
+                    disk.side(*side).punch(*range);
+                }
+                Event::Evicted { result }
+            }
             Action::Complete { id, result } => {
                 let device = here.device.as_mut().expect("requests come from a device");
                 if self.sound_disks && result.is_err() {
