@@ -6,13 +6,13 @@ use holdfast_sim::case::Case;
 /// from the message of the failure.
 const DIGESTS: [&str; 8] = [
     "b542e4d689f661042f8be033a82243d2",
-    "93f4e74a1621a931fb4d709225752dc4",
+    "3243b66c26074860d996f0bd4c9f350d",
     "ffd41b1d83f76d6f8c89f965badf1b1a",
-    "db31c83812a372c7134eddc99dafdc14",
-    "b3efdfcb569c92522db288c6ea70865b",
-    "74d7dcb08390524a2269b88960f8d637",
-    "303ed73af8f08979d4cea35a9de71aac",
-    "811f1558c0382784350ec8b4e4f47fd0",
+    "85c9dbb56f7a00ce5cab9ef08b093650",
+    "4d6be25e827ab7ad524fa3e0862e9bf8",
+    "64fbfd369edff5f4ebf31a93a08a603c",
+    "a94d809b86460285ca6cb4d667e22a1d",
+    "c4b822eb03c09760021257068fa08b5b",
 ];
 
 #[test]
