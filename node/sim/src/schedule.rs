@@ -187,6 +187,11 @@ impl Schedule {
                 self.world.tick(host, passed);
             }
             6 if self.rng().once_in(4) => self.world.land_late(),
+            7 if self.rng().once_in(20) => {
+                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng())).collect();
+                let checkpoint = self.rng().once_in(4);
+                self.world.repair(host, ranges, checkpoint);
+            }
             _ => self.daemon(host),
         }
         self.disaster(host);

@@ -10,6 +10,7 @@ mod look;
 mod perform;
 mod space;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -135,6 +136,11 @@ impl World {
         device.issue(id, op, range, self.serial, &mut here.expect);
         self.tell(host, Event::Request { id, op, range });
         Some(id)
+    }
+
+    /// Somebody found what is stored for these sectors damaged.
+    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.tell(host, Event::Repair { ranges, checkpoint });
     }
 
     pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
@@ -290,6 +296,9 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
+                    for host in &mut self.hosts {
+                        host.committed = Rc::clone(&cut);
+                    }
                     let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {
