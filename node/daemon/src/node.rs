@@ -181,6 +181,8 @@ pub(crate) struct ServedCounts {
     pub(crate) written_bytes: u64,
     /// Reads of blocks that were in the object store only.
     pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
     /// Requests that failed.
     pub(crate) errors: u64,
 }
@@ -495,6 +497,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             read_bytes: Counters::get(&counters.read_bytes),
             written_bytes: Counters::get(&counters.written_bytes),
             cold_reads: Counters::get(&counters.cold_reads),
+            local_read_errors: Counters::get(&counters.local_read_errors),
             errors: Counters::get(&counters.errors),
         },
         store_requests: present.objects.counts(),

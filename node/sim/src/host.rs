@@ -229,6 +229,14 @@ impl Host {
             Action::SyncSide { side } => mark = Some(self.disk.sides[*side as usize].mark()),
             Action::SyncMap => mark = Some(self.disk.map.mark()),
             Action::Report(Report::Fenced) => process.fenced = true,
+            Action::Complete { id, result: Err(_) } => {
+                let device = self.device.as_mut().expect("requests come from a device");
+                let status = process.volume.status();
+                let lost = status.fenced || status.oldest_dirty_ms.is_some();
+                Invariant::CompletedOnce.check(lost || device.request(*id).op != Op::Read, || {
+                    "a read failed although the store has everything".into()
+                });
+            }
             Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Complete { .. }

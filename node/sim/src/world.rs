@@ -165,18 +165,21 @@ impl World {
         let result = if local { Err(Errno::EIO) } else { Ok(()) };
         Some(match &job.action {
             Action::Read { id, range, at, from } => {
-                if !local {
-                    let side = |side| &here.disk.sides[side as usize];
-                    let stamps: Vec<u64> = sectors(*range)
-                        .map(|sector| match from {
-                            Source::Side(from) => side(*from).read(sector),
-                            Source::Zeros => 0,
-                        })
-                        .collect();
-                    let request = here.device.as_mut().expect("a read has a device").request(*id);
-                    request.fill(*range, *at, stamps.into_iter());
-                }
-                Event::Moved { id: *id, result }
+                let request = here.device.as_mut().expect("a read has a device").request(*id);
+                let stamps: Vec<u64> = match from {
+                    Source::Side(_) if local => {
+                        request.fail_part();
+                        return Some(Event::Moved { id: *id, result });
+                    }
+                    Source::Side(side) => {
+                        let side = &here.disk.sides[*side as usize];
+                        sectors(*range).map(|sector| side.read(sector)).collect()
+                    }
+                    // A hole: the disk is not asked.
+                    Source::Zeros => vec![0; range.sectors as usize],
+                };
+                request.fill(*range, *at, stamps.into_iter());
+                Event::Moved { id: *id, result: Ok(()) }
             }
             Action::ReadCold { id, range, at, layers } => {
                 let block = range.start.block();
@@ -185,7 +188,7 @@ impl World {
                 let first = range.start.in_block() as usize;
                 let request = here.device.as_mut().expect("a read has a device").request(*id);
                 request.fill(*range, *at, stamps[first..].iter().copied().take(range.sectors as usize));
-                Event::Moved { id: *id, result: Ok(()) }
+                Event::Fetched { id: *id, result: Ok(()) }
             }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
@@ -312,7 +315,7 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) => {
+            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
                 Invariant::CompletedOnce
                     .check(!self.sound_disks, || "a sound disk is said to have failed".into());
             }

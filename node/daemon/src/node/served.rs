@@ -69,6 +69,7 @@ struct Tally {
     read_bytes: u64,
     written_bytes: u64,
     cold_reads: u64,
+    local_read_errors: u64,
     errors: u64,
 }
 
@@ -203,7 +204,7 @@ impl Served {
             }
             COLD_KIND => {
                 let ticket = self.tickets[data.aux() as usize].take().expect("its read was under way");
-                Event::Moved { id: ticket.id, result: exactly(completion, bytes(ticket.range)) }
+                Event::Fetched { id: ticket.id, result: exactly(completion, bytes(ticket.range)) }
             }
             PUNCH_KIND => {
                 let id = RequestId(data.aux() * self.depth + u32::from(data.tag()));
@@ -259,7 +260,7 @@ impl Served {
             Err(errno) => {
                 let id = ticket.id;
                 self.tickets[number as usize] = None;
-                self.tell(ring, Event::Moved { id, result: Err(errno) }, now);
+                self.tell(ring, Event::Fetched { id, result: Err(errno) }, now);
             }
         }
     }
@@ -348,7 +349,7 @@ impl Served {
         }
     }
 
-    fn report(&self, report: Report) {
+    fn report(&mut self, report: Report) {
         match report {
             Report::Ready => self.board.set_phase(Phase::Ready),
             Report::Fenced => {
@@ -363,6 +364,24 @@ impl Served {
                     device = self.index,
                     errno = errno.0,
                     "the local disk failed to keep the volume's map"
+                );
+            }
+            Report::CleanUnreadable(range) => {
+                self.tally.local_read_errors += 1;
+                tracing::warn!(
+                    device = self.index,
+                    sector = range.start.0,
+                    sectors = range.sectors,
+                    "the local disk cannot read cached data: it is read from the object store"
+                );
+            }
+            Report::DirtyUnreadable(range) => {
+                self.tally.local_read_errors += 1;
+                tracing::error!(
+                    device = self.index,
+                    sector = range.start.0,
+                    sectors = range.sectors,
+                    "the local disk cannot read data that is nowhere else: the read fails"
                 );
             }
             Report::Committed(seq) => tracing::debug!(device = self.index, %seq, "committed"),
@@ -450,6 +469,7 @@ impl Served {
             (tally.read_bytes, &shown.read_bytes),
             (tally.written_bytes, &shown.written_bytes),
             (tally.cold_reads, &shown.cold_reads),
+            (tally.local_read_errors, &shown.local_read_errors),
             (tally.errors, &shown.errors),
         ] {
             counter.store(value, Ordering::Relaxed);
