@@ -27,6 +27,8 @@ use crate::node::{NodeConfig, TransportChoice};
 
 /// Where the CLI and the daemon meet unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
+/// The state directory unless the file names another.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/holdfast";
 
 /// Longest path of a Unix socket, in bytes. Source: `sun_path` in unix(7), less the closing NUL.
 const MAX_SOCKET_PATH: usize = 107;
@@ -100,7 +102,7 @@ struct NodeSection {
 
 impl Default for NodeSection {
     fn default() -> Self {
-        Self { name: None, state_dir: "/var/lib/holdfast".into(), run_dir: "/run/holdfast".into() }
+        Self { name: None, state_dir: DEFAULT_STATE_DIR.into(), run_dir: "/run/holdfast".into() }
     }
 }
 

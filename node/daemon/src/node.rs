@@ -10,6 +10,7 @@ mod board;
 mod cold;
 mod detach;
 mod error;
+pub(crate) mod fenced;
 mod live_map;
 mod local;
 mod quota;

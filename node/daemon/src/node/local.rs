@@ -54,6 +54,11 @@ pub(crate) struct AttachedRecord {
     pub(crate) store: StoreRecord,
 }
 
+/// Where the local files of fenced writers are kept.
+pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("fenced")
+}
+
 /// The open files of a volume.
 pub(crate) struct VolumeFiles {
     pub(crate) sides: [File; 2],
@@ -111,42 +116,7 @@ impl Local {
 
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
     pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
-        let path = self.map_path();
-        let map = match open_mode(&path, OpenOptions::new().read(true).write(true)) {
-            Ok(map) => map,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(file(&path, "opened")(error)),
-        };
-        // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
-        // decided by it would write over the slot that holds.
-        map.sync_data().map_err(file(&path, "synced"))?;
-        let damaged = |source: Damage| NodeError::Damaged { path: path.clone(), source };
-        let length = map.metadata().map_err(file(&path, "read"))?.len();
-        if length < page_offset(0, 0) {
-            return Ok(None);
-        }
-        let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
-        map.read_exact_at(&mut head, 0).map_err(file(&path, "read"))?;
-        let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
-            return Ok(None);
-        };
-        let mut pages = Vec::new();
-        let mut at = page_offset(0, 0);
-        while at < length {
-            // Holes are pages never written.
-            let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
-                Ok(data) => data,
-                Err(rustix::io::Errno::NXIO) => break,
-                Err(errno) => return Err(file(&path, "searched")(errno.into())),
-            };
-            let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
-            let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
-            map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(&path, "read"))?;
-            pages.push((page, pair.to_vec()));
-            at = page_offset(page + 1, 0);
-        }
-        let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
-        Ok(Some(FoundMap { generation, header, pages }))
+        read_map(&self.map_path())
     }
 
     /// Writes the header as the next generation and syncs it.
@@ -215,7 +185,7 @@ impl Local {
 
     /// Keeps the local files of a fenced writer aside. Returns where.
     pub(crate) fn set_aside(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
-        let fenced = self.state_dir.join("fenced");
+        let fenced = fenced_dir(&self.state_dir);
         fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
         let name = (0..).map(|turn| if turn == 0 { String::new() } else { format!("-{turn}") });
         let kept = name
@@ -272,6 +242,45 @@ impl LocalState for Local {
     }
 }
 
+/// What the durable map at `path` says; nothing when there is none.
+pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+    let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
+        Ok(map) => map,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(file(path, "opened")(error)),
+    };
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
+    // decided by it would write over the slot that holds.
+    map.sync_data().map_err(file(path, "synced"))?;
+    let damaged = |source: Damage| NodeError::Damaged { path: path.to_owned(), source };
+    let length = map.metadata().map_err(file(path, "read"))?.len();
+    if length < page_offset(0, 0) {
+        return Ok(None);
+    }
+    let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
+    map.read_exact_at(&mut head, 0).map_err(file(path, "read"))?;
+    let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
+        return Ok(None);
+    };
+    let mut pages = Vec::new();
+    let mut at = page_offset(0, 0);
+    while at < length {
+        // Holes are pages never written.
+        let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(errno) => return Err(file(path, "searched")(errno.into())),
+        };
+        let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
+        let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
+        map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(path, "read"))?;
+        pages.push((page, pair.to_vec()));
+        at = page_offset(page + 1, 0);
+    }
+    let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+    Ok(Some(FoundMap { generation, header, pages }))
+}
+
 /// The volumes with a directory under `<run>`.
 pub(crate) fn left_attached(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     let entries = fs::read_dir(run_dir).map_err(file(run_dir, "listed"))?;
@@ -301,7 +310,7 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
 }
 
 /// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
-fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.custom_flags(0).open(path),
         other => other,
@@ -325,7 +334,7 @@ fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-fn sync_dir(dir: &Path) -> Result<(), NodeError> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {
     File::open(dir).and_then(|handle| handle.sync_all()).map_err(file(dir, "synced"))
 }
 
