@@ -11,6 +11,7 @@ mod cold;
 mod detach;
 mod error;
 pub(crate) mod fenced;
+mod leftover;
 mod live_map;
 mod local;
 mod quota;
@@ -285,6 +286,7 @@ impl Node {
             volumes: Mutex::default(),
             _lock: lock,
         }));
+        leftover::bury(&node.0.config.state_dir)?;
         node.recover_all().await?;
         let ticking = node.clone();
         tokio::spawn(async move {
@@ -296,19 +298,7 @@ impl Node {
                 }
             }
         });
-        let measuring = node.clone();
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(TICK);
-            loop {
-                ticks.tick().await;
-                if let Err(error) = measuring.measure_space().await {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "the cache could not be measured"
-                    );
-                }
-            }
-        });
+        tokio::spawn(node.clone().keep_quota());
         Ok(node)
     }
 

@@ -44,10 +44,12 @@ impl Node {
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
+        // Set aside before anybody may take the files for those of a detached volume.
+        let kept = (end == Phase::Fenced).then(|| present.local.set_aside(Epoch(present.epoch)));
         self.volumes().remove(volume);
         present.local.forget_attached()?;
-        if end == Phase::Fenced {
-            let kept = present.local.set_aside(Epoch(present.epoch))?;
+        if let Some(kept) = kept {
+            let kept = kept?;
             tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
             return Err(NodeError::Fenced(volume.clone()));
         }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 
 use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Report, Source};
+use holdfast_engine::durable_map;
 use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
 use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::{Pending, Volume};
@@ -38,6 +39,8 @@ pub(super) const MAP_WRITE_KIND: u8 = 20;
 pub(super) const SYNC_MAP_KIND: u8 = 21;
 /// Live-map memory allocated; aux: the chunk.
 pub(super) const PREPARE_KIND: u8 = 22;
+/// The chunk's place in the durable map allocated; aux: the chunk.
+pub(super) const PREPARE_DURABLE_KIND: u8 = 24;
 /// A hole punched where clean data was given up.
 pub(super) const EVICT_KIND: u8 = 23;
 
@@ -226,8 +229,12 @@ impl Served {
                 Event::MapWritten { result: self.map_write_failed.take().map_or(Ok(()), Err) }
             }
             SYNC_MAP_KIND => Event::MapSynced { result: plain(completion) },
-            PREPARE_KIND => {
-                Event::MapPrepared { chunk: Chunk(u64::from(data.aux())), result: plain(completion) }
+            PREPARE_KIND => match plain(completion) {
+                Ok(()) => return self.prepare_durable(ring, data.aux()),
+                failed => Event::MapPrepared { chunk: Chunk(data.aux().into()), result: failed },
+            },
+            PREPARE_DURABLE_KIND => {
+                Event::MapPrepared { chunk: Chunk(data.aux().into()), result: plain(completion) }
             }
             kind => unreachable!("nothing of kind {kind} was started"),
         };
@@ -425,6 +432,14 @@ impl Served {
     fn read_part(&mut self, ring: &mut Ring, id: RequestId, part: &Part) {
         let queue = &self.queues[(id.0 / self.depth) as usize];
         queue.read_part(ring, self.requests[id.0 as usize].as_ref().expect("in flight"), part);
+        self.operations += 1;
+    }
+
+    /// A chunk's pages find their place in the durable map before anything is written there: no flush fails for space.
+    fn prepare_durable(&mut self, ring: &mut Ring, number: u32) {
+        let (offset_bytes, len_bytes) = durable_map::chunk_extent(self.sectors, Chunk(number.into()));
+        let data = UserData::new(PREPARE_DURABLE_KIND, self.index, 0, number);
+        ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, data);
         self.operations += 1;
     }
 
