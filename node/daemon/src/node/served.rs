@@ -12,6 +12,7 @@ use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Report, Source};
 use holdfast_engine::durable_map;
 use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
+use holdfast_engine::manifest::Layers;
 use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_ring::{Completion, FileRange, FileSlot, HeapBuffer, Ring, RingError, UserData};
@@ -59,8 +60,11 @@ struct Ticket {
     id: RequestId,
     range: SectorRange,
     at: u32,
+    layers: Layers,
     /// Held from the fetch to the end of the read.
     slot: Option<SlabSlot>,
+    /// A slot could not be read before.
+    again: bool,
 }
 
 #[derive(Default)]
@@ -206,8 +210,16 @@ impl Served {
                 Event::Moved { id, result: exactly(completion, length * SECTOR_BYTES as u32) }
             }
             COLD_KIND => {
-                let ticket = self.tickets[data.aux() as usize].take().expect("its read was under way");
-                Event::Fetched { id: ticket.id, result: exactly(completion, bytes(ticket.range)) }
+                let ticket = self.tickets[data.aux() as usize].as_mut().expect("its read was under way");
+                let result = exactly(completion, bytes(ticket.range));
+                let slot = ticket.slot.take();
+                if result.is_err() && !std::mem::replace(&mut ticket.again, true) {
+                    self.tally.local_read_errors += 1;
+                    return self.fetch(data.aux(), slot);
+                }
+                let id = ticket.id;
+                self.tickets[data.aux() as usize] = None;
+                Event::Fetched { id, result }
             }
             PUNCH_KIND => {
                 let id = RequestId(data.aux() * self.depth + u32::from(data.tag()));
@@ -300,8 +312,8 @@ impl Served {
             }
             Action::ReadCold { id, range, at, layers } => {
                 self.tally.cold_reads += 1;
-                let ticket = self.new_ticket(Ticket { id, range, at, slot: None });
-                self.send(Work::Cold { ticket, block: range.start.block(), layers });
+                let number = self.new_ticket(Ticket { id, range, at, layers, slot: None, again: false });
+                self.fetch(number, None);
             }
             Action::Write { id, range, side } => {
                 let part =
@@ -460,6 +472,13 @@ impl Served {
         });
         self.tickets[free] = Some(ticket);
         u32::try_from(free).expect("at most a few for each request")
+    }
+
+    /// Asks for the block of a ticket, which was not readable in the slot it was in.
+    fn fetch(&self, number: u32, unreadable: Option<SlabSlot>) {
+        let ticket = self.tickets[number as usize].as_ref().expect("its read is under way");
+        let (block, layers) = (ticket.range.start.block(), ticket.layers.clone());
+        self.send(Work::Cold { ticket: number, block, layers, unreadable });
     }
 
     fn write_map(&mut self, ring: &mut Ring, writes: &[MapWrite]) {
