@@ -6,13 +6,13 @@ use holdfast_sim::case::Case;
 /// from the message of the failure.
 const DIGESTS: [&str; 8] = [
     "b542e4d689f661042f8be033a82243d2",
-    "93f4e74a1621a931fb4d709225752dc4",
+    "ae0b97f49959e73da97d31dbd350c1dc",
     "ffd41b1d83f76d6f8c89f965badf1b1a",
-    "db31c83812a372c7134eddc99dafdc14",
-    "b3efdfcb569c92522db288c6ea70865b",
-    "74d7dcb08390524a2269b88960f8d637",
-    "303ed73af8f08979d4cea35a9de71aac",
-    "811f1558c0382784350ec8b4e4f47fd0",
+    "4b1114895058e5d32ca94d7d95228f98",
+    "7445efd18d7dbf958f6513d549d72fb9",
+    "4429165625edf62b5b1f4caf47fb073d",
+    "d6cde3ee3e44bf3d6708be9fbd266735",
+    "ebec919c703726350a3390f68441145d",
 ];
 
 #[test]
