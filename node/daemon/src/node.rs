@@ -16,6 +16,7 @@ mod local;
 mod quota;
 mod recover;
 mod ring_thread;
+mod scrub;
 mod served;
 mod slab;
 mod store;
@@ -36,6 +37,7 @@ use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -453,7 +455,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
     };
     let (status, counters) = (present.board.status(), &present.board.counters);
     let (state, message) = match present.board.phase() {
-        Phase::Fenced => {
+        Phase::Fenced | Phase::Kept => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
         Phase::Recovering => {

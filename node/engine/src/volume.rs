@@ -25,6 +25,7 @@ mod detach;
 mod evict;
 mod flush;
 mod read;
+mod repair;
 mod seal;
 mod write;
 
@@ -42,6 +43,7 @@ use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, 
 use commit::Commit;
 use evict::Evict;
 use flush::Round;
+use repair::Repair;
 use seal::Seal;
 
 /// When dirty data is sealed and when writes are delayed.
@@ -154,6 +156,7 @@ pub struct Volume<M> {
     checkpointed: Seq,
     checkpointing: bool,
     closing_round: Option<u64>,
+    repair: Repair,
     /// The device is gone.
     leaving: bool,
     unix_ms_at_zero: u64,
@@ -259,6 +262,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointed: Seq(0),
             checkpointing: false,
             closing_round: None,
+            repair: Repair::default(),
             leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
@@ -316,6 +320,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
                 self.leaving = true;
             }
+            Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
             Event::Tick => {
                 self.unpark(out);
                 self.look_for_fence(out);
@@ -464,12 +469,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Drives what follows from the state: rounds, the seal, the commit, the end.
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
-            return;
+            return self.advance_keep(out);
         }
         if self.leaving && self.lifecycle == Lifecycle::Serving {
             self.lifecycle = Lifecycle::Detaching;
         }
         self.advance_evict(out);
+        self.advance_repair(out);
         self.advance_seal(out);
         self.advance_checkpoint(out);
         self.advance_detach(out);

@@ -126,6 +126,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::CheckpointWritten { seq, written } => (12, [seq.0, u64::from(*written), 0, 0]),
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
+        Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
     }
 }
 
@@ -250,6 +251,7 @@ fn event_words(event: &Event) -> String {
         | Event::CreateAnswered(_)
         | Event::CheckpointWritten { .. }
         | Event::Detach
+        | Event::Repair { .. }
         | Event::Tick => format!("{event:?}"),
     }
 }

@@ -275,7 +275,7 @@ impl World {
                 Invariant::CompletedOnce
                     .check(!self.sound_disks, || "a sound disk is said to have failed".into());
             }
-            Report::Committed(_) => {}
+            Report::Committed(_) | Report::Kept | Report::Repaired => {}
             Report::Detached => {
                 here.process = None;
                 here.tmpfs.remove();
