@@ -7,6 +7,7 @@ use anyhow::Result;
 use crate::world::World;
 
 mod api_rules;
+mod cache_disk;
 mod chart;
 mod control_plane;
 mod damage;
@@ -132,6 +133,12 @@ pub const ALL: &[Scenario] = &[
         about: "while the store is away nothing fails and writes wait at the quota; then all catches up, without a herd",
         expected: Duration::from_secs(200),
         run: s3_outage::run,
+    },
+    Scenario {
+        name: "cache-disk",
+        about: "a full disk delays writes, a disk that cannot read or flush is never hidden, nothing is lost",
+        expected: Duration::from_secs(70),
+        run: cache_disk::run,
     },
     Scenario {
         name: "power-cuts",

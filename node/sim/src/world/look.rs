@@ -3,8 +3,8 @@
 use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Status, Volume};
 
-use super::World;
-use crate::calls::lock;
+use super::{Faults, World};
+use crate::calls::{Ask, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
 
@@ -35,6 +35,15 @@ impl World {
             What::Call(call) => format!("{:?}", call.ask),
         });
         words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether a record of the process on `host` is on its way.
+    pub(crate) fn is_creating(&self, host: usize) -> bool {
+        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.into_iter().any(|job| match &job.what {
+            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
+            What::Action(_) => false,
+        })
     }
 
     /// The oldest job on `host` that can go on now.
@@ -76,6 +85,12 @@ impl World {
     /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
         *self.hosts[host].killed_after.borrow_mut() = Some(changes);
+    }
+
+    /// From here on things go wrong so often.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.sound_disks &= faults.local.is_none();
+        self.faults = faults;
     }
 
     /// Goes on with other randomness.
