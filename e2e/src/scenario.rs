@@ -11,6 +11,7 @@ mod cache_disk;
 mod chart;
 mod control_plane;
 mod damage;
+mod fenced;
 mod load;
 pub mod power_cuts;
 mod provisioning;
@@ -111,9 +112,15 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "damage",
-        about: "a byte that decayed in a segment, a log record or the map is named and never served",
+        about: "a byte that decayed is named, never served, found by a scrub and mended from what the node holds",
         expected: Duration::from_secs(60),
         run: damage::run,
+    },
+    Scenario {
+        name: "fenced",
+        about: "what a replaced writer never uploaded is kept, listed, exported to a file and deleted only when meant",
+        expected: Duration::from_secs(60),
+        run: fenced::run,
     },
     Scenario {
         name: "s3-faults",
