@@ -4,7 +4,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Status, Volume};
 
 use super::{Faults, World};
-use crate::calls::lock;
+use crate::calls::{Ask, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
 
@@ -35,6 +35,15 @@ impl World {
             What::Call(call) => format!("{:?}", call.ask),
         });
         words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether a record of the process on `host` is on its way.
+    pub(crate) fn is_creating(&self, host: usize) -> bool {
+        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.into_iter().any(|job| match &job.what {
+            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
+            What::Action(_) => false,
+        })
     }
 
     /// The oldest job on `host` that can go on now.
