@@ -256,7 +256,7 @@ impl World {
                 let stamps = stamps(range.start.block(), &bytes).skip(first).take(range.sectors as usize);
                 let request = self.hosts[host].device.as_mut().expect("a read has a device").request(id);
                 request.fill(range, at, stamps);
-                Event::Moved { id, result: Ok(()) }
+                Event::Fetched { id, result: Ok(()) }
             }
         };
         self.tell_engine(host, event);
@@ -279,7 +279,7 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) => {
+            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
                 Invariant::CompletedOnce.check(!self.sound_disks || here.was_full, || {
                     "a sound disk is said to have failed".into()
                 });
