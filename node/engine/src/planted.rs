@@ -38,11 +38,15 @@ pub enum Bug {
     OldestFirst,
     /// A write is completed twice (8).
     DoubleCompletion,
+    /// With `durability: object` a flush is answered once the segment is stored, before its commit (15).
+    FlushAtUpload,
+    /// With `durability: object` a flush waits for the seal in progress only, whatever is dirty since (15).
+    FlushJoinsSeal,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -57,6 +61,8 @@ impl Bug {
         Self::NoZeroFill,
         Self::OldestFirst,
         Self::DoubleCompletion,
+        Self::FlushAtUpload,
+        Self::FlushJoinsSeal,
     ];
 }
 

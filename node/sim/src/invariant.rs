@@ -30,11 +30,13 @@ pub enum Invariant {
     ComesToRest = 12,
     /// What was synced is found whole.
     SyncedIsWhole = 13,
+    /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
+    ObjectFlushSurvivesNode = 15,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -48,6 +50,7 @@ impl Invariant {
         Self::LogIsAChain,
         Self::ComesToRest,
         Self::SyncedIsWhole,
+        Self::ObjectFlushSurvivesNode,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -1,7 +1,7 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use crate::invariant::Invariant;
@@ -41,6 +41,10 @@ impl Schedule {
         let profile = Profile::of(seed);
         let mut world = World::new(seed, 3, SECTORS, LIMITS, profile.faults());
         world.trace = Trace::new(story);
+        // Every profile is run with both.
+        if seed / Profile::ALL.len() as u64 % 2 == 1 {
+            world.durability = Durability::Object;
+        }
         if world.rng.once_in(2) {
             world.age_headers();
         }

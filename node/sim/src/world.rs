@@ -9,7 +9,7 @@ mod look;
 
 use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
-use holdfast_engine::volume::{DirtyLimits, Pending};
+use holdfast_engine::volume::{DirtyLimits, Durability, Pending};
 use holdfast_types::{BLOCK_SECTORS, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
 
 use crate::disk::sectors;
@@ -39,6 +39,8 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
+    /// What a FLUSH means to the guests.
+    pub(crate) durability: Durability,
     pub(crate) sectors: u64,
     pub(crate) now: Millis,
     /// Dirty data of fenced writers that was set aside.
@@ -88,6 +90,7 @@ impl World {
             trace: Trace::new(0),
             faults,
             limits,
+            durability: Durability::Local,
             sectors,
             now: 0,
             set_aside: 0,
@@ -208,7 +211,11 @@ impl World {
                         format!("a request failed without a cause: {result:?}")
                     });
                 }
-                device.complete(*id, *result, &mut here.expect);
+                // What a FLUSH vouches for is looked up in the log while this host is its newest writer.
+                let vouches = self.durability == Durability::Object && self.last_writer == Some(host);
+                let in_store = (vouches && device.request(*id).op == Op::Flush && result.is_ok())
+                    .then(|| self.store.last_cut());
+                device.complete(*id, *result, &mut here.expect, in_store.as_deref());
                 return None;
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },

@@ -122,6 +122,7 @@ impl Node {
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
+            durability: holdfast_engine::volume::Durability::Local,
             header: won.header,
             header_generation: won.header_generation,
             unix_ms_at_zero: self.unix_ms_at_zero(),

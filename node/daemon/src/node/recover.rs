@@ -48,6 +48,7 @@ impl Node {
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
+            durability: holdfast_engine::volume::Durability::Local,
             header,
             header_generation,
             unix_ms_at_zero: self.unix_ms_at_zero(),

@@ -50,7 +50,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.map.set_active(sealed.other());
             self.header.active = sealed.other();
             self.round.header_changed();
-            self.seal = Seal::Draining(only(sealed));
+            self.begin_seal(only(sealed));
         }
         let Some(manifest) = &self.manifest else { return };
         // While the next place in the log is being looked at, no record is made for it.
@@ -87,6 +87,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    pub(super) fn begin_seal(&mut self, sides: Sides) {
+        self.seals.begun += 1;
+        self.seal = Seal::Draining(sides);
+    }
+
     fn should_seal(&self) -> bool {
         let Some(manifest) = &self.manifest else { return false };
         let side = self.map.active();
@@ -95,8 +100,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         {
             return false;
         }
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
         self.lifecycle == Lifecycle::Detaching
+            || self.seals.is_wanted()
             || self.dirty_bytes(side) >= self.limits.seal_bytes
             || age >= self.limits.max_age_ms
     }
@@ -131,6 +137,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         self.seal = Seal::Committing(sides);
+        if is_planted(Bug::FlushAtUpload) {
+            self.seal_committed(out);
+        }
         self.create_record(Body::Commit(segment), out);
     }
 
@@ -146,6 +155,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.dirty_since[side as usize] = None;
         }
         self.seal = Seal::Open;
+        self.seal_committed(out);
         if self.lifecycle == Lifecycle::Recovering {
             self.map.set_recovering(false);
             self.lifecycle = Lifecycle::Serving;

@@ -140,7 +140,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn now_dirty(&mut self, range: SectorRange, side: Side) {
         self.round.range_changed(range);
         self.dirty_pages[side as usize].insert_range(range);
-        let since = &mut self.dirty_since[side as usize];
-        *since = since.or(Some(self.now));
+        if self.dirty_since[side as usize].is_none() {
+            let since = self.unix_now();
+            self.dirty_since[side as usize] = Some(since);
+            self.map.set_dirty_since(side, since);
+        }
     }
 }

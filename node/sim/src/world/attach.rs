@@ -167,7 +167,9 @@ impl World {
         let now = self.now;
         let limits = self.limits;
         let here = &mut self.hosts[host];
-        let setup = Setup { requests: DEPTH, limits, header, header_generation, unix_ms_at_zero: 0 };
+        let durability = self.durability;
+        let setup =
+            Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
         let memory = here.tmpfs.map(map_bytes(self.sectors), here.killed_after.clone());
         let mut out = Vec::new();
         here.sealed = None;

@@ -1,7 +1,8 @@
 //! What a test may see and set in a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::volume::Status;
+use holdfast_engine::event::Millis;
+use holdfast_engine::volume::{Durability, Status};
 
 use super::World;
 use crate::rng::Rng;
@@ -50,6 +51,16 @@ impl World {
     /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
         *self.hosts[host].killed_after.borrow_mut() = Some(changes);
+    }
+
+    /// What a FLUSH means from the next attach or takeover on.
+    pub fn set_durability(&mut self, durability: Durability) {
+        self.durability = durability;
+    }
+
+    /// Time passes, and the process on `host` is told so.
+    pub fn pass(&mut self, host: usize, time: Millis) {
+        self.tick(host, time);
     }
 
     /// Goes on with other randomness.
