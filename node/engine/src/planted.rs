@@ -42,11 +42,15 @@ pub enum Bug {
     FlushAtUpload,
     /// With `durability: object` a flush waits for the seal in progress only, whatever is dirty since (15).
     FlushJoinsSeal,
+    /// Clean data is punched before the durable map says that it is remote (1).
+    PunchBeforeRound,
+    /// Clean data is punched while reads that were planned on it are in flight (2).
+    PunchUnderReads,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -63,6 +67,8 @@ impl Bug {
         Self::DoubleCompletion,
         Self::FlushAtUpload,
         Self::FlushJoinsSeal,
+        Self::PunchBeforeRound,
+        Self::PunchUnderReads,
     ];
 }
 

@@ -65,6 +65,7 @@ impl World {
                     }
                 }
             }
+            Action::Evict { range, side } => here.disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
                 for write in writes {
                     here.disk.map.write(write, || true);
