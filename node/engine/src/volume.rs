@@ -104,12 +104,25 @@ pub struct Status {
     pub disk_full: bool,
     /// The volume's share of the node's cache is full: writes wait.
     pub cache_full: bool,
+    /// Why writes wait, and for how long requests have.
+    pub delayed: Option<(Delay, Millis)>,
     /// Clean bytes given up since this process took the volume.
     pub evicted_bytes: u64,
     /// A side is sealed: its commit is on the way.
     pub sealing: bool,
     /// No request may come before [`Report::Ready`].
     pub recovering: bool,
+}
+
+/// Why writes wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Delay {
+    /// The volume holds [`DirtyLimits::most_bytes`] that are not committed.
+    DirtyLimit,
+    /// The volume's share of the node's cache holds nothing more that can be given up.
+    CacheFull,
+    /// The local disk had no space.
+    DiskFull,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -146,6 +159,8 @@ pub struct Volume<M> {
     lifecycle: Lifecycle,
     requests: Vec<Option<Request>>,
     parked: VecDeque<RequestId>,
+    /// Since when at least one request is parked.
+    parked_since: Option<Millis>,
     preparing: Vec<Chunk>,
     in_flight: [u32; 2],
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
@@ -259,6 +274,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             lifecycle: Lifecycle::Serving,
             requests: vec![None; setup.requests as usize],
             parked: VecDeque::with_capacity(setup.requests as usize),
+            parked_since: None,
             preparing: Vec::new(),
             in_flight: [0; 2],
             failed_early: Vec::new(),
@@ -352,6 +368,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked: self.parked.len() + self.waiting_flushes(),
             disk_full: self.disk_full,
             cache_full: self.evict.is_full(),
+            delayed: self.delay().zip(self.parked_since.map(|since| self.now.saturating_sub(since))),
             evicted_bytes: self.evict.evicted_bytes,
             sealing: !self.seal.is_open(),
             recovering,
@@ -427,15 +444,32 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn park(&mut self, id: RequestId) {
         self.parked.push_back(id);
+        self.parked_since = self.parked_since.or(Some(self.now));
+    }
+
+    /// Why writes wait now, if they do.
+    fn delay(&self) -> Option<Delay> {
+        if self.parked.is_empty() {
+            None
+        } else if self.disk_full {
+            Some(Delay::DiskFull)
+        } else if self.evict.is_full() {
+            Some(Delay::CacheFull)
+        } else {
+            (!self.has_room()).then_some(Delay::DirtyLimit)
+        }
     }
 
     /// Plans every parked request anew; those that still cannot go are parked again.
     fn unpark(&mut self, out: &mut Vec<Action>) {
         for _ in 0..self.parked.len() {
-            let Some(id) = self.parked.pop_front() else { return };
+            let Some(id) = self.parked.pop_front() else { break };
             let request = self.in_slot(id);
             let (op, range) = (request.op, request.range);
             self.plan(id, op, range, out);
+        }
+        if self.parked.is_empty() {
+            self.parked_since = None;
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::channel::mpsc;
 use holdfast_crds::{NODE_FIELD_MANAGER, Time, Volume, VolumeStatus};
+use holdfast_engine::volume::Durability;
 use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -168,6 +169,10 @@ impl<V: Volumes> Work<'_, V> {
                     // The operator's grant is the permission: there is one grant at a time.
                     take_over: true,
                     max_dirty_age: Some(max_dirty_age),
+                    durability: match spec.durability {
+                        holdfast_crds::Durability::Local => Durability::Local,
+                        holdfast_crds::Durability::Object => Durability::Object,
+                    },
                 })
                 .await?;
             tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");

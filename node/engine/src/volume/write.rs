@@ -52,7 +52,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         out.push(Action::Punch { id, range: touched, side });
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let commit_may_wait =
             self.seal.is_open() || self.dirty_bytes(self.map.active()) < self.limits.most_bytes;
         commit_may_wait && !self.evict.is_full()
