@@ -32,7 +32,7 @@ pub use object_store::{
 };
 pub use size::MAX_SIZE_BYTES;
 pub use storage_node::{
-    Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
+    FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
 };
 pub use volume::{
     AccessMode, Backend, CloneSource, CutOff, DeletionPolicy, Durability, Empty, FORCE_DETACH, ImageSource,

@@ -13,6 +13,7 @@ mod error;
 pub(crate) mod fenced;
 mod live_map;
 mod local;
+mod outdated;
 mod quota;
 mod recover;
 mod ring_thread;

@@ -48,6 +48,8 @@ pub(crate) struct Facts {
     pub(crate) status: VolumeStatus,
     /// The volume on this node, if it is here.
     pub(crate) here: Option<node::VolumeStatus>,
+    /// Whether this node has files of it without serving it.
+    pub(crate) kept: bool,
     /// What this process does with it now.
     pub(crate) doing: Option<Doing>,
     /// How the last thing this process did with it ended.
@@ -72,6 +74,8 @@ pub(crate) enum Step {
     },
     /// Begin to detach.
     Detach,
+    /// Begin to clear away the files of a volume that another node holds.
+    Clear,
 }
 
 /// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
@@ -106,6 +110,12 @@ impl Facts {
         self.status.node.as_deref() == Some(&self.me)
     }
 
+    /// Whether another node has attached the volume: it reports its epoch.
+    fn served_elsewhere(&self) -> bool {
+        self.status.epoch.is_some()
+            && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
     fn wished(&self) -> bool {
         !self.deleting && self.spec.desired_node() == Some(&self.me)
     }
@@ -121,6 +131,7 @@ pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, "Attaching", now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
+        (Some(Doing::Clearing), _) => Plan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
     }
@@ -174,6 +185,10 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
     }
     if facts.claimed() {
         return Plan { steps: vec![Step::Report(Box::new(cleared(facts, now)))], again: None };
+    }
+    if facts.kept && facts.served_elsewhere() && !facts.deleting {
+        let steps = if facts.wait.is_zero() { vec![Step::Clear] } else { Vec::new() };
+        return Plan::of(steps, facts.wait.max(SOON));
     }
     Plan::nothing()
 }
@@ -286,7 +301,9 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
             )
         }
-        Some(Outcome::Attached | Outcome::Failed(_)) | None => format!("node {me} does not hold the volume"),
+        Some(Outcome::Attached | Outcome::Cleared | Outcome::Failed(_)) | None => {
+            format!("node {me} does not hold the volume")
+        }
     };
     let detached = condition(
         &facts.status.conditions,

@@ -93,6 +93,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
         deleting: volume.metadata.deletion_timestamp.is_some(),
         status: volume.status.clone().unwrap_or_default(),
         here: context.volumes.list().into_iter().find(|here| here.volume == *id),
+        kept: context.volumes.keeps(id),
         doing: entry.doing,
         last: entry.last,
         wait,
@@ -121,6 +122,10 @@ impl<V: Volumes> Work<'_, V> {
             }
             Step::Detach => {
                 self.detach();
+                Ok(())
+            }
+            Step::Clear => {
+                self.clear();
                 Ok(())
             }
         }
@@ -191,6 +196,17 @@ impl<V: Volumes> Work<'_, V> {
                 }
                 Err(failure) => Err(failure.into()),
             }
+        });
+    }
+
+    fn clear(&self) {
+        let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
+        let (id, store_name) = (self.id.clone(), self.volume.spec.object_store.clone());
+        self.begin(Doing::Clearing, async move {
+            let store_name = store_name.filter(|name| !name.is_empty()).ok_or(StoreError::NotNamed)?;
+            let store = object_store::read(&client, &store_name).await?;
+            volumes.clear_outdated(&id, &store_name, &store).await?;
+            Ok(Outcome::Cleared)
         });
     }
 

@@ -125,6 +125,19 @@ impl Volumes for Fake {
         }
     }
 
+    fn keeps(&self, _volume: &VolumeId) -> bool {
+        false
+    }
+
+    async fn clear_outdated(
+        &self,
+        _volume: &VolumeId,
+        _store_name: &str,
+        _store: &S3Config,
+    ) -> Result<(), Failure> {
+        Ok(())
+    }
+
     fn list(&self) -> Vec<VolumeStatus> {
         self.inner.lock().unwrap().attached.values().rev().cloned().collect()
     }

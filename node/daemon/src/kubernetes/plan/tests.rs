@@ -20,6 +20,7 @@ fn granted() -> Facts {
         deleting: false,
         status: VolumeStatus { assigned_node: Some("a".to_owned()), ..VolumeStatus::default() },
         here: None,
+        kept: false,
         doing: None,
         last: None,
         wait: Duration::ZERO,
@@ -45,7 +46,7 @@ fn reported(facts: &mut Facts) {
 fn written(plan: &Plan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         Step::Claim(status) | Step::Report(status) => Some(status.as_ref().clone()),
-        Step::Attach { .. } | Step::Detach => None,
+        Step::Attach { .. } | Step::Detach | Step::Clear => None,
     })
 }
 
@@ -64,6 +65,7 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
             Step::Attach { grow: true } => "attach",
             Step::Attach { grow: false } => "attach as it is",
             Step::Detach => "detach",
+            Step::Clear => "clear away",
         })
         .collect()
 }
@@ -149,6 +151,25 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
                 f.here.as_mut().unwrap().state = VolumeState::Detaching;
             }),
             &["report"],
+        ),
+        (
+            "taken by another node while this one was away",
+            absent(&|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.status.epoch = Some(4);
+                f.kept = true;
+            }),
+            &["clear away"],
+        ),
+        (
+            "granted to another node that has not attached yet",
+            absent(&|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.kept = true;
+            }),
+            &[],
         ),
         ("left behind by a lost host", absent(&left_behind), &["claim", "attach as it is"]),
         (
