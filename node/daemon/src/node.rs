@@ -17,6 +17,7 @@ mod outdated;
 mod quota;
 mod recover;
 mod ring_thread;
+mod scrub;
 mod served;
 mod slab;
 mod store;
@@ -38,6 +39,7 @@ use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use watched_store::StoreAway;
 
 use board::{Board, Counters, Phase};
@@ -474,7 +476,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
     };
     let (status, counters) = (present.board.status(), &present.board.counters);
     let (state, message) = match present.board.phase() {
-        Phase::Fenced => {
+        Phase::Fenced | Phase::Kept => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
         Phase::Recovering => {

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 
+use holdfast_log::scrub::Progress;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
 use crate::failure::Failure;
-use crate::node::{AttachRequest, Attached, Capabilities, Node, VolumeStatus};
+use crate::node::{AttachRequest, Attached, Capabilities, Node, ScrubRequest, Scrubbed, VolumeStatus};
 
 /// The volumes of this node. Clones speak of the same node.
 pub(crate) trait Volumes: Clone + Send + Sync + 'static {
@@ -35,6 +36,13 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store_name: &str,
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
+    fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
 
     /// The volumes this node serves.
     fn list(&self) -> Vec<VolumeStatus>;
@@ -77,6 +85,14 @@ impl Volumes for Node {
         Self::clear_outdated(self, volume, store_name, store)
             .await
             .map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> Result<Scrubbed, Failure> {
+        Self::scrub(self, request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

@@ -48,6 +48,10 @@ pub enum Report {
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
+    /// The device of a fenced writer is gone, and the durable map tells what its sides hold: they may be set aside.
+    Kept,
+    /// What this node had to repair the object store with is stored and committed.
+    Repaired,
 }
 
 /// Something to do.

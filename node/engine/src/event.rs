@@ -132,8 +132,16 @@ pub enum Event {
         /// Whether it is in the store.
         written: bool,
     },
-    /// The device is gone and takes no more requests: commit what is dirty and let go.
+    /// The device is gone and takes no more requests: commit what is dirty and let go. A fenced writer commits nothing, but
+    /// its durable map is brought up to date ([`crate::action::Report::Kept`]).
     Detach,
+    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`].
+    Repair {
+        /// The bytes stored for these sectors are lost: what of them is clean here is stored anew.
+        ranges: Vec<SectorRange>,
+        /// Part of the log is lost: a checkpoint is made that replaces it.
+        checkpoint: bool,
+    },
     /// Time passed; sent at least once a second.
     Tick,
 }

@@ -26,6 +26,7 @@ mod durability;
 mod evict;
 mod flush;
 mod read;
+mod repair;
 mod seal;
 mod write;
 
@@ -45,6 +46,7 @@ pub use durability::Durability;
 use durability::Seals;
 use evict::Evict;
 use flush::Round;
+use repair::Repair;
 use seal::Seal;
 
 /// When dirty data is sealed and when writes are delayed.
@@ -180,6 +182,7 @@ pub struct Volume<M> {
     checkpointed: Seq,
     checkpointing: bool,
     closing_round: Option<u64>,
+    repair: Repair,
     /// The device is gone.
     leaving: bool,
     unix_ms_at_zero: u64,
@@ -288,6 +291,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointed: Seq(0),
             checkpointing: false,
             closing_round: None,
+            repair: Repair::default(),
             leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
@@ -346,6 +350,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
                 self.leaving = true;
             }
+            Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
             Event::Tick => {
                 self.unpark(out);
                 self.look_for_fence(out);
@@ -525,12 +530,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Drives what follows from the state: rounds, the seal, the commit, the end.
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
-            return;
+            return self.advance_keep(out);
         }
         if self.leaving && self.lifecycle == Lifecycle::Serving {
             self.lifecycle = Lifecycle::Detaching;
         }
         self.advance_evict(out);
+        self.advance_repair(out);
         self.advance_seal(out);
         self.advance_checkpoint(out);
         self.advance_detach(out);

@@ -6,6 +6,7 @@
 //!
 //! [`case::Case`] is a random run; [`world::World`] with [`drive`] is for tests that choose each step themselves.
 
+mod calls;
 pub mod case;
 mod device;
 mod disk;
@@ -14,10 +15,13 @@ mod expect;
 mod host;
 mod invariant;
 mod memory;
+mod process;
 mod profile;
 mod rng;
 mod schedule;
 mod store;
+mod surroundings;
+mod tasks;
 mod trace;
 mod violation;
 pub mod world;

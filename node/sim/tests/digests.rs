@@ -5,22 +5,22 @@ use holdfast_sim::case::Case;
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
 /// engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 16] = [
-    "83977f095381047475b8016d6a1cd0fa",
-    "2e4e1274053b89b60a7b9c9b3d78c21c",
-    "a2b0f4dbb405300318c6487183d29c3c",
-    "6051cb356a93c17835374d700611bd68",
-    "a5b653eca92b5cc0d634496f2bca26ca",
-    "8c335899f99fcc9f6a32732298854a8b",
-    "779e2be0417987dc2280b71ba36437eb",
-    "6c36a5244f963dd550ccc77e469ffaee",
-    "22ce89fb209bfe0233a56c100699d89d",
-    "0d439aba1b1c1e933a821e91d872345d",
-    "0e187555ff67a7ffbf82dbaf226e9187",
-    "e3a1529ed6ebe6e29516e4accd165daf",
-    "c4b1814016c1bbab044944766014e80e",
-    "3e21dd48f3e0cef990baf0c52590f6bf",
-    "d2ac177dd886fe524c6aff6cf8fec0b6",
-    "18cfde38aaf8f4de632ab570630324ba",
+    "b542e4d689f661042f8be033a82243d2",
+    "3243b66c26074860d996f0bd4c9f350d",
+    "ffd41b1d83f76d6f8c89f965badf1b1a",
+    "a05f1e4b182202962c2c915847c66f0c",
+    "4d6be25e827ab7ad524fa3e0862e9bf8",
+    "07719f769698713cb5a221e6a26a5379",
+    "cd3110cafb65a4a88b830bc417eff94c",
+    "90be087b349e081784478742bc2f3dbc",
+    "01ac24f65e7509756c3a149004b2fc10",
+    "9d48b00057791c706c3e68bfbe96976a",
+    "9f111c885442c501f2703f44aca51156",
+    "04a08f6cf037549261571ac645879266",
+    "fff89883c4af947cfa378c3435d740e2",
+    "29c515fe406370c0637d23b1a8210463",
+    "3544a9c9003af7d6ede5c565f927dfd9",
+    "996a9d559d9c191b1e7abfba0423a911",
 ];
 
 #[test]

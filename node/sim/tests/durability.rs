@@ -28,7 +28,7 @@ fn write(world: &mut World, start: u64) {
 }
 
 fn creates_a_record(world: &World) -> bool {
-    world.jobs(0).any(|action| matches!(action, Action::CreateRecord { .. }))
+    world.creates_a_record(0)
 }
 
 #[test]

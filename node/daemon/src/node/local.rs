@@ -203,7 +203,7 @@ impl Local {
     }
 
     /// Throws the local files away: nothing in them is the volume's newest data.
-    fn discard(&self) -> Result<(), NodeError> {
+    pub(crate) fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),

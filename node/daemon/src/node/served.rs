@@ -367,6 +367,8 @@ impl Served {
             }
             Report::Committed(seq) => tracing::debug!(device = self.index, %seq, "committed"),
             Report::Detached => self.board.set_phase(Phase::Detached),
+            Report::Kept => self.board.set_phase(Phase::Kept),
+            Report::Repaired => self.board.repaired(),
         }
         self.board.show(self.volume.status());
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::volume::Durability;
+use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
@@ -13,7 +14,8 @@ use holdfast_ublk::Transport;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, ServedCounts, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, VolumeState,
+    VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -27,6 +29,8 @@ struct Inner {
     created: BTreeMap<VolumeId, u64>,
     attached: BTreeMap<VolumeId, VolumeStatus>,
     requests: Vec<AttachRequest>,
+    scrubs: Vec<(VolumeId, Option<String>, bool)>,
+    scrubbed: Scrubbed,
     failure: Option<Failure>,
 }
 
@@ -39,6 +43,16 @@ impl Fake {
     /// Fails the next operation.
     pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
         self.inner.lock().unwrap().failure = Some(Failure { kind, message: message.to_owned() });
+    }
+
+    /// What a scrub finds from now on.
+    pub(crate) fn find(&self, scrubbed: Scrubbed) {
+        self.inner.lock().unwrap().scrubbed = scrubbed;
+    }
+
+    /// The scrubs so far: volume, store, repair.
+    pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
+        self.inner.lock().unwrap().scrubs.clone()
     }
 
     /// The requests to attach so far.
@@ -136,6 +150,20 @@ impl Volumes for Fake {
         _store: &S3Config,
     ) -> Result<(), Failure> {
         Ok(())
+    }
+
+    async fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> Result<Scrubbed, Failure> {
+        tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
+        let mut inner = self.inner.lock().unwrap();
+        inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        Ok(inner.scrubbed.clone())
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

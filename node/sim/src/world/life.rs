@@ -1,15 +1,19 @@
 //! How processes and hosts die, and what takes over from a dead process.
 
+use std::rc::Rc;
+
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
-use holdfast_engine::volume::{Pending, Setup, Volume};
+use holdfast_engine::volume::{Setup, Volume};
 
-use super::{DEPTH, World};
+use super::{Attach, DEPTH, World};
+use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
-use crate::disk::{Fate, sectors};
-use crate::host::Job;
+use crate::disk::{Fate, SyncMark, sectors};
+use crate::expect::Cut;
 use crate::invariant::Invariant;
+use crate::process::What;
 
 impl World {
     /// The guest is told to stop, and once it has, the engine to let go.
@@ -18,6 +22,7 @@ impl World {
         let Some(device) = &mut here.device else { return };
         device.closing = true;
         if let Some(process) = &mut here.process
+            && process.volume.is_some()
             && device.is_idle()
             && !std::mem::replace(&mut process.detaching, true)
         {
@@ -36,53 +41,58 @@ impl World {
     pub(super) fn process_died(&mut self, host: usize) {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.trace.befalls(host, 64, "the process dies");
+        if process.volume.is_none() {
+            self.hosts[host].came_of = Some(Attach::Died);
+        }
         drop(process.volume);
+        let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            let unheard = job.answer.is_none();
-            if unheard && self.rng.once_in(2) {
-                self.finish_unheard(host, &job);
+            if job.heard.is_none() && self.rng.once_in(2) {
+                match &job.what {
+                    What::Action(action) => self.finish_unheard(host, action, job.mark),
+                    What::Call(call) => self.answer_unheard(host, &call.ask, cut.as_ref()),
+                }
             }
         }
         self.take_note();
     }
 
-    fn finish_unheard(&mut self, host: usize, job: &Job) {
+    fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
         let here = &mut self.hosts[host];
         let mut reaches = 1 + self.rng.below(2) as u64;
-        match &job.action {
+        let mut disk = lock(&here.disk);
+        match action {
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
                 for sector in sectors(*range) {
                     if self.rng.once_in(reaches) {
-                        here.disk.side(*side).write(sector, stamp);
+                        disk.side(*side).write(sector, stamp);
                     }
                 }
             }
             Action::Punch { range, side, .. } => {
                 for sector in sectors(*range) {
                     if self.rng.once_in(reaches) {
-                        here.disk.side(*side).write(sector, 0);
+                        disk.side(*side).write(sector, 0);
                     }
                 }
             }
-            Action::Evict { range, side } => here.disk.side(*side).punch(*range),
+            Action::Evict { range, side } => disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
                 for write in writes {
-                    here.disk.map.write(write, || true);
+                    disk.map.write(write, || true);
                     reaches += 1;
                     if reaches > 3 {
                         break;
                     }
                 }
             }
-            Action::SyncSide { side } => here.disk.side(*side).sync(job.mark.expect("a sync has a mark")),
-            Action::SyncMap => here.disk.map.sync(job.mark.expect("a sync has a mark")),
-            Action::StorePending { seq, bytes } => {
-                here.disk.pending = Some(Pending { seq: *seq, bytes: bytes.clone() });
-            }
-            Action::CreateRecord { seq, bytes } => self.store.late.push((*seq, bytes.clone())),
-            Action::WriteCheckpoint { seq, bytes } => self.store.put_checkpoint(*seq, bytes.clone()),
+            Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
+            Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::Upload(_)
+            | Action::StorePending { .. }
+            | Action::CreateRecord { .. }
+            | Action::WriteCheckpoint { .. }
             | Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Complete { .. }
@@ -92,12 +102,28 @@ impl World {
         }
     }
 
+    /// What the futures had sent is on its way still.
+    fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
+        match ask {
+            Ask::Store(
+                ask @ (StoreAsk::Create { .. } | StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. }),
+            ) => self.store.late.push((ask.clone(), cut.cloned())),
+            Ask::Local(LocalAsk::StorePending(pending)) => {
+                lock(&self.hosts[host].disk).pending = Some(pending.clone());
+            }
+            Ask::Local(LocalAsk::WriteHeader(write)) => {
+                lock(&self.hosts[host].disk).map.write(write, || true);
+            }
+            Ask::Store(_) | Ask::Local(_) | Ask::Sleep(_) => {}
+        }
+    }
+
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.befalls(host, 65, "the host loses power");
         let here = &mut self.hosts[host];
-        here.disk.lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
+        lock(&here.disk).lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
@@ -108,11 +134,13 @@ impl World {
     /// A new process takes over from a dead one. Says whether there was a live map to take over.
     pub(crate) fn resume(&mut self, host: usize) -> bool {
         let here = &mut self.hosts[host];
-        assert!(here.process.is_none(), "one process at a time");
         if !here.tmpfs.holds_a_map() {
             return false;
         }
-        let slots = here.disk.map.read(0, 2 * 4096);
+        let (slots, pending) = {
+            let disk = lock(&here.disk);
+            (disk.map.read(0, 2 * 4096), disk.pending.clone())
+        };
         let (header_generation, header) = match Header::newest(&slots) {
             Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
@@ -126,30 +154,26 @@ impl World {
             header_generation,
             unix_ms_at_zero: 0,
         };
-        let Ok(volume) = Volume::resume(setup, memory, here.disk.pending.clone(), self.now) else {
+        let Ok(volume) = Volume::resume(setup, memory, pending, self.now) else {
             // The process died while it made the map: nothing was served from it.
             here.tmpfs.remove();
             here.device = None;
             return false;
         };
         self.trace.befalls(host, 66, "a new process takes over");
-        here.begin(volume, Vec::new(), true, &mut self.trace);
+        self.begin_process(host);
+        let here = &mut self.hosts[host];
+        let ready = !volume.status().recovering;
+        here.process.as_mut().expect("just begun").load_manifest();
+        here.begin(volume, Vec::new(), &mut self.trace);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH));
-        device.ready |= !here.process.as_ref().expect("it began").volume.status().recovering;
+        device.ready |= ready;
         let again = device.reissue();
         for (id, op, range) in again {
             self.tell(host, Event::Request { id, op, range });
         }
+        self.run_tasks(host);
         true
-    }
-
-    /// The manifest of a resumed volume arrives.
-    pub(crate) fn load_manifest(&mut self, host: usize) {
-        let Some(process) = &mut self.hosts[host].process else { return };
-        if std::mem::take(&mut process.awaits_manifest) {
-            let manifest = self.store.manifest();
-            self.tell(host, Event::ManifestLoaded(Box::new(manifest)));
-        }
     }
 
     /// A fenced writer gives up: its process ends, its files stay.
