@@ -11,6 +11,7 @@ mod chart;
 mod control_plane;
 mod damage;
 mod load;
+mod node_loss;
 pub mod power_cuts;
 mod provisioning;
 mod s3;
@@ -113,6 +114,12 @@ pub const ALL: &[Scenario] = &[
         about: "a byte that decayed in a segment, a log record or the map is named and never served",
         expected: Duration::from_secs(60),
         run: damage::run,
+    },
+    Scenario {
+        name: "node-loss",
+        about: "a lost node's volume goes on elsewhere as a prefix; what is missing is told, kept on the node and exported",
+        expected: Duration::from_secs(90),
+        run: node_loss::run,
     },
     Scenario {
         name: "s3-faults",
