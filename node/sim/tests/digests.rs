@@ -5,22 +5,22 @@ use holdfast_sim::case::Case;
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
 /// engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 16] = [
-    "b542e4d689f661042f8be033a82243d2",
-    "3243b66c26074860d996f0bd4c9f350d",
-    "ffd41b1d83f76d6f8c89f965badf1b1a",
-    "a05f1e4b182202962c2c915847c66f0c",
-    "4d6be25e827ab7ad524fa3e0862e9bf8",
-    "07719f769698713cb5a221e6a26a5379",
-    "cd3110cafb65a4a88b830bc417eff94c",
-    "90be087b349e081784478742bc2f3dbc",
-    "01ac24f65e7509756c3a149004b2fc10",
-    "9d48b00057791c706c3e68bfbe96976a",
-    "9f111c885442c501f2703f44aca51156",
-    "04a08f6cf037549261571ac645879266",
-    "fff89883c4af947cfa378c3435d740e2",
-    "29c515fe406370c0637d23b1a8210463",
-    "3544a9c9003af7d6ede5c565f927dfd9",
-    "996a9d559d9c191b1e7abfba0423a911",
+    "0e8075df8f6449a4f5c05a119e1c096d",
+    "77109d50b36d51de358203114d220781",
+    "4fc372cca525bef2dd7e0327e772f8cc",
+    "5ebcff0a98288366e604444a6248e927",
+    "00fe5b7149930927f8dedd2d60b03e58",
+    "efd6de053fb89441422346475a7fc30b",
+    "bda14de94fb21f1df34478cbfed1a382",
+    "6d996959a76c48b9c47d9397bbb06f56",
+    "f1951f446429a836d5428f6ff937ddc1",
+    "14084762f79c088dbbb5c37dad43a75d",
+    "e4cb7b1acbc1e325ad4c0c80ed156b69",
+    "a6d4af6cf6b7e1eb1cdc65157442d583",
+    "a8fed9b9805115d185773d98380d75dc",
+    "4b9d1646ca91b36512edf266873c7aa1",
+    "90c82d547c041d1716d5bd283f2a6890",
+    "2621c271c6ffe3ea469ac32348e3f0d6",
 ];
 
 #[test]
