@@ -2,22 +2,30 @@
 
 use holdfast_sim::case::Case;
 
-/// Digests of the seeds from 0, one of each profile. A change of what the engine does changes them: then take the new ones
-/// from the message of the failure.
-const DIGESTS: [&str; 8] = [
-    "2c8e3dbddb9c0df6e72709543f454570",
-    "c30bf3b7847d8fef803adad4e1dd47c7",
-    "59fadd1b14d9d888bb77827a735d86a2",
-    "0d9d4a93d3f572b8d60b1848c2b6310e",
-    "0eba26d095e270148aaf8d4ed4de317e",
-    "64da76c1a63e06d478f524fa38dac1c6",
-    "a6c9c81209a18258b0cc57d8b05ccf2d",
-    "dfad5032080e24444a91c4460bfd1295",
+/// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
+/// engine does changes them: then take the new ones from the message of the failure.
+const DIGESTS: [&str; 16] = [
+    "0e8075df8f6449a4f5c05a119e1c096d",
+    "77109d50b36d51de358203114d220781",
+    "4fc372cca525bef2dd7e0327e772f8cc",
+    "5ebcff0a98288366e604444a6248e927",
+    "00fe5b7149930927f8dedd2d60b03e58",
+    "efd6de053fb89441422346475a7fc30b",
+    "bda14de94fb21f1df34478cbfed1a382",
+    "6d996959a76c48b9c47d9397bbb06f56",
+    "f1951f446429a836d5428f6ff937ddc1",
+    "14084762f79c088dbbb5c37dad43a75d",
+    "e4cb7b1acbc1e325ad4c0c80ed156b69",
+    "a6d4af6cf6b7e1eb1cdc65157442d583",
+    "a8fed9b9805115d185773d98380d75dc",
+    "4b9d1646ca91b36512edf266873c7aa1",
+    "90c82d547c041d1716d5bd283f2a6890",
+    "2621c271c6ffe3ea469ac32348e3f0d6",
 ];
 
 #[test]
 fn the_same_on_every_machine() {
-    let digests: Vec<String> = (0..8)
+    let digests: Vec<String> = (0..16)
         .map(|seed| Case { seed, operations: 3000, bug: None }.run(0).digest[..32].to_owned())
         .collect();
     assert!(digests == DIGESTS, "the digests are now:\n{digests:#?}");
