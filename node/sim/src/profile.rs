@@ -30,6 +30,7 @@ pub(crate) struct Deaths {
     pub(crate) kill_inside: Option<u64>,
     pub(crate) lose_host: Option<u64>,
     pub(crate) take_over: Option<u64>,
+    pub(crate) freeze: Option<u64>,
     pub(crate) detach: Option<u64>,
 }
 
@@ -69,6 +70,7 @@ impl Profile {
                 kill_inside: Some(500),
                 lose_host: Some(700),
                 take_over: Some(300),
+                freeze: Some(700),
                 detach: Some(700),
             },
         }

@@ -14,6 +14,9 @@ use crate::world::{Attach, AttachStep, Faults, World};
 const SECTORS: u64 = 70_000;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
+const HOSTS: usize = 3;
+/// How many steps a host is frozen for.
+const FREEZES: [u64; 2] = [300, 4000];
 /// What the sides may hold in a run that has a limit, in sectors.
 const SHARES: [u64; 3] = [64, 200, 600];
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
@@ -28,6 +31,8 @@ pub(crate) struct Schedule {
     home: usize,
     /// The volume is to leave its home, and attach next there.
     leaving: bool,
+    /// Nothing runs on a host before this step.
+    frozen: [u64; HOSTS],
 }
 
 fn range(rng: &mut Rng) -> SectorRange {
@@ -41,7 +46,7 @@ impl Schedule {
     /// Three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
         let profile = Profile::of(seed);
-        let mut world = World::new(seed, 3, SECTORS, LIMITS, profile.faults());
+        let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, profile.faults());
         world.trace = Trace::new(story);
         if world.rng.once_in(2) {
             world.age_headers();
@@ -50,7 +55,7 @@ impl Schedule {
             let share = *world.rng.pick(&SHARES);
             world.limit_cache(share);
         }
-        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false }
+        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false, frozen: [0; HOSTS] }
     }
 
     fn rng(&mut self) -> &mut Rng {
@@ -101,7 +106,7 @@ impl Schedule {
         once_in.is_some_and(|times| self.rng().once_in(times))
     }
 
-    fn disaster(&mut self, host: usize) {
+    fn disaster(&mut self, number: u64, host: usize) {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
@@ -120,6 +125,11 @@ impl Schedule {
             }
         }
         if host == self.home && self.chance(self.deaths.take_over) {
+            self.home = self.elsewhere();
+        }
+        // Paused, or cut off: the others go on, and it knows nothing of it when it runs again.
+        if host == self.home && self.chance(self.deaths.freeze) {
+            self.frozen[host] = number + *self.rng().pick(&FREEZES);
             self.home = self.elsewhere();
         }
         if host == self.home && self.chance(self.deaths.detach) {
@@ -183,6 +193,9 @@ impl Schedule {
         self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
+        if number < self.frozen[host] {
+            return;
+        }
         self.attend(host);
         match self.rng().below(20) {
             0..=4 => self.guest(host),
@@ -198,7 +211,7 @@ impl Schedule {
             }
             _ => self.daemon(host),
         }
-        self.disaster(host);
+        self.disaster(number, host);
     }
 
     /// Lets everything come to rest: nothing fails any more and nothing is asked.

@@ -64,3 +64,10 @@ fn a_failed_write_does_not_hide_a_late_one() {
         assert_eq!(outcome.violation, None);
     }
 }
+
+/// Found by this seed: the detach record of a dead process came late, and its successor took it for another writer's.
+#[test]
+fn a_late_detach_of_its_own_fences_nobody() {
+    let outcome = Case { seed: 407, operations: 3000, bug: None }.run(0);
+    assert_eq!(outcome.violation, None);
+}
