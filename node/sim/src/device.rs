@@ -4,7 +4,7 @@ use holdfast_engine::event::{Errno, Op, RequestId};
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
-use crate::expect::Expect;
+use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
 
 /// A request the guest waits for.
@@ -54,6 +54,8 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Device {
     slots: Vec<Option<Request>>,
+    /// Its size.
+    pub(crate) sectors: u64,
     /// The guest asks for nothing more.
     pub(crate) closing: bool,
     /// The engine said that it may be used.
@@ -63,8 +65,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(depth: u32) -> Self {
-        Self { slots: (0..depth).map(|_| None).collect(), ..Self::default() }
+    pub(crate) fn new(depth: u32, sectors: u64) -> Self {
+        Self { slots: (0..depth).map(|_| None).collect(), sectors, ..Self::default() }
     }
 
     pub(crate) fn free_slot(&self) -> Option<RequestId> {
@@ -128,8 +130,14 @@ impl Device {
         self.slots[id.0 as usize] = Some(request);
     }
 
-    /// The guest gets its answer.
-    pub(crate) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, expect: &mut Expect) {
+    /// The guest gets its answer; of a FLUSH that vouches for the store too, with what is `in_store`.
+    pub(crate) fn complete(
+        &mut self,
+        id: RequestId,
+        result: Result<(), Errno>,
+        expect: &mut Expect,
+        in_store: Option<&Cut>,
+    ) {
         let Some(request) = self.slots[id.0 as usize].take() else {
             Invariant::CompletedOnce.broken(&format!("request {} is completed again", id.0))
         };
@@ -149,7 +157,12 @@ impl Device {
                     expect.saw(sector, stamp, request.issued);
                 }
             }
-            Op::Flush if result.is_ok() => expect.is_durable(request.issued),
+            Op::Flush if result.is_ok() => {
+                if let Some(cut) = in_store {
+                    expect.check_covered(cut, request.issued);
+                }
+                expect.is_durable(request.issued);
+            }
             Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {}
         }
     }

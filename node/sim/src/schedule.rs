@@ -1,9 +1,10 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
+use crate::host::Trouble;
 use crate::invariant::Invariant;
 use crate::profile::{Deaths, Profile};
 use crate::rng::Rng;
@@ -12,11 +13,10 @@ use crate::world::{Attach, AttachStep, Faults, World};
 
 /// Three chunks, the last one in part.
 const SECTORS: u64 = 70_000;
+/// What some volumes begin with: two chunks, the last page of the map in part. Then they grow.
+const FEWER_SECTORS: u64 = 50_001;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
-const HOSTS: usize = 3;
-/// How many steps a host is frozen for.
-const FREEZES: [u64; 2] = [300, 4000];
 /// What the sides may hold in a run that has a limit, in sectors.
 const SHARES: [u64; 3] = [64, 200, 600];
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
@@ -31,23 +31,27 @@ pub(crate) struct Schedule {
     home: usize,
     /// The volume is to leave its home, and attach next there.
     leaving: bool,
-    /// Nothing runs on a host before this step.
-    frozen: [u64; HOSTS],
 }
 
-fn range(rng: &mut Rng) -> SectorRange {
+fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     let longest = if rng.once_in(60) { 1500 } else { *rng.pick(&[1, 2, 8, 64]) };
     let length = 1 + rng.below(longest) as u64;
-    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(SECTORS - 1);
-    SectorRange::new(start, length.min(SECTORS - start).min(1500))
+    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(sectors - 1);
+    SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
 impl Schedule {
     /// Three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
         let profile = Profile::of(seed);
-        let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, profile.faults());
+        let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
+        let mut world = World::new(seed, 3, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
+        world.timely = profile.is_timely();
+        // Every profile is run with both.
+        if seed / Profile::ALL.len() as u64 % 2 == 1 {
+            world.durability = Durability::Object;
+        }
         if world.rng.once_in(2) {
             world.age_headers();
         }
@@ -55,7 +59,7 @@ impl Schedule {
             let share = *world.rng.pick(&SHARES);
             world.limit_cache(share);
         }
-        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false, frozen: [0; HOSTS] }
+        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false }
     }
 
     fn rng(&mut self) -> &mut Rng {
@@ -64,6 +68,7 @@ impl Schedule {
 
     fn guest(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
+        let sectors = device.sectors;
         if !device.ready || device.closing || device.free_slot().is_none() {
             return;
         }
@@ -79,7 +84,7 @@ impl Schedule {
             Op::Discard,
             Op::WriteZeroes,
         ]);
-        let mut range = range(self.rng());
+        let mut range = range(self.rng(), sectors);
         match op {
             Op::Flush => range = SectorRange::new(0, 0),
             Op::Read | Op::Write => range.sectors = range.sectors.min(64),
@@ -106,7 +111,7 @@ impl Schedule {
         once_in.is_some_and(|times| self.rng().once_in(times))
     }
 
-    fn disaster(&mut self, number: u64, host: usize) {
+    fn disaster(&mut self, host: usize) {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
@@ -127,14 +132,22 @@ impl Schedule {
         if host == self.home && self.chance(self.deaths.take_over) {
             self.home = self.elsewhere();
         }
-        // Paused, or cut off: the others go on, and it knows nothing of it when it runs again.
-        if host == self.home && self.chance(self.deaths.freeze) {
-            self.frozen[host] = number + *self.rng().pick(&FREEZES);
-            self.home = self.elsewhere();
-        }
         if host == self.home && self.chance(self.deaths.detach) {
             self.leaving = true;
         }
+    }
+
+    /// What does not work for a while, begins or ends.
+    fn trouble(&mut self, host: usize) {
+        let Trouble { mut cut_off, mut paused, mut full } = self.world.hosts[host].trouble;
+        let turn = |run: &mut Self, now: bool, begins| {
+            if now { !run.rng().once_in(160) } else { run.chance(begins) }
+        };
+        cut_off = turn(self, cut_off, self.deaths.cut_off);
+        paused = turn(self, paused, self.deaths.pause);
+        full = turn(self, full, self.deaths.fill);
+        paused &= self.world.hosts[host].process.is_some();
+        self.world.set_trouble(host, Trouble { cut_off, paused, full });
     }
 
     fn elsewhere(&mut self) -> usize {
@@ -170,6 +183,7 @@ impl Schedule {
                 AttachStep::RecordSent,
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
+            self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
             self.world.begin_attach(host, true, dies);
         }
         if host == self.home && self.leaving {
@@ -193,8 +207,9 @@ impl Schedule {
         self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
-        if number < self.frozen[host] {
-            return;
+        self.trouble(host);
+        if self.world.hosts[host].trouble.paused {
+            return self.disaster(host);
         }
         self.attend(host);
         match self.rng().below(20) {
@@ -205,13 +220,18 @@ impl Schedule {
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
             7 if self.rng().once_in(20) => {
-                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng())).collect();
+                let ranges = (0..self.rng().below(4))
+                    .map(|_| {
+                        let sectors = self.world.sectors;
+                        range(self.rng(), sectors)
+                    })
+                    .collect();
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
             _ => self.daemon(host),
         }
-        self.disaster(number, host);
+        self.disaster(host);
     }
 
     /// Lets everything come to rest: nothing fails any more and nothing is asked.
@@ -220,6 +240,7 @@ impl Schedule {
         self.deaths = Deaths::default();
         for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
+            host.trouble = Trouble::default();
             if let Some(process) = &mut host.process {
                 process.dies = None;
             }

@@ -39,7 +39,7 @@ impl World {
             node: host.to_string(),
             nonce: Nonce(self.rng.bytes()),
             unix_ms: self.now,
-            grow_to: None,
+            grow_to: self.grow_to,
             take_over,
         };
         self.begin_process(host);
@@ -89,18 +89,20 @@ impl World {
         let Won { manifest, header, header_generation, found, trust_clean, files: () } = won;
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;
-        let setup = Setup { requests: DEPTH, limits, header, header_generation, unix_ms_at_zero: 0 };
+        let durability = self.durability;
+        let setup =
+            Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
         let here = &mut self.hosts[host];
         let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
         let mut out = Vec::new();
         here.sealed = None;
         let volume =
             here.run(|_| Volume::attach(setup, memory, manifest, &found, trust_clean, now, &mut out));
-        here.device = Some(Device::new(DEPTH));
+        here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
                 here.came_of = Some(Attach::Won);
-                here.begin(volume, out, &mut self.trace);
+                here.begin(now, volume, out, &mut self.trace);
             }
             None => self.process_died(host),
         }
