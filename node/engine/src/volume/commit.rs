@@ -118,8 +118,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             },
             Commit::Looking(at) if at == seq => {
                 self.heard_from_log = self.now;
-                if found.is_some() && !is_planted(Bug::NoFenceCheck) {
-                    self.fence(out);
+                match found.map(Record::decode) {
+                    None => {}
+                    Some(_) if is_planted(Bug::NoFenceCheck) => {}
+                    // A predecessor of this very writer was letting go, and died; so will this one.
+                    Some(Ok(own)) if own.nonce == self.nonce && own.body == Body::Detach => {
+                        let manifest = self.manifest.as_mut().expect("its end was looked at");
+                        if let Err(error) = manifest.apply(&own) {
+                            unreachable!("a record of the writer itself follows: {error}")
+                        }
+                    }
+                    Some(Ok(_) | Err(_)) => self.fence(out),
                 }
             }
             other @ (Commit::Idle
