@@ -1,7 +1,7 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use crate::host::Trouble;
@@ -48,6 +48,10 @@ impl Schedule {
         let mut world = World::new(seed, 3, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
         world.timely = profile.is_timely();
+        // Every profile is run with both.
+        if seed / Profile::ALL.len() as u64 % 2 == 1 {
+            world.durability = Durability::Object;
+        }
         if world.rng.once_in(2) {
             world.age_headers();
         }
@@ -217,6 +221,16 @@ impl Schedule {
                 self.world.tick(host, passed);
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
+            7 if self.rng().once_in(20) => {
+                let ranges = (0..self.rng().below(4))
+                    .map(|_| {
+                        let sectors = self.world.sectors;
+                        range(self.rng(), sectors)
+                    })
+                    .collect();
+                let checkpoint = self.rng().once_in(4);
+                self.world.repair(host, ranges, checkpoint);
+            }
             _ => self.daemon(host),
         }
         self.disaster(host);

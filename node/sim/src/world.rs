@@ -13,13 +13,14 @@ mod space;
 mod tests;
 mod timing;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
 use crate::calls::{Ask, Call, lock};
@@ -56,6 +57,8 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
+    /// What a FLUSH means to the guests.
+    pub(crate) durability: Durability,
     pub(crate) sectors: u64,
     /// Sectors that the sides of a host may hold; `None`: any number.
     pub(crate) share: Option<u64>,
@@ -115,6 +118,7 @@ impl World {
             trace: Trace::new(0),
             faults,
             limits,
+            durability: Durability::Local,
             sectors,
             share: None,
             now: 0,
@@ -146,8 +150,13 @@ impl World {
         Some(id)
     }
 
+    /// Somebody found what is stored for these sectors damaged.
+    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.tell(host, Event::Repair { ranges, checkpoint });
+    }
+
     /// Time passes, and the engine of `host` hears of it.
-    pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
+    pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
         self.tell(host, Event::Tick);
         self.measure_space(host);
@@ -301,6 +310,9 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
+                    for host in &mut self.hosts {
+                        host.committed = Rc::clone(&cut);
+                    }
                     let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {

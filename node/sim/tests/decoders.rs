@@ -14,7 +14,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Record;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::segment::{Frame, FrameIndex, unpack};
-use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
 use holdfast_types::{Epoch, Nonce, SectorRange};
@@ -223,6 +223,7 @@ fn live_maps() {
         let setup = Setup {
             requests: 4,
             limits: LIMITS,
+            durability: Durability::Local,
             header: Header { epoch: Epoch(1), nonces: vec![Nonce([1; 16])], ..header.clone() },
             header_generation,
             unix_ms_at_zero: 0,

@@ -91,7 +91,9 @@ impl World {
         let Won { manifest, header, header_generation, found, trust_clean, files: () } = won;
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;
-        let setup = Setup { requests: DEPTH, limits, header, header_generation, unix_ms_at_zero: 0 };
+        let durability = self.durability;
+        let setup =
+            Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
         let here = &mut self.hosts[host];
         let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
         let mut out = Vec::new();

@@ -168,8 +168,14 @@ impl World {
         };
         let sectors = header.sectors;
         let memory = here.tmpfs.map(0, here.killed_after.clone());
-        let setup =
-            Setup { requests: DEPTH, limits: self.limits, header, header_generation, unix_ms_at_zero: 0 };
+        let setup = Setup {
+            requests: DEPTH,
+            limits: self.limits,
+            durability: self.durability,
+            header,
+            header_generation,
+            unix_ms_at_zero: 0,
+        };
         let Ok(volume) = Volume::resume(setup, memory, pending, self.now) else {
             // The process died while it made the map: nothing was served from it.
             here.tmpfs.remove();
