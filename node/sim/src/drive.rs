@@ -26,10 +26,13 @@ pub fn step(world: &mut World, host: usize) {
     let here = &world.hosts[host];
     let Some(process) = &here.process else {
         if !world.resume(host) {
-            assert_eq!(world.attach(host, true, None), Attach::Won);
+            assert_ne!(world.attach(host, true, None), Attach::Refused);
         }
         return;
     };
+    if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle()) {
+        return world.give_up(host);
+    }
     if process.awaits_manifest {
         world.load_manifest(host);
     } else if process.jobs.is_empty() {
@@ -73,6 +76,11 @@ pub fn detach(world: &mut World, host: usize) {
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);
+    if !world.has_let_go(host) {
+        // It learned only now that it had been fenced: it attaches anew, after whoever fenced it.
+        read_all(world, host);
+        detach(world, host);
+    }
     world.check_store(host);
     read_all(world, other);
 }

@@ -34,7 +34,14 @@ impl Disk {
         for side in &mut self.sides {
             side.lose_power(fate);
         }
+        // Each file takes its part of a number of states: the first one the lowest digits.
         self.map.lose_power(fate);
+    }
+
+    /// How many states a power cut can leave; at most `u64::MAX`.
+    pub(crate) fn outcomes(&self) -> u64 {
+        let sides = self.sides.iter().map(SideFile::outcomes);
+        sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
     }
 }
 

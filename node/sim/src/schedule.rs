@@ -268,7 +268,6 @@ impl Schedule {
         self.leaving = true;
         self.settle(|run| run.world.hosts[home].device.is_none());
         self.leaving = false;
-        let manifest = self.world.store.manifest();
-        !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
+        self.world.has_let_go(home)
     }
 }

@@ -49,6 +49,7 @@ pub struct World {
     last_writer: Option<usize>,
     /// No disk ever failed.
     sound_disks: bool,
+    every_write_arrives: bool,
 }
 
 /// Requests a device can have in flight.
@@ -95,6 +96,7 @@ impl World {
             claims: Vec::new(),
             last_writer: None,
             sound_disks: faults.local.is_none(),
+            every_write_arrives: false,
         }
     }
 
@@ -350,6 +352,12 @@ impl World {
             self.store.create(seq, &bytes);
             self.take_note();
         }
+    }
+
+    /// Whether the log ends in the detach of `host`.
+    pub(crate) fn has_let_go(&mut self, host: usize) -> bool {
+        let manifest = self.store.manifest();
+        !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce
     }
 
     /// Reads every sector the guest of `host` ever touched, from the store alone.

@@ -8,7 +8,7 @@ const DIGESTS: [&str; 8] = [
     "ad32f594ca28a93c1f8baf5d7b911c04",
     "2e4e1274053b89b60a7b9c9b3d78c21c",
     "eebe974934a2a178d7679966fd537478",
-    "7746f512d5dd4232fd211b23e9bd083f",
+    "b8c409fbe613b2ef35f4e8fd7901bc98",
     "14de13604b19b21315dc9ce16bddfac9",
     "8cc3cb7947fd1fd7e0570f76492f8a85",
     "1605ba7f341e011cf6be91f8e0fae041",

@@ -1,6 +1,13 @@
 //! Seals: the point in time that one commit captures.
 //!
-//! Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! 1. the sides are swapped (`SidesSwapped`);
+//! 2. operations in flight on the sealed side end (`SideStill`);
+//! 3. a round begun after that makes its map durable (`SealDurable`);
+//! 4. its dirty sectors are stored as one segment (`SegmentStored`);
+//! 5. the commit record is created (`volume/commit.rs`);
+//! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
+//!
+//! The names are crash points. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
 //! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
@@ -8,6 +15,7 @@ use holdfast_types::{Block, Mask};
 use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
@@ -48,6 +56,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.seal.is_open() && self.should_seal() {
             let sealed = self.map.active();
             self.map.set_active(sealed.other());
+            reach(CrashPoint::SidesSwapped);
             self.header.active = sealed.other();
             self.round.header_changed();
             self.seal = Seal::Draining(only(sealed));
@@ -59,6 +68,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             && (Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
                 || is_planted(Bug::UploadInFlight))
         {
+            reach(CrashPoint::SideStill);
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
             match self.pending.take() {
                 Some(pending) if pending.seq == manifest.seq().next() => {
@@ -77,6 +87,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         if let Seal::Round(sides, number) = self.seal {
             if self.round.ended >= number {
+                reach(CrashPoint::SealDurable);
                 self.seal = Seal::Uploading(sides);
                 out.push(Action::Upload(self.dirty_blocks(sides)));
             } else if self.round.begun >= number && self.may_retry_round() {
@@ -130,6 +141,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.lifecycle == Lifecycle::Fenced {
             return;
         }
+        reach(CrashPoint::SegmentStored);
         self.seal = Seal::Committing(sides);
         self.create_record(Body::Commit(segment), out);
     }
@@ -145,9 +157,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }
+        reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;
         if self.lifecycle == Lifecycle::Recovering {
             self.map.set_recovering(false);
+            reach(CrashPoint::Recovered);
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
         }

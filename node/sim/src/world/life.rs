@@ -39,7 +39,8 @@ impl World {
         drop(process.volume);
         for job in process.jobs {
             let unheard = job.answer.is_none();
-            if unheard && self.rng.once_in(2) {
+            let stays_open = self.every_write_arrives && changes_files(&job.action);
+            if unheard && (stays_open || self.rng.once_in(2)) {
                 self.finish_unheard(host, &job);
             }
         }
@@ -48,7 +49,8 @@ impl World {
 
     fn finish_unheard(&mut self, host: usize, job: &Job) {
         let here = &mut self.hosts[host];
-        let mut reaches = 1 + self.rng.below(2) as u64;
+        let open = self.every_write_arrives;
+        let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
         match &job.action {
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
@@ -69,11 +71,12 @@ impl World {
                 for write in writes {
                     here.disk.map.write(write, || true);
                     reaches += 1;
-                    if reaches > 3 {
+                    if reaches > 3 && !open {
                         break;
                     }
                 }
             }
+            Action::SyncSide { .. } | Action::SyncMap if open => {}
             Action::SyncSide { side } => here.disk.side(*side).sync(job.mark.expect("a sync has a mark")),
             Action::SyncMap => here.disk.map.sync(job.mark.expect("a sync has a mark")),
             Action::StorePending { seq, bytes } => {
@@ -89,6 +92,17 @@ impl World {
             | Action::ReadRecord { .. }
             | Action::Report(_) => {}
         }
+    }
+
+    /// From now on what a dying process had submitted is written and not synced: a power cut right after it may leave any
+    /// part of it, and [`Fate::Nth`] counts them all.
+    pub fn keep_every_outcome_open(&mut self) {
+        self.every_write_arrives = true;
+    }
+
+    /// How many states of the local files a power cut of `host` can leave now; at most `u64::MAX`.
+    pub fn outcomes(&self, host: usize) -> u64 {
+        self.hosts[host].disk.outcomes()
     }
 
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
@@ -117,9 +131,11 @@ impl World {
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
         let memory = here.tmpfs.map(0, here.killed_after.clone());
+        let (pending, now) = (here.disk.pending.clone(), self.now);
         let setup =
             Setup { requests: DEPTH, limits: self.limits, header, header_generation, unix_ms_at_zero: 0 };
-        let Ok(volume) = Volume::resume(setup, memory, here.disk.pending.clone(), self.now) else {
+        let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
+        let Ok(volume) = resumed else {
             // The process died while it made the map: nothing was served from it.
             here.tmpfs.remove();
             here.device = None;
@@ -153,4 +169,8 @@ impl World {
         here.device = None;
         here.sealed = None;
     }
+}
+
+fn changes_files(action: &Action) -> bool {
+    matches!(action, Action::Write { .. } | Action::Punch { .. } | Action::WriteMap(_))
 }
