@@ -16,7 +16,11 @@ const ONLY: &[(&str, &[&str])] = &[
     ("k8s-openapi", &["holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
     ("holdfast-crds", &["holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-e2e"]),
     ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-e2e"]),
-    ("holdfast-engine", &["holdfast-log", "holdfast-node", "holdfast-operator", "holdfast-sim"]),
+    (
+        "holdfast-engine",
+        &["holdfast-background", "holdfast-log", "holdfast-node", "holdfast-operator", "holdfast-sim"],
+    ),
+    ("holdfast-background", &["holdfast-node", "holdfast-sim"]),
     ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-memory", "holdfast-node"]),
     ("holdfast-ublk", &["holdfast-node"]),
     ("holdfast-node", &[]),

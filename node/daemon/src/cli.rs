@@ -2,6 +2,7 @@
 
 mod client;
 mod exit;
+mod fenced;
 mod output;
 
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
-use crate::failure::chain;
+use crate::failure::{Failure, chain};
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -68,6 +69,8 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
+    /// See, export or delete what fenced writers of this node never uploaded; needs no daemon
+    Fenced(fenced::Fenced),
 }
 
 /// What to attach and how.
@@ -120,6 +123,11 @@ impl Cli {
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }
             }
+            Command::Fenced(fenced) => {
+                let mut text = String::new();
+                let done = fenced.run(&mut text);
+                finish(done, &text)
+            }
             command @ (Command::Create { .. }
             | Command::Attach(_)
             | Command::Detach { .. }
@@ -128,14 +136,18 @@ impl Cli {
             | Command::Capabilities { .. }) => {
                 let mut text = String::new();
                 let asked = runtime.block_on(client::ask(command, &mut text));
-                let printed = output::print(&text);
-                match (asked, printed) {
-                    (Ok(()), Ok(())) => ExitCode::SUCCESS,
-                    (Err(failure), _) => fail(exit::code(failure.kind), &failure.message),
-                    (Ok(()), Err(error)) => fail(1, &format!("the answer cannot be printed: {error}")),
-                }
+                finish(asked, &text)
             }
         }
+    }
+}
+
+/// Prints an answer and says how it went.
+fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
+    match (outcome, output::print(text)) {
+        (Ok(()), Ok(())) => ExitCode::SUCCESS,
+        (Err(failure), _) => fail(exit::code(failure.kind), &failure.message),
+        (Ok(()), Err(error)) => fail(1, &format!("the answer cannot be printed: {error}")),
     }
 }
 

@@ -27,6 +27,8 @@ use crate::node::{NodeConfig, TransportChoice};
 
 /// Where the CLI and the daemon meet unless told otherwise.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
+/// The state directory unless the file names another.
+pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/holdfast";
 
 /// Longest path of a Unix socket, in bytes. Source: `sun_path` in unix(7), less the closing NUL.
 const MAX_SOCKET_PATH: usize = 107;
@@ -100,7 +102,7 @@ struct NodeSection {
 
 impl Default for NodeSection {
     fn default() -> Self {
-        Self { name: None, state_dir: "/var/lib/holdfast".into(), run_dir: "/run/holdfast".into() }
+        Self { name: None, state_dir: DEFAULT_STATE_DIR.into(), run_dir: "/run/holdfast".into() }
     }
 }
 
@@ -110,6 +112,7 @@ struct DataSection {
     ring_threads: usize,
     transport: TransportSetting,
     slab_size: ByteSize,
+    cache_size: Option<ByteSize>,
     seal_size: ByteSize,
     most_dirty: ByteSize,
     max_dirty_age: TimeSpan,
@@ -121,6 +124,7 @@ impl Default for DataSection {
             ring_threads: 2,
             transport: TransportSetting::Auto,
             slab_size: ByteSize(4 << 30),
+            cache_size: None,
             seal_size: ByteSize(64 << 20),
             most_dirty: ByteSize(4 << 30),
             max_dirty_age: TimeSpan(Duration::from_secs(30)),
@@ -220,7 +224,8 @@ fn node_config(
     };
     absolute(source, "node.state_dir", &state_dir)?;
     absolute(source, "node.run_dir", &run_dir)?;
-    let DataSection { ring_threads, transport, slab_size, seal_size, most_dirty, max_dirty_age } = *data;
+    let DataSection { ring_threads, transport, slab_size, cache_size, seal_size, most_dirty, max_dirty_age } =
+        *data;
     if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
         let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
         return refuse("data.ring_threads", problem);
@@ -231,6 +236,12 @@ fn node_config(
         if size.0 < least {
             return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
         }
+    }
+    // One side is uploaded while the other fills.
+    let least_cache = ByteSize(2 * seal_size.0);
+    if let Some(cache_size) = cache_size.filter(|size| *size < least_cache) {
+        let problem = format!("{cache_size} is less than twice data.seal_size; write at least {least_cache}");
+        return refuse("data.cache_size", problem);
     }
     if most_dirty < seal_size {
         let problem = format!("{most_dirty} is less than data.seal_size; write at least {seal_size}");
@@ -253,6 +264,7 @@ fn node_config(
             TransportSetting::UserCopy => TransportChoice::Only(Transport::UserCopy),
         },
         slab_bytes: slab_size.0,
+        cache_bytes: cache_size.map(|size| size.0),
         seal_bytes: seal_size.0,
         most_dirty_bytes: most_dirty.0,
         max_dirty_age: max_dirty_age.0,

@@ -55,7 +55,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 16] = [
+const VOLUME_METRICS: [VolumeMetric; 18] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -85,6 +85,15 @@ const VOLUME_METRICS: [VolumeMetric; 16] = [
         None,
         "Requests that wait for the store, memory or space",
         |v| Some(v.waiting_requests as f64),
+    ),
+    gauge("holdfast_volume_cached", Some(Unit::Bytes), "Bytes held on the local disk", |v| {
+        Some(v.cached_bytes as f64)
+    }),
+    counter(
+        "holdfast_volume_evicted",
+        Some(Unit::Bytes),
+        "Uploaded bytes given up on the local disk to make room",
+        |v| Some(v.evicted_bytes as f64),
     ),
     counter("holdfast_volume_read_requests", None, "Reads completed", |v| Some(v.served.reads as f64)),
     counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes read", |v| Some(v.served.read_bytes as f64)),
@@ -190,6 +199,8 @@ mod tests {
             "# UNIT holdfast_volume_dirty_bytes bytes",
             "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
             "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",
+            "holdfast_volume_cached_bytes{volume=\"vol-1\"} 12288.0",
+            "holdfast_volume_evicted_bytes_total{volume=\"vol-1\"} 4096.0",
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
         ] {

@@ -10,8 +10,10 @@ mod board;
 mod cold;
 mod detach;
 mod error;
+pub(crate) mod fenced;
 mod live_map;
 mod local;
+mod quota;
 mod recover;
 mod ring_thread;
 mod served;
@@ -79,6 +81,8 @@ pub(crate) struct NodeConfig {
     pub(crate) transport: TransportChoice,
     /// Size of the cache of fetched blocks, in bytes.
     pub(crate) slab_bytes: u64,
+    /// What the sides of all volumes may hold, in bytes; nine tenths of the filesystem without the slab unless set.
+    pub(crate) cache_bytes: Option<u64>,
     /// Dirty bytes of a volume at which they are uploaded.
     pub(crate) seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
@@ -151,6 +155,10 @@ pub(crate) struct VolumeStatus {
     pub(crate) oldest_dirty: Option<Duration>,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
+    /// Bytes that its sides hold on the local disk.
+    pub(crate) cached_bytes: u64,
+    /// Clean bytes that its sides gave up since this process took the volume.
+    pub(crate) evicted_bytes: u64,
     /// What was served so far.
     pub(crate) served: ServedCounts,
     /// Requests sent to its store, by all volumes of that store on this node.
@@ -283,6 +291,19 @@ impl Node {
                 ticks.tick().await;
                 for ring in &ticking.0.rings {
                     ring.send(Message::Tick);
+                }
+            }
+        });
+        let measuring = node.clone();
+        tokio::spawn(async move {
+            let mut ticks = tokio::time::interval(TICK);
+            loop {
+                ticks.tick().await;
+                if let Err(error) = measuring.measure_space().await {
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "the cache could not be measured"
+                    );
                 }
             }
         });
@@ -423,6 +444,8 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 dirty_bytes: 0,
                 oldest_dirty: None,
                 waiting_requests: 0,
+                cached_bytes: 0,
+                evicted_bytes: 0,
                 served: ServedCounts::default(),
                 store_requests: RequestCounts::default(),
             };
@@ -444,6 +467,8 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             let waits = (status.parked > 0).then(|| {
                 if status.disk_full {
                     "requests wait: the local disk is full".to_owned()
+                } else if status.cache_full {
+                    "writes wait: the cache is full of data that is not uploaded yet".to_owned()
                 } else {
                     "requests wait for the object store".to_owned()
                 }
@@ -461,6 +486,8 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         dirty_bytes: status.dirty_bytes,
         oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
         waiting_requests: status.parked,
+        cached_bytes: Counters::get(&counters.cached_bytes),
+        evicted_bytes: status.evicted_bytes,
         served: ServedCounts {
             reads: Counters::get(&counters.reads),
             writes: Counters::get(&counters.writes),

@@ -93,6 +93,13 @@ pub enum Action {
         /// Where.
         side: Side,
     },
+    /// Make `range` of `side` a hole: it is clean and nothing reads it any more. Answer: `Evicted`.
+    Evict {
+        /// Which sectors.
+        range: SectorRange,
+        /// Where.
+        side: Side,
+    },
     /// Answer the guest.
     Complete {
         /// The request.

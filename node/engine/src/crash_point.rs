@@ -99,6 +99,14 @@ crash_points! {
     /// Another writer was seen; nobody was told.
     Fenced,
 
+    // An eviction (`volume/evict.rs`).
+    /// Step 1: clean data of the inactive side is remote in the live map.
+    Released,
+    /// Step 3: the durable map says so, and no read needs the ranges: they are about to be punched.
+    Unneeded,
+    /// Step 4: a range is punched.
+    Punched,
+
     // Letting go (`volume/detach.rs`).
     /// Nothing is dirty any more: the detach record is to be made.
     Clean,

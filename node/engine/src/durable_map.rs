@@ -18,10 +18,10 @@
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
 //! The header is written behind every round that writes pages for the first time, so that even those are vouched for.
 
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
-use crate::sector_map::{Nibble, PAGE_BYTES, Side};
+use crate::sector_map::{Nibble, PAGE_BYTES, PAGE_SECTORS, Side};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Bytes of one slot.
@@ -175,9 +175,27 @@ pub struct FoundPage {
     pub(crate) nibbles: Vec<u8>,
 }
 
+impl FoundPage {
+    /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest first: what the
+    /// loss of the host leaves of the page.
+    pub fn dirty_runs(&self) -> impl Iterator<Item = (SectorRange, Side)> {
+        let first = self.page * PAGE_SECTORS;
+        let side = |sector: u64| {
+            let nibble = Nibble((self.nibbles[(sector / 2) as usize] >> ((sector % 2) * 4)) & 15);
+            nibble.after_host_loss(false).newest()
+        };
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let (start, found) = (at..PAGE_SECTORS).find_map(|sector| Some((sector, side(sector)?)))?;
+            at = (start..PAGE_SECTORS).find(|sector| side(*sector) != Some(found)).unwrap_or(PAGE_SECTORS);
+            Some((SectorRange::new(first + start, at - start), found))
+        })
+    }
+}
+
 /// A page whose synced bytes are lost; no data of its 16 MiB of volume can be told clean from stale.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("durable map page {page} (its 16 MiB begin at sector {first}) is damaged", first = page * crate::sector_map::PAGE_SECTORS)]
+#[error("durable map page {page} (its 16 MiB begin at sector {first}) is damaged", first = page * PAGE_SECTORS)]
 pub struct DamagedPage {
     /// The page.
     pub page: u64,
@@ -236,8 +254,7 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
 
 /// Whether any sector of the pages is dirty in the side that holds its newest bytes.
 pub fn holds_dirty(pages: &[FoundPage]) -> bool {
-    let kept = |nibble: u8| Nibble(nibble).after_host_loss(false).0 != 0;
-    pages.iter().any(|page| page.nibbles.iter().any(|byte| kept(byte & 15) || kept(byte >> 4)))
+    pages.iter().any(|page| page.dirty_runs().next().is_some())
 }
 
 /// Whether no completed round vouches for a slot that does not decode.
@@ -304,6 +321,25 @@ mod tests {
         assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
         assert_eq!(long.nonces.last(), Some(&Nonce([199; 16])));
         assert_eq!(long.encode(1).len(), SLOT_BYTES);
+    }
+
+    #[test]
+    fn a_page_tells_which_side_holds_what_was_never_committed() {
+        let mut nibbles = vec![0; PAGE_BYTES];
+        // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in B, B dirty, -.
+        nibbles[..4].copy_from_slice(&[0x55, 0x2e, 0x90, 0x0a]);
+        nibbles[PAGE_BYTES - 1] = 0xa0;
+        let page = FoundPage { page: 2, slot: 0, generation: 1, synced: 1, nibbles };
+        let first = 2 * PAGE_SECTORS;
+        assert_eq!(
+            page.dirty_runs().collect::<Vec<_>>(),
+            [
+                (SectorRange::new(first, 2), Side::A),
+                (SectorRange::new(first + 2, 1), Side::B),
+                (SectorRange::new(first + 6, 1), Side::B),
+                (SectorRange::new(first + PAGE_SECTORS - 1, 1), Side::B),
+            ]
+        );
     }
 
     #[test]

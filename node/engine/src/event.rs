@@ -71,6 +71,18 @@ pub enum Event {
         /// How.
         result: Result<(), Errno>,
     },
+    /// One `Evict` ended.
+    Evicted {
+        /// How.
+        result: Result<(), Errno>,
+    },
+    /// The space of the volume's sides was measured anew.
+    Space {
+        /// Bytes they hold beyond the volume's share of the node's cache: to be given up.
+        excess_bytes: u64,
+        /// Bytes that may still be written before the next measurement.
+        room_bytes: u64,
+    },
     /// `PrepareMap` ended.
     MapPrepared {
         /// Which.

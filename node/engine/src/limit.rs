@@ -14,3 +14,9 @@ pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// How long background work waits before it asks for another round after one failed, in milliseconds.
 pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
+/// Map pages (16 MiB of volume each) given up between two rounds.
+pub const EVICT_PAGES: u64 = 64;
+/// Clean bytes given up when a write finds the disk full.
+pub const DISK_FULL_EVICT_BYTES: u64 = 64 << 20;
+/// How often a side may be sealed only because its clean data is needed, in milliseconds.
+pub const EARLY_SEAL_EVERY_MS: u64 = 1000;

@@ -38,11 +38,15 @@ pub enum Bug {
     OldestFirst,
     /// A write is completed twice (8).
     DoubleCompletion,
+    /// Clean data is punched before the durable map says that it is remote (1).
+    PunchBeforeRound,
+    /// Clean data is punched while reads that were planned on it are in flight (2).
+    PunchUnderReads,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -57,6 +61,8 @@ impl Bug {
         Self::NoZeroFill,
         Self::OldestFirst,
         Self::DoubleCompletion,
+        Self::PunchBeforeRound,
+        Self::PunchUnderReads,
     ];
 }
 

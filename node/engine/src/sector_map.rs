@@ -13,7 +13,7 @@
 //! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active side
 //! has the active side as its newest.
 
-use holdfast_types::{Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
 
 use crate::planted::{Bug, is_planted};
 use crate::wire;
@@ -351,17 +351,38 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn dirty_blocks(&self, page: u64, side: Side) -> impl Iterator<Item = (Block, Mask)> + '_ {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
-        SectorRange::new(first, end - first).split_at_multiples(holdfast_types::BLOCK_SECTORS).filter_map(
-            move |piece| {
-                let mut mask = 0u32;
-                for sector in piece.start.0..piece.end() {
-                    if self.nibble(sector).is_dirty(side) {
-                        mask |= 1 << (sector % holdfast_types::BLOCK_SECTORS);
-                    }
+        SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS).filter_map(move |piece| {
+            let mut mask = 0u32;
+            for sector in piece.start.0..piece.end() {
+                if self.nibble(sector).is_dirty(side) {
+                    mask |= 1 << (sector % BLOCK_SECTORS);
                 }
-                (mask != 0).then(|| (piece.start.block(), Mask(mask)))
-            },
-        )
+            }
+            (mask != 0).then(|| (piece.start.block(), Mask(mask)))
+        })
+    }
+
+    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends the ranges of
+    /// those blocks, whether or not the side held their newest bytes. Returns how many sectors became remote.
+    pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> u64 {
+        let first = page * PAGE_SECTORS;
+        let end = (first + PAGE_SECTORS).min(self.sectors);
+        let (newest, dirty) = (in_each(side.newest_bits()), in_each(side.dirty_bit()));
+        let mut released = 0;
+        for block in SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS) {
+            let at = self.nibbles_at + (block.start.0 / 2) as usize;
+            let bytes = &self.memory.as_ref()[at..at + 16];
+            let nibbles = u128::from_ne_bytes(bytes.try_into().expect("16 bytes"));
+            if nibbles & dirty != 0 {
+                continue;
+            }
+            if nibbles & newest != 0 {
+                released += u64::from((nibbles & newest).count_ones());
+                self.memory.as_mut()[at..at + 16].copy_from_slice(&(nibbles & !newest).to_ne_bytes());
+            }
+            append(ranges, block);
+        }
+        released
     }
 
     /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
@@ -374,9 +395,22 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 }
 
+/// `nibble` in every sector of a block: its part of the map is 16 bytes.
+const fn in_each(nibble: u8) -> u128 {
+    u128::from_ne_bytes([nibble | (nibble << 4); 16])
+}
+
 /// The map pages of a chunk.
 pub(crate) fn chunk_pages(chunk: Chunk) -> std::ops::Range<u64> {
     chunk.0 * PAGES_PER_CHUNK..(chunk.0 + 1) * PAGES_PER_CHUNK
+}
+
+/// Appends `range`, as part of the last one where they touch.
+pub(crate) fn append(ranges: &mut Vec<SectorRange>, range: SectorRange) {
+    match ranges.last_mut() {
+        Some(last) if last.end() == range.start.0 => last.sectors += range.sectors,
+        Some(_) | None => ranges.push(range),
+    }
 }
 
 /// A set of map pages.
@@ -460,6 +494,28 @@ mod tests {
         assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
         assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
         assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
+    }
+
+    #[test]
+    fn a_side_gives_up_whole_blocks_without_dirty_sectors() {
+        let mut map = map(200);
+        map.mark_written(SectorRange::new(0, 200), Side::A);
+        map.clear_dirty(0, Side::A);
+        map.mark_written(SectorRange::new(40, 1), Side::A);
+        map.set_active(Side::B);
+        map.mark_written(SectorRange::new(70, 2), Side::B);
+        let mut ranges = Vec::new();
+        assert_eq!(map.release(0, Side::A, &mut ranges), 200 - 32 - 2);
+        assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
+        let newest: Vec<_> = [0, 33, 40, 64, 70, 199]
+            .into_iter()
+            .map(|sector| map.first_run(SectorRange::new(sector, 1)).1)
+            .collect();
+        assert_eq!(newest, [None, Some(Side::A), Some(Side::A), None, Some(Side::B), None]);
+        // Stale copies are given up too, and nothing is counted twice.
+        ranges.clear();
+        assert_eq!(map.release(0, Side::A, &mut ranges), 0);
+        assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
     }
 
     #[test]

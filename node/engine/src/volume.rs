@@ -22,6 +22,7 @@
 
 mod commit;
 mod detach;
+mod evict;
 mod flush;
 mod read;
 mod seal;
@@ -40,6 +41,7 @@ use crate::planted::{Bug, is_planted};
 use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
 
 use commit::Commit;
+use evict::Evict;
 use flush::Round;
 use seal::Seal;
 
@@ -93,6 +95,10 @@ pub struct Status {
     pub parked: usize,
     /// The local disk had no space for the last write tried.
     pub disk_full: bool,
+    /// The volume's share of the node's cache is full: writes wait.
+    pub cache_full: bool,
+    /// Clean bytes given up since this process took the volume.
+    pub evicted_bytes: u64,
     /// A side is sealed: its commit is on the way.
     pub sealing: bool,
     /// No request may come before [`Report::Ready`].
@@ -119,6 +125,8 @@ struct Request {
     side: Side,
     pending: u32,
     failed: Option<Errno>,
+    /// A read with parts on a side: what [`Evict::read_ended`] wants to know.
+    on_side: Option<u8>,
 }
 
 /// A volume's planner over live-map memory `M`.
@@ -139,6 +147,7 @@ pub struct Volume<M> {
     dirty_since: [Option<Millis>; 2],
     /// Map pages with a sector dirty in the side.
     dirty_pages: [PageSet; 2],
+    evict: Evict,
     round: Round,
     seal: Seal,
     commit: Commit,
@@ -247,6 +256,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             dirty_sectors: [0; 2],
             dirty_since: [None; 2],
             dirty_pages: [PageSet::new(pages), PageSet::new(pages)],
+            evict: Evict::after_takeover(pages),
             seal: Seal::Open,
             commit: Commit::Idle,
             pending: None,
@@ -289,10 +299,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Moved { id, result } => {
                 self.moved(id, result, out);
                 // The common case, a write on a volume that has nothing to seal, ends here.
-                if self.seal.is_open() && self.dirty_bytes(self.map.active()) < self.limits.seal_bytes {
+                let few_dirty = self.dirty_bytes(self.map.active()) < self.limits.seal_bytes;
+                if self.seal.is_open() && self.evict.is_idle() && few_dirty {
                     return;
                 }
             }
+            Event::Evicted { result } => self.evicted(result, out),
+            Event::Space { excess_bytes, room_bytes } => self.space_measured(excess_bytes, room_bytes, out),
             Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
             Event::SideSynced { side, result } => self.side_synced(side, result, out),
             Event::MapWritten { result } => self.map_written(result, out),
@@ -325,6 +338,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len(),
             disk_full: self.disk_full,
+            cache_full: self.evict.is_full(),
+            evicted_bytes: self.evict.evicted_bytes,
             sealing: !self.seal.is_open(),
             recovering: self.lifecycle == Lifecycle::Recovering,
         }
@@ -339,7 +354,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let slot = &mut self.requests[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
         let side = self.map.active();
-        *slot = Some(Request { op, range, side, pending: 0, failed: None });
+        *slot = Some(Request { op, range, side, pending: 0, failed: None, on_side: None });
         if !inside || !matches!(self.lifecycle, Lifecycle::Serving) {
             return self.complete(id, Err(Errno::EIO), out);
         }
@@ -378,6 +393,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let request = *slot;
+        if let Some(turn) = slot.on_side.take() {
+            self.evict.read_ended(turn);
+        }
         match request.op {
             Op::Read => self.complete(id, request.failed.map_or(Ok(()), Err), out),
             Op::Write | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
@@ -459,6 +477,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.leaving && self.lifecycle == Lifecycle::Serving {
             self.lifecycle = Lifecycle::Detaching;
         }
+        self.advance_evict(out);
         self.advance_seal(out);
         self.advance_checkpoint(out);
         self.advance_detach(out);

@@ -124,37 +124,52 @@ impl<T: Clone + PartialEq> Cells<T> {
 pub(crate) struct SyncMark(u64);
 
 /// One side.
-pub(crate) struct SideFile(Cells<Stamp>);
+pub(crate) struct SideFile {
+    cells: Cells<Stamp>,
+    /// Sectors that are no hole.
+    pub(crate) held: u64,
+}
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self(Cells::new(0))
+        Self { cells: Cells::new(0), held: 0 }
     }
 }
 
 impl SideFile {
     pub(crate) fn write(&mut self, sector: u64, stamp: Stamp) {
-        self.0.write(sector, stamp);
+        self.held += u64::from(stamp != 0);
+        self.held -= u64::from(self.read(sector) != 0);
+        self.cells.write(sector, stamp);
+    }
+
+    /// Makes the sectors holes.
+    pub(crate) fn punch(&mut self, range: SectorRange) {
+        let holding: Vec<u64> = self.cells.cells.range(sectors(range)).map(|(at, _)| *at).collect();
+        for sector in holding {
+            self.write(sector, 0);
+        }
     }
 
     pub(crate) fn read(&self, sector: u64) -> Stamp {
-        *self.0.read(sector)
+        *self.cells.read(sector)
     }
 
     pub(crate) fn mark(&self) -> SyncMark {
-        SyncMark(self.0.written)
+        SyncMark(self.cells.written)
     }
 
     pub(crate) fn sync(&mut self, mark: SyncMark) {
-        self.0.sync(mark);
+        self.cells.sync(mark);
     }
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
-        self.0.lose_power(fate);
+        self.cells.lose_power(fate);
+        self.held = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
     }
 
     pub(crate) fn outcomes(&self) -> u64 {
-        self.0.outcomes()
+        self.cells.outcomes()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use holdfast_engine::action::{Action, Report};
+use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
@@ -185,6 +185,34 @@ impl Host {
                 Invariant::StoresItsOwnRange
                     .check(!uploading, || format!("{side:?} changes while it is uploaded"));
             }
+            Action::Evict { range, side } => {
+                Invariant::FencedChangesNothing
+                    .check(!process.fenced, || "an eviction after its fencing".into());
+                for job in &process.jobs {
+                    let touched = match &job.action {
+                        Action::Write { side: other, .. } | Action::Punch { side: other, .. } => {
+                            other == side && job.answer.is_none()
+                        }
+                        Action::Upload(dirty) => dirty.iter().any(|block| overlaps(block, *range, *side)),
+                        Action::Read { .. }
+                        | Action::ReadCold { .. }
+                        | Action::Evict { .. }
+                        | Action::Complete { .. }
+                        | Action::PrepareMap { .. }
+                        | Action::SyncSide { .. }
+                        | Action::WriteMap(_)
+                        | Action::SyncMap
+                        | Action::StorePending { .. }
+                        | Action::CreateRecord { .. }
+                        | Action::ReadRecord { .. }
+                        | Action::WriteCheckpoint { .. }
+                        | Action::Report(_) => false,
+                    };
+                    Invariant::StoresItsOwnRange.check(!touched, || {
+                        format!("{range:?} of {side:?} is given up under {:?}", job.action)
+                    });
+                }
+            }
             Action::Upload(dirty) => {
                 Invariant::FencedChangesNothing
                     .check(!process.fenced, || "an upload after its fencing".into());
@@ -229,6 +257,16 @@ fn uploads(action: &Action, side: Side) -> bool {
         Side::A => !block.a.is_empty(),
         Side::B => !block.b.is_empty(),
     })
+}
+
+/// Whether sectors of `range` are uploaded from `side`.
+fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
+    let mask = match side {
+        Side::A => dirty.a,
+        Side::B => dirty.b,
+    };
+    let first = dirty.block.first_sector().0;
+    (0..32).any(|bit| mask.contains(bit) && (range.start.0..range.end()).contains(&(first + u64::from(bit))))
 }
 
 fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {

@@ -14,6 +14,8 @@ use crate::world::{Attach, AttachStep, Faults, World};
 const SECTORS: u64 = 70_000;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
+/// What the sides may hold in a run that has a limit, in sectors.
+const SHARES: [u64; 3] = [64, 200, 600];
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
 
 /// One run in progress.
@@ -43,6 +45,10 @@ impl Schedule {
         world.trace = Trace::new(story);
         if world.rng.once_in(2) {
             world.age_headers();
+        }
+        if world.rng.once_in(2) {
+            let share = *world.rng.pick(&SHARES);
+            world.limit_cache(share);
         }
         Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false }
     }

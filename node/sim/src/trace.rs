@@ -99,6 +99,8 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
     match event {
         Event::Request { id, op, range } => (1, [id.0.into(), *op as u64, range.start.0, range.sectors]),
         Event::Moved { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
+        Event::Evicted { result } => (15, [came_of(*result), 0, 0, 0]),
+        Event::Space { excess_bytes, room_bytes } => (16, [*excess_bytes, *room_bytes, 0, 0]),
         Event::MapPrepared { chunk, result } => (3, [chunk.0, came_of(*result), 0, 0]),
         Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
         Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
@@ -138,6 +140,7 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         }
         Action::Write { id, range, side } => (35, [id.0.into(), range.start.0, range.sectors, *side as u64]),
         Action::Punch { id, range, side } => (36, [id.0.into(), range.start.0, range.sectors, *side as u64]),
+        Action::Evict { range, side } => (48, [range.start.0, range.sectors, *side as u64, 0]),
         Action::Complete { id, result } => (37, [id.0.into(), came_of(*result), 0, 0]),
         Action::PrepareMap { chunk } => (38, [chunk.0, 0, 0, 0]),
         Action::SyncSide { side } => (39, [*side as u64, 0, 0, 0]),
@@ -171,6 +174,8 @@ fn event_words(event: &Event) -> String {
             format!("log/{} {}", seq.0, if bytes.is_some() { "holds a record" } else { "is free" })
         }
         Event::Moved { .. }
+        | Event::Evicted { .. }
+        | Event::Space { .. }
         | Event::MapPrepared { .. }
         | Event::SideSynced { .. }
         | Event::MapWritten { .. }
@@ -200,6 +205,9 @@ fn action_words(action: &Action) -> String {
         }
         Action::Punch { id, range, side } => {
             format!("punch {} sectors at {} of {side:?} (request {})", range.sectors, range.start.0, id.0)
+        }
+        Action::Evict { range, side } => {
+            format!("give up {} sectors at {} of {side:?}", range.sectors, range.start.0)
         }
         Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
         Action::Upload(dirty) => format!("upload {} blocks", dirty.len()),

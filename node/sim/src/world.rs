@@ -6,6 +6,7 @@
 mod attach;
 mod life;
 mod look;
+mod space;
 
 use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
@@ -40,6 +41,8 @@ pub struct World {
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
     pub(crate) sectors: u64,
+    /// Sectors that the sides of a host may hold; `None`: any number.
+    pub(crate) share: Option<u64>,
     pub(crate) now: Millis,
     /// Dirty data of fenced writers that was set aside.
     pub(crate) set_aside: u32,
@@ -90,6 +93,7 @@ impl World {
             faults,
             limits,
             sectors,
+            share: None,
             now: 0,
             set_aside: 0,
             serial: 0,
@@ -122,6 +126,7 @@ impl World {
     pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
         self.now += passed;
         self.tell(host, Event::Tick);
+        self.measure_space(host);
     }
 
     fn tell(&mut self, host: usize, event: Event) {
@@ -201,6 +206,12 @@ impl World {
                     }
                 }
                 Event::Moved { id: *id, result }
+            }
+            Action::Evict { range, side } => {
+                if !local {
+                    here.disk.side(*side).punch(*range);
+                }
+                Event::Evicted { result }
             }
             Action::Complete { id, result } => {
                 let device = here.device.as_mut().expect("requests come from a device");

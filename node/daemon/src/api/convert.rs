@@ -148,6 +148,8 @@ impl From<VolumeStatus> for wire::Volume {
             dirty_bytes,
             oldest_dirty,
             waiting_requests: _,
+            cached_bytes: _,
+            evicted_bytes: _,
             served: _,
             store_requests: _,
         } = status;

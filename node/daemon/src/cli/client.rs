@@ -20,10 +20,9 @@ use crate::node::ErrorKind;
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
-        Command::Run { .. } => Err(Failure {
-            kind: ErrorKind::Local,
-            message: "`run` is the daemon, not a request to it".to_owned(),
-        }),
+        Command::Run { .. } | Command::Fenced(_) => {
+            Err(Failure { kind: ErrorKind::Local, message: "this is no request to the daemon".to_owned() })
+        }
         Command::Create { volume, size, store, target } => {
             let request = CreateRequest { volume_id: volume, store, size_bytes: size.0 };
             let mut client = connect(&target).await?;

@@ -112,3 +112,24 @@ fn a_bad_size_is_refused_before_anything_is_sent() {
     let error = Cli::try_parse_from(line).unwrap_err().to_string();
     assert!(error.contains("--size") && error.contains("64Mi"), "{error}");
 }
+
+#[test]
+fn what_is_fenced_is_shown_without_a_daemon() {
+    let state = tempfile::tempdir().unwrap();
+    let dir = state.path().to_str().unwrap();
+    let run = |words: &[&str]| {
+        let line = [&["holdfast-node", "fenced"], words, &["--state-dir", dir]].concat();
+        let Command::Fenced(fenced) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
+        let mut out = String::new();
+        fenced.run(&mut out).map(|()| out)
+    };
+    assert_eq!(run(&["list"]).unwrap(), "NAME  VOLUME  EPOCH  SIZE  NOT-UPLOADED  MESSAGE\n");
+    let none = run(&["export", "disk-1", "--output", "disk.img"]).unwrap_err();
+    assert_eq!(none.kind, ErrorKind::NotFound);
+    assert!(none.message.contains("is --state-dir the daemon's node.state_dir?"), "{}", none.message);
+    std::fs::create_dir_all(state.path().join("fenced/disk-1")).unwrap();
+    assert!(run(&["list"]).unwrap().contains("disk-1  -       -      -     -             "));
+    let refused = run(&["delete", "disk-1"]).unwrap_err();
+    assert!(refused.message.contains("has no durable map"), "{}", refused.message);
+    assert_eq!(run(&["delete", "disk-1", "--confirm-data-loss", "--json"]).unwrap(), "{}\n");
+}

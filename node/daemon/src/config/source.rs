@@ -22,7 +22,7 @@ enum Kind {
 }
 
 /// Environment variables and the settings they override.
-const OVERRIDES: [(&str, &str, Kind); 12] = [
+const OVERRIDES: [(&str, &str, Kind); 13] = [
     ("HOLDFAST_KUBERNETES", "kubernetes", Kind::Switch),
     ("HOLDFAST_NODE_NAME", "node.name", Kind::Text),
     ("HOLDFAST_STATE_DIR", "node.state_dir", Kind::Text),
@@ -30,6 +30,7 @@ const OVERRIDES: [(&str, &str, Kind); 12] = [
     ("HOLDFAST_RING_THREADS", "data.ring_threads", Kind::Number),
     ("HOLDFAST_TRANSPORT", "data.transport", Kind::Text),
     ("HOLDFAST_SLAB_SIZE", "data.slab_size", Kind::Text),
+    ("HOLDFAST_CACHE_SIZE", "data.cache_size", Kind::Text),
     ("HOLDFAST_SEAL_SIZE", "data.seal_size", Kind::Text),
     ("HOLDFAST_MOST_DIRTY", "data.most_dirty", Kind::Text),
     ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", Kind::Text),

@@ -4,20 +4,18 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use holdfast_engine::attach::{AttachPlan, Claim, LocalData, plan_attach};
-use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
+use holdfast_background::{Background, win};
+use holdfast_engine::attach::Claim;
+use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
-use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
-use holdfast_log::{CreateOutcome, create_record, read_manifest};
-use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport};
 use tokio::sync::mpsc;
 
-use super::background::Background;
+use super::background::{LocalSides, NodeTime, VolumeWork};
 use super::board::{Board, Phase};
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
@@ -27,19 +25,6 @@ use super::store::StoreRecord;
 use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of, unix_ms,
 };
-
-/// How often a log that others extend is read anew.
-const TRIES: usize = 5;
-
-/// The volume's state after its attach record won.
-struct Won {
-    manifest: Manifest,
-    header: Header,
-    header_generation: u64,
-    found: Vec<FoundPage>,
-    trust_clean: bool,
-    files: VolumeFiles,
-}
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
@@ -104,7 +89,6 @@ impl Node {
         let objects = self.0.stores.connect(&store_name, &store_record).await?;
         let store_time = objects.requests().time();
         let local = self.local(&volume);
-        local.make_dirs()?;
         let claim = Claim {
             node: self.0.config.node_name.clone(),
             nonce: Nonce(random()),
@@ -223,7 +207,7 @@ impl Node {
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
-        let sides = [share(&a)?, share(&b)?];
+        let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let board = Arc::new(Board::new());
         let (work, receiver) = mpsc::unbounded_channel();
         let new = NewVolume { start, setup, live_map, sides: [a, b], map, work, board: Arc::clone(&board) };
@@ -232,17 +216,15 @@ impl Node {
             AddError::Ring(error) => NodeError::Queue(error.into()),
             AddError::LiveMap(error) => NodeError::Damaged { path: map_path, source: Damage::LiveMap(error) },
         })?;
-        let background = Background {
-            volume: volume.clone(),
-            local,
-            sides,
-            objects,
+        let sides = LocalSides { local, sides };
+        let work = VolumeWork {
+            background: Background { volume: volume.clone(), objects, sides, time: NodeTime },
             cold: Arc::clone(&self.0.cold),
             uploads: Arc::clone(&self.0.uploads),
             ring: ring.clone(),
             key,
         };
-        tokio::spawn(Arc::new(background).run(receiver));
+        tokio::spawn(Arc::new(work).run(receiver));
         Ok((key, board))
     }
 }
@@ -252,50 +234,6 @@ pub(super) struct Parts {
     pub(super) local: Local,
     pub(super) objects: Arc<S3Store>,
     pub(super) files: VolumeFiles,
-}
-
-/// Reads the log and the local files, decides, and creates the attach record; begins again when somebody was faster.
-async fn win(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    local: &Local,
-    claim: &Claim,
-) -> Result<Won, NodeError> {
-    for _ in 0..TRIES {
-        let mut manifest = read_manifest(objects, volume).await?;
-        let on_disk = local.read_map()?;
-        let found_header = on_disk.as_ref().map(|(_, header, _)| header);
-        let AttachPlan { local: data, mut header, record } = plan_attach(&manifest, found_header, claim)?;
-        let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
-        match (data, on_disk) {
-            (LocalData::Ours { trust_clean: trusted }, Some((last, _, pages))) => {
-                (generation, found, trust_clean) = (last, pages, trusted);
-            }
-            (LocalData::Foreign, Some((_, old, pages))) => {
-                if holds_dirty(&pages) {
-                    let kept = local.set_aside(old.epoch)?;
-                    tracing::error!(%volume, epoch = %old.epoch, kept = %kept.display(),
-                        "another writer held the volume: what this node had not uploaded is kept aside");
-                } else {
-                    local.discard()?;
-                }
-                local.make_dirs()?;
-            }
-            (LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign, _) => {}
-        }
-        let files = local.open_files(header.sectors)?;
-        generation += 1;
-        local.write_header(&files.map, &header, generation)?;
-        if create_record(objects, &record).await? == CreateOutcome::Lost {
-            continue;
-        }
-        manifest
-            .apply(&record)
-            .map_err(|source| holdfast_log::LogFailure::Broken { volume: volume.clone(), source })?;
-        header.epoch = record.epoch;
-        return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });
-    }
-    Err(NodeError::Contended(volume.clone()))
 }
 
 fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {

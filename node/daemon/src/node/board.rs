@@ -19,7 +19,8 @@ pub(crate) enum Phase {
     Detached,
 }
 
-/// Figures that only grow. Written by the ring thread at every tick, never per request.
+/// Figures of what was done, which only grow, written by the ring thread at every tick, never per request; and what is
+/// held, as last measured.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reads: AtomicU64,
@@ -30,6 +31,7 @@ pub(crate) struct Counters {
     pub(crate) written_bytes: AtomicU64,
     pub(crate) cold_reads: AtomicU64,
     pub(crate) errors: AtomicU64,
+    pub(crate) cached_bytes: AtomicU64,
 }
 
 /// One volume's board.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use holdfast_background::AttachError;
 use holdfast_engine::DecodeError;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::durable_map::DamagedPage;
@@ -162,6 +163,17 @@ impl NodeError {
             | Self::Device(_)
             | Self::Queue(_)
             | Self::RingLost => ErrorKind::Local,
+        }
+    }
+}
+
+impl From<AttachError<Self>> for NodeError {
+    fn from(error: AttachError<Self>) -> Self {
+        match error {
+            AttachError::Refused(refused) => refused.into(),
+            AttachError::Log(failure) => failure.into(),
+            AttachError::Contended(volume) => Self::Contended(volume),
+            AttachError::Local(error) => error,
         }
     }
 }

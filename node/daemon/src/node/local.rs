@@ -17,8 +17,9 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use holdfast_background::{FoundMap, LocalState};
 use holdfast_engine::durable_map::{
-    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;
@@ -27,7 +28,9 @@ use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 
+use super::attach::blocking;
 use super::error::{Damage, NodeError, file};
+use super::quota::allocated_bytes;
 use super::store::StoreRecord;
 
 /// Where one volume's files are.
@@ -49,6 +52,11 @@ pub(crate) struct AttachedRecord {
     pub(crate) detaching: bool,
     pub(crate) store_name: String,
     pub(crate) store: StoreRecord,
+}
+
+/// Where the local files of fenced writers are kept.
+pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("fenced")
 }
 
 /// The open files of a volume.
@@ -83,7 +91,7 @@ impl Local {
     }
 
     /// Makes the volume's directories.
-    pub(crate) fn make_dirs(&self) -> Result<(), NodeError> {
+    fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
@@ -100,48 +108,19 @@ impl Local {
         Ok(VolumeFiles { sides: [a, b], map })
     }
 
+    /// Bytes that the sides take of the filesystem.
+    pub(crate) fn held_bytes(&self) -> Result<u64, NodeError> {
+        let dir = self.dir();
+        Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
+    }
+
     /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
-    pub(crate) fn read_map(&self) -> Result<Option<(u64, Header, Vec<FoundPage>)>, NodeError> {
-        let path = self.map_path();
-        let map = match open_mode(&path, OpenOptions::new().read(true).write(true)) {
-            Ok(map) => map,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(file(&path, "opened")(error)),
-        };
-        // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
-        // decided by it would write over the slot that holds.
-        map.sync_data().map_err(file(&path, "synced"))?;
-        let damaged = |source: Damage| NodeError::Damaged { path: path.clone(), source };
-        let length = map.metadata().map_err(file(&path, "read"))?.len();
-        if length < page_offset(0, 0) {
-            return Ok(None);
-        }
-        let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
-        map.read_exact_at(&mut head, 0).map_err(file(&path, "read"))?;
-        let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
-            return Ok(None);
-        };
-        let mut pages = Vec::new();
-        let mut at = page_offset(0, 0);
-        while at < length {
-            // Holes are pages never written.
-            let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
-                Ok(data) => data,
-                Err(rustix::io::Errno::NXIO) => break,
-                Err(errno) => return Err(file(&path, "searched")(errno.into())),
-            };
-            let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
-            let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
-            map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(&path, "read"))?;
-            pages.push((page, pair.to_vec()));
-            at = page_offset(page + 1, 0);
-        }
-        let found = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
-        Ok(Some((generation, header, found)))
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        read_map(&self.map_path())
     }
 
     /// Writes the header as the next generation and syncs it.
-    pub(crate) fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
+    fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
         let path = self.map_path();
         let slot = u8::from(generation % 2 == 1);
         let aligned = HeapBuffer::from_slice(&header.encode(generation));
@@ -196,7 +175,7 @@ impl Local {
     }
 
     /// Throws the local files away: nothing in them is the volume's newest data.
-    pub(crate) fn discard(&self) -> Result<(), NodeError> {
+    fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
@@ -206,7 +185,7 @@ impl Local {
 
     /// Keeps the local files of a fenced writer aside. Returns where.
     pub(crate) fn set_aside(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
-        let fenced = self.state_dir.join("fenced");
+        let fenced = fenced_dir(&self.state_dir);
         fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
         let name = (0..).map(|turn| if turn == 0 { String::new() } else { format!("-{turn}") });
         let kept = name
@@ -218,6 +197,88 @@ impl Local {
         sync_dir(&fenced)?;
         Ok(kept)
     }
+}
+
+impl LocalState for Local {
+    type Error = NodeError;
+    type Files = VolumeFiles;
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        let local = self.clone();
+        blocking(move || local.read_map()).await
+    }
+
+    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
+        let local = self.clone();
+        let kept = blocking(move || local.set_aside(epoch)).await?;
+        tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
+            "another writer held the volume: what this node had not uploaded is kept aside");
+        Ok(())
+    }
+
+    async fn discard(&self) -> Result<(), NodeError> {
+        let local = self.clone();
+        blocking(move || local.discard()).await
+    }
+
+    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let local = self.clone();
+        blocking(move || {
+            local.make_dirs()?;
+            local.open_files(sectors)
+        })
+        .await
+    }
+
+    async fn write_header(
+        &self,
+        files: &VolumeFiles,
+        header: &Header,
+        generation: u64,
+    ) -> Result<(), NodeError> {
+        let map = files.map.try_clone().map_err(file(&self.map_path(), "shared"))?;
+        let (local, header) = (self.clone(), header.clone());
+        blocking(move || local.write_header(&map, &header, generation)).await
+    }
+}
+
+/// What the durable map at `path` says; nothing when there is none.
+pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+    let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
+        Ok(map) => map,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(file(path, "opened")(error)),
+    };
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
+    // decided by it would write over the slot that holds.
+    map.sync_data().map_err(file(path, "synced"))?;
+    let damaged = |source: Damage| NodeError::Damaged { path: path.to_owned(), source };
+    let length = map.metadata().map_err(file(path, "read"))?.len();
+    if length < page_offset(0, 0) {
+        return Ok(None);
+    }
+    let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
+    map.read_exact_at(&mut head, 0).map_err(file(path, "read"))?;
+    let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
+        return Ok(None);
+    };
+    let mut pages = Vec::new();
+    let mut at = page_offset(0, 0);
+    while at < length {
+        // Holes are pages never written.
+        let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(errno) => return Err(file(path, "searched")(errno.into())),
+        };
+        let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
+        let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
+        map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(path, "read"))?;
+        pages.push((page, pair.to_vec()));
+        at = page_offset(page + 1, 0);
+    }
+    let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+    Ok(Some(FoundMap { generation, header, pages }))
 }
 
 /// The volumes with a directory under `<run>`.
@@ -249,7 +310,7 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
 }
 
 /// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
-fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.custom_flags(0).open(path),
         other => other,
@@ -273,7 +334,7 @@ fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
     path.parent().map_or(Ok(()), sync_dir)
 }
 
-fn sync_dir(dir: &Path) -> Result<(), NodeError> {
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {
     File::open(dir).and_then(|handle| handle.sync_all()).map_err(file(dir, "synced"))
 }
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
+use holdfast_background::{FoundMap, load_manifest};
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Setup;
-use holdfast_log::read_manifest;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState};
-use tokio::time::sleep;
 
 use super::attach::{Parts, QUIESCE_WITHIN, blocking};
+use super::background::NodeTime;
 use super::board::Phase;
 use super::error::{Damage, NodeError};
 use super::live_map::LiveMap;
@@ -34,7 +34,7 @@ impl Node {
 
     async fn recover(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let local = self.local(volume);
-        let (Some(record), Some((header_generation, mut header, _))) =
+        let (Some(record), Some(FoundMap { generation: header_generation, mut header, .. })) =
             (local.read_record()?, local.read_map()?)
         else {
             // The attach never got as far as a device.
@@ -120,22 +120,12 @@ impl Node {
     /// Reads the log once the store answers; reads of remote blocks wait until then.
     fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
         tokio::spawn(async move {
-            let mut wait = std::time::Duration::from_millis(100);
-            loop {
-                match read_manifest(&*present.objects, &volume).await {
-                    Ok(manifest) => {
-                        let event = Event::ManifestLoaded(Box::new(manifest));
-                        return present.ring.send(Message::Event { key: present.key, event });
-                    }
-                    Err(error) => {
-                        tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the log cannot be read yet");
-                        sleep(wait).await;
-                        wait = (wait * 2).min(std::time::Duration::from_secs(10));
-                    }
+            tokio::select! {
+                manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
+                    let event = Event::ManifestLoaded(Box::new(manifest));
+                    present.ring.send(Message::Event { key: present.key, event });
                 }
-                if present.board.phase() == Phase::Detached {
-                    return;
-                }
+                _ = present.board.reach(|phase| phase == Phase::Detached) => {}
             }
         });
     }

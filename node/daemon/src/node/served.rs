@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Report, Source};
 use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
 use holdfast_engine::sector_map::{Side, chunk_extent};
@@ -37,6 +38,8 @@ pub(super) const MAP_WRITE_KIND: u8 = 20;
 pub(super) const SYNC_MAP_KIND: u8 = 21;
 /// Live-map memory allocated; aux: the chunk.
 pub(super) const PREPARE_KIND: u8 = 22;
+/// A hole punched where clean data was given up.
+pub(super) const EVICT_KIND: u8 = 23;
 
 /// Bits of a move's aux that hold its length in sectors.
 const LENGTH_BITS: u32 = 14;
@@ -206,6 +209,7 @@ impl Served {
                 let id = RequestId(data.aux() * self.depth + u32::from(data.tag()));
                 Event::Moved { id, result: plain(completion) }
             }
+            EVICT_KIND => Event::Evicted { result: plain(completion) },
             SYNC_SIDE_KIND => {
                 let side = if data.aux() == 0 { Side::A } else { Side::B };
                 Event::SideSynced { side, result: plain(completion) }
@@ -300,9 +304,10 @@ impl Served {
             }
             Action::Punch { id, range, side } => {
                 let data = UserData::new(PUNCH_KIND, self.index, self.tag(id), id.0 / self.depth);
-                let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
-                ring.punch_hole(self.slots.sides[side as usize], whole, data);
-                self.operations += 1;
+                self.punch(ring, side, range, data);
+            }
+            Action::Evict { range, side } => {
+                self.punch(ring, side, range, UserData::new(EVICT_KIND, self.index, 0, 0));
             }
             Action::Complete { id, result } => {
                 let request =
@@ -328,11 +333,17 @@ impl Served {
                 ring.sync_data(self.slots.map, UserData::new(SYNC_MAP_KIND, self.index, 0, 0));
                 self.operations += 1;
             }
-            Action::Upload(blocks) => self.send(Work::Upload(blocks)),
-            Action::StorePending { seq, bytes } => self.send(Work::StorePending(Pending { seq, bytes })),
-            Action::CreateRecord { seq, bytes } => self.send(Work::CreateRecord { seq, bytes }),
-            Action::ReadRecord { seq } => self.send(Work::ReadRecord { seq }),
-            Action::WriteCheckpoint { seq, bytes } => self.send(Work::WriteCheckpoint { seq, bytes }),
+            Action::Upload(blocks) => self.send_other(background::Work::Upload(blocks)),
+            Action::StorePending { seq, bytes } => {
+                self.send_other(background::Work::StorePending(Pending { seq, bytes }));
+            }
+            Action::CreateRecord { seq, bytes } => {
+                self.send_other(background::Work::CreateRecord { seq, bytes });
+            }
+            Action::ReadRecord { seq } => self.send_other(background::Work::ReadRecord { seq }),
+            Action::WriteCheckpoint { seq, bytes } => {
+                self.send_other(background::Work::WriteCheckpoint { seq, bytes });
+            }
             Action::Report(report) => self.report(report),
         }
     }
@@ -365,6 +376,10 @@ impl Served {
         drop(self.work.send(work));
     }
 
+    fn send_other(&self, work: background::Work) {
+        self.send(Work::Other(work));
+    }
+
     fn tag(&self, id: RequestId) -> u16 {
         u16::try_from(id.0 % self.depth).expect("a queue has at most 4096 tags")
     }
@@ -391,6 +406,12 @@ impl Served {
     fn read_part(&mut self, ring: &mut Ring, id: RequestId, part: &Part) {
         let queue = &self.queues[(id.0 / self.depth) as usize];
         queue.read_part(ring, self.requests[id.0 as usize].as_ref().expect("in flight"), part);
+        self.operations += 1;
+    }
+
+    fn punch(&mut self, ring: &mut Ring, side: Side, range: SectorRange, data: UserData) {
+        let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
+        ring.punch_hole(self.slots.sides[side as usize], whole, data);
         self.operations += 1;
     }
 

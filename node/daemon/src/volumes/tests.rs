@@ -63,6 +63,8 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         dirty_bytes: 8192,
         oldest_dirty: Some(Duration::from_millis(2500)),
         waiting_requests: 0,
+        cached_bytes: 12288,
+        evicted_bytes: 4096,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
         store_requests: RequestCounts { put: 2, ..RequestCounts::default() },
     }

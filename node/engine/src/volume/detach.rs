@@ -18,7 +18,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_detach(&mut self, out: &mut Vec<Action>) {
         match self.lifecycle {
             Lifecycle::Detaching => {
-                let clean = self.seal.is_open() && self.dirty_pages.iter().all(|pages| pages.is_empty());
+                let clean = self.seal.is_open()
+                    && self.evict.is_idle()
+                    && self.dirty_pages.iter().all(|pages| pages.is_empty());
                 let Some(manifest) = &self.manifest else { return };
                 if !clean || self.commit != Commit::Idle {
                     return;

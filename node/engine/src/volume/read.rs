@@ -12,10 +12,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let planned_from = out.len();
         let mut rest = range;
         let mut at = 0u32;
+        let mut on_side = false;
         while rest.sectors > 0 {
             let (run, newest) = self.map.first_run(rest);
             match newest {
-                Some(side) => out.push(Action::Read { id, range: run, at, from: Source::Side(side) }),
+                Some(side) => {
+                    on_side = true;
+                    out.push(Action::Read { id, range: run, at, from: Source::Side(side) });
+                }
                 None => {
                     let Some(manifest) = &self.manifest else {
                         out.truncate(planned_from);
@@ -43,8 +47,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if is_planted(Bug::NoZeroFill) && out.len() == planned_from {
             return self.complete(id, Ok(()), out);
         }
-        self.in_slot(id).pending =
-            u32::try_from(out.len() - planned_from).expect("at most one action a sector");
+        let turn = on_side.then(|| self.evict.read_began());
+        let slot = self.in_slot(id);
+        slot.on_side = turn;
+        slot.pending = u32::try_from(out.len() - planned_from).expect("at most one action a sector");
     }
 }
 

@@ -54,11 +54,7 @@ pub(super) fn only(side: Side) -> Sides {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_seal(&mut self, out: &mut Vec<Action>) {
         if self.seal.is_open() && self.should_seal() {
-            let sealed = self.map.active();
-            self.map.set_active(sealed.other());
-            reach(CrashPoint::SidesSwapped);
-            self.header.active = sealed.other();
-            self.round.header_changed();
+            let sealed = self.swap_sides();
             self.seal = Seal::Draining(only(sealed));
         }
         let Some(manifest) = &self.manifest else { return };
@@ -98,9 +94,24 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    /// Writes go to the other side from here on. Returns the one that was active.
+    pub(super) fn swap_sides(&mut self) -> Side {
+        let active = self.map.active();
+        self.map.set_active(active.other());
+        reach(CrashPoint::SidesSwapped);
+        self.header.active = active.other();
+        self.round.header_changed();
+        self.evict.sides_swapped(self.now);
+        active
+    }
+
     fn should_seal(&self) -> bool {
         let Some(manifest) = &self.manifest else { return false };
         let side = self.map.active();
+        // What an eviction is about to punch must not become active, and what is needed is given up before new data is sealed.
+        if !self.evict.is_idle() || self.evicts_first() {
+            return false;
+        }
         if self.dirty_pages[side as usize].is_empty()
             || self.records_after_checkpoint(manifest) >= MOST_RECORDS_AFTER_CHECKPOINT
         {
@@ -110,6 +121,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.lifecycle == Lifecycle::Detaching
             || self.dirty_bytes(side) >= self.limits.seal_bytes
             || age >= self.limits.max_age_ms
+            || self.wants_other_side()
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -154,6 +166,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.map.clear_dirty(page, side);
                 self.round.page_changed(page);
             }
+            self.may_hold_more(side);
             self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }

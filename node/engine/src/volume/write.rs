@@ -23,6 +23,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.park(id);
         }
         let side = self.start_store(id);
+        self.evict.take_room(range.bytes());
         out.push(Action::Write { id, range, side });
     }
 
@@ -53,12 +54,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn has_room(&self) -> bool {
-        self.seal.is_open() || self.dirty_bytes(self.map.active()) < self.limits.most_bytes
+        let commit_may_wait =
+            self.seal.is_open() || self.dirty_bytes(self.map.active()) < self.limits.most_bytes;
+        commit_may_wait && !self.evict.is_full()
     }
 
     fn start_store(&mut self, id: RequestId) -> Side {
         let side = self.map.active();
         self.in_flight[side as usize] += 1;
+        self.may_hold_more(side);
         let slot = self.in_slot(id);
         slot.side = side;
         slot.pending = 1;
@@ -104,7 +108,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         reach(CrashPoint::MarkedUncertain);
         // A full disk delays; eviction or the commit in progress will make room.
         if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
-            self.disk_full = true;
+            self.disk_is_full();
             self.park(id);
         } else {
             self.complete(id, Err(errno), out);

@@ -31,6 +31,8 @@ pub enum Scenario {
     Rival,
     /// Local reads, writes and syncs fail.
     BadDisk,
+    /// The sides may hold little.
+    Cramped,
 }
 
 /// `Err` is the host whose process was ended.
@@ -38,12 +40,12 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Life, Self::Takeover, Self::Recovery, Self::Doubt, Self::Rival, Self::BadDisk];
+    pub const ALL: [Self; 7] =
+        [Self::Life, Self::Takeover, Self::Recovery, Self::Doubt, Self::Rival, Self::BadDisk, Self::Cramped];
 
     pub(super) fn world(self, seed: u64) -> World {
         let faults = match self {
-            Self::Life | Self::Takeover | Self::Recovery | Self::Rival => Faults::default(),
+            Self::Life | Self::Takeover | Self::Recovery | Self::Rival | Self::Cramped => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -52,6 +54,7 @@ impl Scenario {
             // The second commit makes the checkpoint.
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
+            Self::Cramped => world.limit_cache(24),
             Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
         }
         world
@@ -66,6 +69,7 @@ impl Scenario {
             Self::Doubt => doubt(&mut stage),
             Self::Rival => rival(&mut stage),
             Self::BadDisk => bad_disk(&mut stage),
+            Self::Cramped => cramped(&mut stage),
         }
     }
 }
@@ -137,6 +141,18 @@ fn bad_disk(stage: &mut Stage<'_>) -> Played {
     for round in 0..6 {
         stage.ask(&[(Op::Write, round, 2), (Op::Write, 4096 + round, 1), (Op::Flush, 0, 0)])?;
         stage.ask(&[(Op::Write, 20, 6), (Op::Read, 0, 4), (Op::Discard, round, 1)])?;
+    }
+    stage.ask(&[(Op::Flush, 0, 0)])
+}
+
+fn cramped(stage: &mut Stage<'_>) -> Played {
+    for round in 0..5 {
+        stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
+        // Between them something is sealed, committed and given up.
+        for _ in 0..30 {
+            stage.step()?;
+        }
+        stage.ask(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
     }
     stage.ask(&[(Op::Flush, 0, 0)])
 }

@@ -67,6 +67,7 @@ impl World {
                     }
                 }
             }
+            Action::Evict { range, side } => here.disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
                 for write in writes {
                     here.disk.map.write(write, || true);
@@ -172,5 +173,5 @@ impl World {
 }
 
 fn changes_files(action: &Action) -> bool {
-    matches!(action, Action::Write { .. } | Action::Punch { .. } | Action::WriteMap(_))
+    matches!(action, Action::Write { .. } | Action::Punch { .. } | Action::Evict { .. } | Action::WriteMap(_))
 }

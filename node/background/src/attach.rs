@@ -1,0 +1,92 @@
+//! Winning a volume: log, local files, attach record, in this order.
+//!
+//! 1. the log is read, and the local map;
+//! 2. local data that another writer has outrun is set aside if anything of it is dirty (invariant 6), else discarded;
+//! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours;
+//! 4. the attach record is created once. When somebody was faster, everything begins again.
+
+use std::error::Error;
+
+use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, LocalData, plan_attach};
+use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
+use holdfast_engine::manifest::Manifest;
+use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest};
+use holdfast_objects::ObjectStore;
+use holdfast_types::VolumeId;
+
+use crate::LocalState;
+
+/// How often a log that others extend is read anew.
+const TRIES: usize = 5;
+
+/// The volume's state after its attach record won.
+pub struct Won<F> {
+    /// The log's end, the attach record included.
+    pub manifest: Manifest,
+    /// The durable header, with the epoch that was won.
+    pub header: Header,
+    /// The generation it was written as.
+    pub header_generation: u64,
+    /// What the durable map holds of this writer's data.
+    pub found: Vec<FoundPage>,
+    /// Clean data is what the log's end says, too.
+    pub trust_clean: bool,
+    /// The open files.
+    pub files: F,
+}
+
+/// Why a volume could not be won. Nothing of it is lost, and the same may be tried again.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError<L: Error + 'static> {
+    /// The volume's state forbids it.
+    #[error(transparent)]
+    Refused(#[from] AttachRefused),
+    /// The log could not be read or extended.
+    #[error(transparent)]
+    Log(#[from] LogFailure),
+    /// Other writers kept winning.
+    #[error("volume {0} is being attached by others at the same time")]
+    Contended(VolumeId),
+    /// The local files could not be used.
+    #[error(transparent)]
+    Local(L),
+}
+
+/// Reads the log and the local files, decides, and creates the attach record; begins again when somebody was faster.
+///
+/// # Errors
+/// [`AttachError`].
+pub async fn win<L: LocalState>(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    local: &L,
+    claim: &Claim,
+) -> Result<Won<L::Files>, AttachError<L::Error>> {
+    for _ in 0..TRIES {
+        let mut manifest = read_manifest(objects, volume).await?;
+        let on_disk = local.read_map().await.map_err(AttachError::Local)?;
+        let found_header = on_disk.as_ref().map(|map| &map.header);
+        let AttachPlan { local: data, mut header, record } = plan_attach(&manifest, found_header, claim)?;
+        let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
+        match (data, on_disk) {
+            (LocalData::Ours { trust_clean: trusted }, Some(map)) => {
+                (generation, found, trust_clean) = (map.generation, map.pages, trusted);
+            }
+            (LocalData::Foreign, Some(map)) if holds_dirty(&map.pages) => {
+                local.set_aside(map.header.epoch).await.map_err(AttachError::Local)?;
+            }
+            (LocalData::Foreign, _) => local.discard().await.map_err(AttachError::Local)?,
+            (LocalData::Absent | LocalData::Ours { .. }, _) => {}
+        }
+        let files = local.open(header.sectors).await.map_err(AttachError::Local)?;
+        generation += 1;
+        local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
+        if create_record(objects, &record).await? == CreateOutcome::Lost {
+            continue;
+        }
+        manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
+        header.epoch = record.epoch;
+        return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });
+    }
+    Err(AttachError::Contended(volume.clone()))
+}

@@ -1,0 +1,22 @@
+//! What a volume asks of the world off its ring thread: uploads, log records, checkpoints, cold reads, attaches.
+//!
+//! Owns: the order of requests to the store and to local files, what is tried again and how long is waited in between.
+//! Does not own: how a request is made. The store, the local files, time and chance are traits, so that the node daemon
+//! and the simulation run the same code.
+//! Runs on: whatever polls its futures; it knows no runtime.
+//! On failure: work whose outcome the volume waits for is tried until it is done; a store that is away delays.
+
+mod attach;
+mod backoff;
+mod cold;
+mod local;
+mod manifest;
+mod upload;
+mod work;
+
+pub use attach::{AttachError, Won, win};
+pub use cold::{ColdError, Indexes, fetch, patiently};
+pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
+pub use manifest::load_manifest;
+pub use upload::{BLOCK_ALIGNMENT, SideReader, build_segment};
+pub use work::{Background, Work};

@@ -1,0 +1,99 @@
+//! What differs between a node and a simulated host.
+
+use std::error::Error;
+use std::time::Duration;
+
+use holdfast_engine::action::DirtyBlock;
+use holdfast_engine::durable_map::{FoundPage, Header};
+use holdfast_engine::record::SegmentRef;
+use holdfast_engine::volume::Pending;
+use holdfast_types::{Epoch, SegmentId};
+
+/// Time and chance, which no code makes up for itself.
+pub trait TimeAndChance: Send + Sync {
+    /// Waits.
+    fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
+
+    /// Milliseconds since 1970.
+    fn unix_ms(&self) -> u64;
+
+    /// Random bytes.
+    fn random<const N: usize>(&self) -> [u8; N];
+}
+
+/// The local files of an attached volume, as its background work needs them.
+pub trait Sides: Send + Sync {
+    /// Why they could not be used.
+    type Error: Error + Send + Sync + 'static;
+
+    /// Reads the dirty sectors and makes a segment of them, with [`crate::build_segment`].
+    ///
+    /// # Errors
+    /// The local disk's; it is asked again.
+    fn build_segment(
+        &self,
+        dirty: Vec<DirtyBlock>,
+        id: SegmentId,
+    ) -> impl Future<Output = Result<(SegmentRef, Vec<u8>), Self::Error>> + Send;
+
+    /// Keeps a log record through a crash, in place of the last one.
+    ///
+    /// # Errors
+    /// The local disk's; the volume asks again.
+    fn store_pending(&self, pending: Pending) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+/// What the durable map of a volume holds.
+#[derive(Debug, Clone)]
+pub struct FoundMap {
+    /// The header's generation.
+    pub generation: u64,
+    /// The header.
+    pub header: Header,
+    /// The newest of each page.
+    pub pages: Vec<FoundPage>,
+}
+
+/// The local files of a volume that is being attached. Nobody else uses them.
+pub trait LocalState: Send + Sync {
+    /// Why they could not be used.
+    type Error: Error + Send + Sync + 'static;
+    /// The open files.
+    type Files: Send + Sync;
+
+    /// Syncs the durable map and reads it; nothing when the volume was never here. What is read without the sync may be
+    /// gone after the next power cut, and is no ground to write the other slot on.
+    ///
+    /// # Errors
+    /// The local disk's, or that the map is damaged.
+    fn read_map(&self) -> impl Future<Output = Result<Option<FoundMap>, Self::Error>> + Send;
+
+    /// Keeps the files aside, as what the writer of `epoch` never uploaded (invariant 6).
+    ///
+    /// # Errors
+    /// The local disk's.
+    fn set_aside(&self, epoch: Epoch) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Throws the files away: nothing in them is the volume's newest data.
+    ///
+    /// # Errors
+    /// The local disk's.
+    fn discard(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Opens the files, making or growing them for `sectors`.
+    ///
+    /// # Errors
+    /// The local disk's.
+    fn open(&self, sectors: u64) -> impl Future<Output = Result<Self::Files, Self::Error>> + Send;
+
+    /// Writes the durable map's header as `generation` and syncs it.
+    ///
+    /// # Errors
+    /// The local disk's.
+    fn write_header(
+        &self,
+        files: &Self::Files,
+        header: &Header,
+        generation: u64,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}

@@ -1,0 +1,152 @@
+//! The work of a running volume: what its planner asks for, until it is done.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_engine::action::DirtyBlock;
+use holdfast_engine::event::{CreateAnswer, Errno, Event};
+use holdfast_engine::record::SegmentRef;
+use holdfast_engine::volume::Pending;
+use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{SegmentId, Seq, VolumeId};
+
+use crate::backoff::Backoff;
+use crate::{Sides, TimeAndChance};
+
+/// How long a failed local write is held back before the volume hears of it: it will ask again at once.
+const LOCAL_RETRY: Duration = Duration::from_secs(1);
+/// The same of a checkpoint.
+const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
+/// Largest log record read back, in bytes.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+
+/// A piece of work; each is answered by one event.
+#[derive(Debug)]
+pub enum Work {
+    /// Make a segment of these sectors and store it.
+    Upload(Vec<DirtyBlock>),
+    /// Keep this record through a crash.
+    StorePending(Pending),
+    /// Create `log/<seq>` once.
+    CreateRecord {
+        /// The record's place.
+        seq: Seq,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Read `log/<seq>`.
+    ReadRecord {
+        /// The record's place.
+        seq: Seq,
+    },
+    /// Store the checkpoint of `seq`.
+    WriteCheckpoint {
+        /// As of which seq.
+        seq: Seq,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+}
+
+/// What the work of one volume needs.
+pub struct Background<S, T> {
+    /// Whose.
+    pub volume: VolumeId,
+    /// Where its objects are.
+    pub objects: Arc<dyn ObjectStore>,
+    /// Its local files.
+    pub sides: S,
+    /// Time and chance.
+    pub time: T,
+}
+
+impl<S: Sides, T: TimeAndChance> Background<S, T> {
+    /// Does a piece of work; the event is the volume's answer.
+    pub async fn perform(&self, work: Work) -> Event {
+        match work {
+            Work::Upload(dirty) => Event::Uploaded(self.upload(dirty).await),
+            Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
+            Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
+            Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
+            Work::WriteCheckpoint { seq, bytes } => {
+                let written = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await;
+                if let Err(error) = &written {
+                    self.warn("the checkpoint waits", error);
+                    self.time.sleep(CHECKPOINT_RETRY).await;
+                }
+                Event::CheckpointWritten { seq, written: written.is_ok() }
+            }
+        }
+    }
+
+    fn warn(&self, what: &'static str, error: &(dyn Error + 'static)) {
+        tracing::warn!(volume = %self.volume, error, "{what}");
+    }
+
+    async fn upload(&self, dirty: Vec<DirtyBlock>) -> SegmentRef {
+        let id = SegmentId::new(self.time.unix_ms(), self.time.random());
+        let mut backoff = Backoff::of_commits();
+        let (segment, object) = loop {
+            match self.sides.build_segment(dirty.clone(), id).await {
+                Ok(built) => break built,
+                Err(error) => {
+                    self.warn("reading the sealed side failed", &error);
+                    backoff.wait(&self.time).await;
+                }
+            }
+        };
+        let object = Bytes::from(object);
+        let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
+        let mut backoff = Backoff::of_commits();
+        while let Err(error) = self.objects.put_segment(&key, vec![object.clone()]).await {
+            self.warn("the upload waits", &error);
+            backoff.wait(&self.time).await;
+        }
+        segment
+    }
+
+    async fn store_pending(&self, pending: Pending) -> Result<(), Errno> {
+        let Err(error) = self.sides.store_pending(pending).await else { return Ok(()) };
+        self.warn("the log record could not be kept", &error);
+        self.time.sleep(LOCAL_RETRY).await;
+        Err(Errno::EIO)
+    }
+
+    async fn create_record(&self, seq: Seq, bytes: Vec<u8>) -> CreateAnswer {
+        let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
+        let body = Bytes::from(bytes);
+        let mut backoff = Backoff::of_commits();
+        loop {
+            match self.objects.create(&key, body.clone()).await {
+                Ok(_created) => return CreateAnswer::Created,
+                Err(CreateError::Exists { .. }) => return CreateAnswer::Exists,
+                Err(CreateError::Ambiguous(error)) => {
+                    self.warn("whether the commit is in the log is being looked up", &error);
+                    return CreateAnswer::Ambiguous;
+                }
+                Err(CreateError::Failed(error)) => {
+                    self.warn("the commit waits", &error);
+                    backoff.wait(&self.time).await;
+                }
+            }
+        }
+    }
+
+    async fn read_record(&self, seq: Seq) -> Option<Vec<u8>> {
+        let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
+        let mut backoff = Backoff::of_commits();
+        loop {
+            match self.objects.get(&key, MAX_RECORD_BYTES).await {
+                Ok(bytes) => return Some(bytes.to_vec()),
+                Err(StoreError::NotFound { .. }) => return None,
+                Err(error) => {
+                    self.warn("the log cannot be read yet", &error);
+                    backoff.wait(&self.time).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What fenced writers of this node never uploaded: listed, exported, deleted.
+//!
+//! Owns: the directories below `<state>/fenced/`. They change no more once they are there, so neither the daemon nor its
+//! lock, the store or the API server is needed, and a daemon may run meanwhile.
+//! On failure: a damaged directory is listed with what is wrong with it; it is neither exported nor left out.
+
+mod export;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use holdfast_background::FoundMap;
+use holdfast_engine::sector_map::Side;
+use holdfast_types::{Epoch, SectorRange, VolumeId};
+
+pub(crate) use export::export;
+
+use super::error::{ErrorKind, NodeError, file};
+use super::local::{fenced_dir, read_map};
+
+/// One directory of a fenced writer.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    /// The directory's name, by which it is exported and deleted.
+    pub(crate) name: String,
+    dir: PathBuf,
+}
+
+/// What a fenced writer left, by its durable map.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// The volume.
+    pub(crate) volume: VolumeId,
+    /// The fenced writer's epoch.
+    pub(crate) epoch: Epoch,
+    /// The volume's size then, in sectors.
+    pub(crate) sectors: u64,
+    /// What was never uploaded, lowest first, and the side that holds it.
+    runs: Vec<(SectorRange, Side)>,
+}
+
+/// Why what was kept cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FencedError {
+    /// No directory of this name.
+    #[error("nothing fenced is called {name}: {}", names(.known))]
+    Unknown {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// A directory without a durable map.
+    #[error("{} has no durable map: nobody can tell which sectors of its sides were written", .0.display())]
+    NoMap(PathBuf),
+    /// The export would replace a file.
+    #[error("{} exists already: name another file with --output, or replace it with --overwrite", .0.display())]
+    OutputExists(PathBuf),
+    /// Deleting was not confirmed.
+    #[error(
+        "{name} holds {bytes} bytes that are nowhere else: export them first, then delete {name} with --confirm-data-loss"
+    )]
+    NotConfirmed {
+        /// Which.
+        name: String,
+        /// Bytes never uploaded.
+        bytes: u64,
+    },
+    /// A file could not be used, or is damaged.
+    #[error(transparent)]
+    Local(#[from] NodeError),
+}
+
+fn names(known: &[String]) -> String {
+    match known {
+        [] => "nothing fenced is kept here (is --state-dir the daemon's node.state_dir?)".to_owned(),
+        known => format!("there is {}", known.join(", ")),
+    }
+}
+
+impl FencedError {
+    /// What the caller may do about it.
+    pub(crate) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unknown { .. } => ErrorKind::NotFound,
+            Self::NoMap(_) => ErrorKind::Corrupt,
+            Self::OutputExists(_) | Self::NotConfirmed { .. } => ErrorKind::Invalid,
+            Self::Local(error) => error.kind(),
+        }
+    }
+}
+
+impl Contents {
+    /// Bytes that were never uploaded.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.runs.iter().map(|(run, _)| run.bytes()).sum()
+    }
+}
+
+impl Kept {
+    /// Reads and verifies the durable map.
+    ///
+    /// # Errors
+    /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the file that is damaged.
+    pub(crate) fn contents(&self) -> Result<Contents, FencedError> {
+        let Some(FoundMap { header, pages, .. }) = read_map(&self.dir.join("map"))? else {
+            return Err(FencedError::NoMap(self.dir.clone()));
+        };
+        let runs = pages.iter().flat_map(|page| page.dirty_runs()).collect();
+        Ok(Contents { volume: header.volume, epoch: header.epoch, sectors: header.sectors, runs })
+    }
+
+    /// Deletes the directory.
+    ///
+    /// # Errors
+    /// [`FencedError::NotConfirmed`] unless `confirmed` or nothing in it is worth keeping; [`FencedError::Local`].
+    pub(crate) fn delete(self, confirmed: bool) -> Result<(), FencedError> {
+        if !confirmed {
+            let bytes = self.contents()?.bytes();
+            if bytes > 0 {
+                return Err(FencedError::NotConfirmed { name: self.name, bytes });
+            }
+        }
+        Ok(fs::remove_dir_all(&self.dir).map_err(file(&self.dir, "removed"))?)
+    }
+}
+
+/// Everything kept below the state directory, by name.
+///
+/// # Errors
+/// [`FencedError::Local`] when the directory cannot be read.
+pub(crate) fn list(state_dir: &Path) -> Result<Vec<Kept>, FencedError> {
+    let all = fenced_dir(state_dir);
+    let entries = match fs::read_dir(&all) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(file(&all, "listed"))?,
+    };
+    let mut kept = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(file(&all, "listed"))?;
+        if let Ok(name) = entry.file_name().into_string()
+            && entry.path().is_dir()
+        {
+            kept.push(Kept { name, dir: entry.path() });
+        }
+    }
+    kept.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(kept)
+}
+
+/// The one called `name`.
+///
+/// # Errors
+/// [`FencedError::Unknown`] with the names there are.
+pub(crate) fn find(state_dir: &Path, name: &str) -> Result<Kept, FencedError> {
+    let mut all = list(state_dir)?;
+    match all.iter().position(|kept| kept.name == name) {
+        Some(found) => Ok(all.swap_remove(found)),
+        None => Err(FencedError::Unknown {
+            name: name.to_owned(),
+            known: all.into_iter().map(|kept| kept.name).collect(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! What a fenced writer leaves, made as the engine makes it, and what of it comes out.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use holdfast_engine::durable_map::{Header, header_offset, page_offset};
+use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_engine::{action::Action, event::CreateAnswer, record::SegmentRef};
+use holdfast_types::{Nonce, SegmentId, Seq};
+use tempfile::TempDir;
+
+use super::*;
+
+const SECTORS: u64 = 9000;
+const SIZE: u64 = SECTORS * 4096;
+
+/// A state directory with one fenced writer `disk-1`: sectors 3 and 4 were sealed, then 4 written again; 4095 and 4096
+/// lie on both sides of a border between map pages; 100 and 101 are committed.
+fn state() -> TempDir {
+    let state = tempfile::tempdir().unwrap();
+    let dir = fenced_dir(state.path()).join("disk-1");
+    fs::create_dir_all(&dir).unwrap();
+    let sides = ["a.data", "b.data"].map(|name| File::create_new(dir.join(name)).unwrap());
+    for side in &sides {
+        side.set_len(SIZE).unwrap();
+    }
+    let map = File::create_new(dir.join("map")).unwrap();
+    map.set_len(page_offset(SECTORS.div_ceil(4096), 0)).unwrap();
+    Writer::new(sides, map).live();
+    state
+}
+
+/// The engine over those files, by hand.
+struct Writer {
+    volume: Volume<Vec<u8>>,
+    sides: [File; 2],
+    map: File,
+    fill: u8,
+    /// Whether uploads are answered.
+    store: bool,
+}
+
+impl Writer {
+    fn new(sides: [File; 2], map: File) -> Self {
+        let volume: VolumeId = "disk".parse().unwrap();
+        let nonce = Nonce([7; 16]);
+        let mut manifest = Manifest::empty(volume.clone());
+        for (epoch, body) in [
+            (0, Body::Create { sectors: SECTORS }),
+            (1, Body::Attach { sectors: SECTORS, node: "n".to_owned() }),
+        ] {
+            let seq = manifest.seq().next();
+            let record = Record { volume: volume.clone(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let header = Header {
+            volume,
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            nonces: vec![nonce],
+            active: Side::A,
+            closed_clean: false,
+            seq: Seq(0),
+            synced_generation: 0,
+        };
+        map.write_all_at(&header.encode(1), header_offset(1)).unwrap();
+        let limits = DirtyLimits { seal_bytes: 8192, most_bytes: 1 << 30, max_age_ms: 1 << 40 };
+        let setup = Setup { requests: 4, limits, header, header_generation: 1, unix_ms_at_zero: 0 };
+        let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
+        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        Self { volume, sides, map, fill: 0, store: true }
+    }
+
+    fn live(mut self) {
+        // 8 KiB seal: this pair goes to the store.
+        self.ask(Op::Write, SectorRange::new(100, 2), 1);
+        self.store = false;
+        // Sealed and never uploaded.
+        self.ask(Op::Write, SectorRange::new(3, 2), 2);
+        // The other side takes these.
+        self.ask(Op::Write, SectorRange::new(4, 1), 3);
+        self.ask(Op::Write, SectorRange::new(4095, 2), 4);
+        self.ask(Op::Flush, SectorRange::new(0, 0), 0);
+    }
+
+    fn ask(&mut self, op: Op, range: SectorRange, fill: u8) {
+        self.fill = fill;
+        let mut events = vec![Event::Request { id: RequestId(0), op, range }];
+        while let Some(event) = events.pop() {
+            let mut out = Vec::new();
+            self.volume.handle(0, event, &mut out);
+            events.splice(0..0, out.into_iter().rev().filter_map(|action| self.act(action)));
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        let done = Ok(());
+        Some(match action {
+            Action::Write { id, range, side } => {
+                let bytes = vec![self.fill; usize::try_from(range.bytes()).unwrap()];
+                self.sides[side as usize].write_all_at(&bytes, range.start.byte_offset()).unwrap();
+                Event::Moved { id, result: done }
+            }
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: done },
+            Action::SyncSide { side } => Event::SideSynced { side, result: done },
+            Action::WriteMap(writes) => {
+                for write in writes {
+                    self.map.write_all_at(&write.bytes, write.offset).unwrap();
+                }
+                Event::MapWritten { result: done }
+            }
+            Action::SyncMap => Event::MapSynced { result: done },
+            Action::Upload(_) if self.store => Event::Uploaded(SegmentRef {
+                id: SegmentId::new(1, [0; 10]),
+                bytes: 100,
+                index_offset: 0,
+                index_bytes: 100,
+                chunks: vec![(0, 1)],
+            }),
+            Action::StorePending { .. } => Event::PendingStored { result: done },
+            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::Upload(_) | Action::Complete { .. } | Action::Report(_) => return None,
+            Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::Punch { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
+        })
+    }
+}
+
+#[test]
+fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
+    let state = state();
+    let kept = find(state.path(), "disk-1").unwrap();
+    let output = state.path().join("disk.img");
+    let exported = export(&kept, &output, false).unwrap();
+    assert_eq!((exported.size_bytes, exported.bytes, exported.ranges), (SIZE, 4 * 4096, 2));
+    let image = fs::read(&output).unwrap();
+    assert_eq!(image.len() as u64, SIZE);
+    for sector in 0..SECTORS as usize {
+        let expected = match sector {
+            3 => 2,
+            4 => 3,
+            4095 | 4096 => 4,
+            _ => 0,
+        };
+        assert!(image[sector * 4096..][..4096].iter().all(|byte| *byte == expected), "sector {sector}");
+    }
+    assert!(fs::metadata(&output).unwrap().blocks() * 512 < 1 << 20, "the image is sparse");
+    let map: serde_json::Value = serde_json::from_slice(&fs::read(&exported.map).unwrap()).unwrap();
+    assert_eq!(
+        map,
+        serde_json::json!({
+            "volume": "disk",
+            "epoch": 1,
+            "size_bytes": SIZE,
+            "ranges": [
+                { "offset_bytes": 3 * 4096, "length_bytes": 2 * 4096 },
+                { "offset_bytes": 4095 * 4096, "length_bytes": 2 * 4096 },
+            ],
+        })
+    );
+}
+
+#[test]
+fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
+    let state = state();
+    let kept = find(state.path(), "disk-1").unwrap();
+    let output = state.path().join("disk.img");
+    fs::write(&output, "mine").unwrap();
+    let refused = export(&kept, &output, false).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.to_string().contains("--overwrite"), "{refused}");
+    assert_eq!(fs::read(&output).unwrap(), b"mine");
+    // A side that ends early fails the copy half-way.
+    let side = File::options().write(true).open(kept.dir.join("a.data")).unwrap();
+    side.set_len(8 * 4096).unwrap();
+    let failed = export(&kept, &output, true).unwrap_err();
+    assert!(failed.to_string().contains("a.data could not be read"), "{failed}");
+    assert_eq!(fs::read(&output).unwrap(), b"mine");
+    let left: Vec<_> = fs::read_dir(state.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+    side.set_len(SIZE).unwrap();
+    export(&kept, &output, true).unwrap();
+    assert_eq!(fs::metadata(&output).unwrap().len(), SIZE);
+}
+
+#[test]
+fn a_damaged_map_is_named_and_still_listed() {
+    let state = state();
+    let path = fenced_dir(state.path()).join("disk-1/map");
+    let map = File::options().read(true).write(true).open(&path).unwrap();
+    for slot in 0..2 {
+        map.write_all_at(&[0xff; 4], page_offset(0, slot) + 1000).unwrap();
+    }
+    let [kept] = list(state.path()).unwrap().try_into().unwrap();
+    let damaged = export(&kept, &state.path().join("disk.img"), false).unwrap_err();
+    assert_eq!(damaged.kind(), ErrorKind::Corrupt);
+    assert!(damaged.to_string().contains("disk-1/map is damaged"), "{damaged}");
+    assert!(!state.path().join("disk.img.partial").exists());
+}
+
+#[test]
+fn what_is_kept_is_deleted_only_when_that_was_meant() {
+    let state = state();
+    let unknown = find(state.path(), "disk-2").unwrap_err();
+    assert_eq!(unknown.to_string(), "nothing fenced is called disk-2: there is disk-1");
+    let outside = find(state.path(), "../fenced/disk-1").unwrap_err();
+    assert_eq!(outside.kind(), ErrorKind::NotFound);
+    let refused = find(state.path(), "disk-1").unwrap().delete(false).unwrap_err();
+    assert!(refused.to_string().contains("holds 16384 bytes that are nowhere else"), "{refused}");
+    find(state.path(), "disk-1").unwrap().delete(true).unwrap();
+    assert!(list(state.path()).unwrap().is_empty());
+}

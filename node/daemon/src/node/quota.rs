@@ -1,0 +1,162 @@
+//! The node's cache quota: how much the sides of each volume may hold.
+//!
+//! Owns: measuring the sides and dividing the quota. What a volume gives up is its engine's to choose.
+//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
+//! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
+//! what some do not need, the others may have. Up to the quota there is room for everybody.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::event::Event;
+use rustix::fs::StatVfs;
+
+use super::attach::blocking;
+use super::error::{NodeError, file};
+use super::ring_thread::Message;
+use super::{Entry, Node, Present};
+
+/// `st_blocks` counts in these. Source: stat(3type).
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// What a volume may do before the next measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Space {
+    excess_bytes: u64,
+    room_bytes: u64,
+}
+
+impl Node {
+    /// Measures the sides of all volumes and tells each engine how it stands.
+    pub(super) async fn measure_space(&self) -> Result<(), NodeError> {
+        let volumes: Vec<Arc<Present>> = self
+            .volumes()
+            .values()
+            .filter_map(|entry| match entry {
+                Entry::Present(present) => Some(Arc::clone(present)),
+                Entry::Attaching { .. } => None,
+            })
+            .collect();
+        let config = &self.0.config;
+        let (state_dir, set, slab) = (config.state_dir.clone(), config.cache_bytes, config.slab_bytes);
+        let (volumes, held, quota) = blocking(move || {
+            let held: Vec<u64> =
+                volumes.iter().map(|present| present.local.held_bytes()).collect::<Result<_, _>>()?;
+            let disk =
+                rustix::fs::statvfs(&state_dir).map_err(|errno| file(&state_dir, "read")(errno.into()))?;
+            let quota = quota(&disk, set, slab, held.iter().sum());
+            Ok((volumes, held, quota))
+        })
+        .await?;
+        for ((present, held), space) in volumes.iter().zip(&held).zip(divide(quota, &held)) {
+            present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
+            let Space { excess_bytes, room_bytes } = space;
+            let event = Event::Space { excess_bytes, room_bytes };
+            present.ring.send(Message::Event { key: present.key, event });
+        }
+        Ok(())
+    }
+}
+
+/// Bytes a file takes of its filesystem; none when there is no such file.
+pub(super) fn allocated_bytes(path: &Path) -> Result<u64, NodeError> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),
+        // The volume was just let go.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(file(path, "measured")(error)),
+    }
+}
+
+/// What all sides together may hold: what was configured, or nine tenths of what the slab leaves of the filesystem; and
+/// never so much that the rest of the daemon's files do not find their place.
+fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
+    let capacity = disk.f_blocks.saturating_mul(disk.f_frsize);
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let reserve = capacity / 64;
+    let share = (capacity.saturating_sub(slab_bytes)).max(capacity / 2) / 10 * 9;
+    configured.unwrap_or(share).min(held_bytes + free.saturating_sub(reserve))
+}
+
+/// Divides `quota_bytes` among volumes that hold `held` bytes each.
+fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
+    let level = level(quota_bytes - quota_bytes / 8, held);
+    let free = quota_bytes.saturating_sub(held.iter().sum());
+    held.iter()
+        .map(|held| {
+            let below = level.map_or(0, |level| level.saturating_sub(*held));
+            let excess_bytes = level.map_or(0, |level| held.saturating_sub(level));
+            Space { excess_bytes, room_bytes: free.max(below) }
+        })
+        .collect()
+}
+
+/// The bytes that nobody may hold more of, for all together to hold `target`; `None` when they hold less.
+fn level(target: u64, held: &[u64]) -> Option<u64> {
+    let mut sorted = held.to_vec();
+    sorted.sort_unstable();
+    let mut rest = target;
+    let mut sharing = held.len() as u64;
+    for held in sorted {
+        let fair = rest / sharing;
+        if held > fair {
+            return Some(fair);
+        }
+        rest -= held;
+        sharing -= 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spaces(quota: u64, held: &[u64]) -> Vec<(u64, u64)> {
+        divide(quota, held).iter().map(|space| (space.excess_bytes, space.room_bytes)).collect()
+    }
+
+    #[test]
+    fn up_to_seven_eighths_nobody_gives_anything_up() {
+        assert_eq!(spaces(800, &[]), []);
+        assert_eq!(spaces(800, &[0, 700]), [(0, 100), (0, 100)]);
+    }
+
+    #[test]
+    fn those_who_hold_more_than_others_give_up_first() {
+        assert_eq!(spaces(800, &[100, 650]), [(0, 500), (50, 50)]);
+        assert_eq!(spaces(800, &[100, 800]), [(0, 500), (200, 0)]);
+        assert_eq!(spaces(800, &[400, 400]), [(50, 0), (50, 0)]);
+        assert_eq!(spaces(800, &[0, 0, 801]), [(0, 700), (0, 700), (101, 0)]);
+    }
+
+    #[test]
+    fn together_they_give_up_what_is_too_much() {
+        for held in [[350, 350, 100], [700, 50, 50], [0, 0, 800], [267, 267, 266]] {
+            let total_excess: u64 = spaces(800, &held).iter().map(|(excess, _)| excess).sum();
+            assert!((100..103).contains(&total_excess), "{held:?}: {total_excess}");
+        }
+    }
+
+    #[test]
+    fn without_a_quota_everybody_gives_everything_up() {
+        assert_eq!(spaces(0, &[5, 0]), [(5, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn a_disk_that_fills_up_lowers_the_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut disk = rustix::fs::statvfs(dir.path()).unwrap();
+        (disk.f_frsize, disk.f_blocks, disk.f_bavail) = (4096, 64 << 10, 64 << 10);
+        let capacity = 256 << 20;
+        assert_eq!(quota(&disk, Some(50 << 20), 0, 0), 50 << 20);
+        assert_eq!(quota(&disk, None, 0, 0), capacity / 10 * 9);
+        disk.f_bavail = 2 << 10;
+        assert_eq!(quota(&disk, Some(50 << 20), 0, 10 << 20), 14 << 20, "8 MiB are free, 4 MiB stay so");
+        disk.f_bavail = 0;
+        assert_eq!(quota(&disk, None, 0, 10 << 20), 10 << 20);
+    }
+}
