@@ -10,6 +10,7 @@ pub mod cache;
 pub mod cli;
 pub mod command;
 pub mod control_plane;
+pub mod coverage;
 pub mod guest;
 pub mod node;
 pub mod operator;

@@ -44,6 +44,14 @@ impl Case {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
+    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees.
+    pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
+        (0..seeds).find_map(|seed| {
+            let case = Self { seed, operations, bug: Some(bug) };
+            Some((case, case.run(0).violation?))
+        })
+    }
+
     /// Runs only these of its steps.
     fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
         plant(self.bug);

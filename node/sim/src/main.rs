@@ -1,4 +1,5 @@
-//! `holdfast-sim`: runs many seeds, or every death at every crash point, and says what it found. The last line is JSON.
+//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, and says what it found. The last
+//! line is JSON.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -31,6 +32,18 @@ struct Options {
 enum Other {
     /// Ends scenarios at every visit of every crash point and compares what is left with the model.
     CrashPoints(CrashPoints),
+    /// Takes one safeguard after the other out of the engine and fails unless each is missed.
+    PlantedBugs(PlantedBugs),
+}
+
+#[derive(clap::Args)]
+struct PlantedBugs {
+    /// Seeds to try for each, at most.
+    #[arg(long, default_value_t = 160)]
+    seeds: u64,
+    /// Operations of each run.
+    #[arg(long, default_value_t = 3000)]
+    operations: u64,
 }
 
 #[derive(clap::Args)]
@@ -72,9 +85,32 @@ fn main() -> anyhow::Result<ExitCode> {
     let out = std::io::stdout().lock();
     let found = match options.other {
         Some(Other::CrashPoints(crashes)) => end_at_crash_points(out, &crashes)?,
+        Some(Other::PlantedBugs(bugs)) => plant_each(out, &bugs)?,
         None => run_seeds(out, &options.runs)?,
     };
     Ok(if found > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Says how many bugs were not found.
+fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usize> {
+    let began = Instant::now();
+    let mut caught = 0;
+    for bug in Bug::ALL {
+        match Case::that_finds(bug, options.seeds, options.operations) {
+            Some((case, found)) => {
+                caught += 1;
+                writeln!(out, "{bug:?}: seed {}: {} ({})", case.seed, found.words, found.check)?;
+            }
+            None => writeln!(out, "{bug:?} is not found in {} seeds", options.seeds)?,
+        }
+    }
+    let total = Bug::ALL.len();
+    writeln!(
+        out,
+        r#"{{"planted_bugs_total":{total},"planted_bugs_caught":{caught},"seconds":{:.1}}}"#,
+        began.elapsed().as_secs_f64()
+    )?;
+    Ok(total - caught)
 }
 
 /// Says how many violations there were.
