@@ -1,5 +1,6 @@
 //! The command line: `cargo e2e <command>`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::coverage::Coverage;
-use crate::{bench, guest, report, scenario, setup::Toolbox, shell, suite};
+use crate::{bench, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -50,6 +51,28 @@ enum Order {
     /// Process 1 of a test machine
     #[command(hide = true)]
     GuestAgent,
+    /// Write stamped sectors in a test machine, and report each flush
+    #[command(hide = true)]
+    StampWrite {
+        /// The device
+        device: PathBuf,
+        /// How many lanes
+        lanes: u32,
+        /// What the stamps are made from
+        seed: u64,
+        /// Where to report
+        report_to: String,
+    },
+    /// Read stamped sectors in a test machine
+    #[command(hide = true)]
+    StampRead {
+        /// The device
+        device: PathBuf,
+        /// How many lanes
+        lanes: u32,
+        /// What the stamps are made from
+        seed: u64,
+    },
 }
 
 /// Does what the command line says.
@@ -84,6 +107,13 @@ pub fn run() -> Result<ExitCode> {
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
         Order::GuestAgent => guest::run().map(|()| ExitCode::SUCCESS),
+        Order::StampWrite { device, lanes, seed, report_to } => {
+            write::run(&device, lanes, seed, &report_to).map(|()| ExitCode::SUCCESS)
+        }
+        Order::StampRead { device, lanes, seed } => {
+            report::line(write::read(&device, lanes, seed)?.trim_end());
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use crate::report;
 use crate::setup::Toolbox;
 
 /// The crates that count, below `node/`.
-const CRATES: [&str; 1] = ["engine"];
+const CRATES: [&str; 3] = ["background", "engine", "objects"];
 /// What is played. Few operations a seed: deaths and attaches count more than long lives.
 const PLAYED: [&[&str]; 2] =
     [&["--seeds", "96", "--operations", "4000"], &["crash-points", "--seeds", "1", "--outcomes", "4"]];

@@ -21,13 +21,11 @@ use programs::Programs;
 mod programs;
 mod serve;
 
-/// Set on the kernel command line for a machine with a state disk: the third one.
-pub const STATE: &str = "holdfast.state";
 /// Kernel command line prefix: the machine's host name follows.
 pub const NAME: &str = "holdfast.name=";
 /// Kernel command line prefix: modules to load, separated by commas, follow.
 pub const MODULES: &str = "holdfast.modules=";
-/// Where the state disk is mounted; `holdfast` and `log` in it appear as `/var/lib/holdfast` and
+/// Where the state disk, the machine's third, is mounted; `holdfast` and `log` in it appear as `/var/lib/holdfast` and
 /// `/var/log/holdfast`.
 const STATE_DIR: &str = "/state";
 
@@ -102,9 +100,7 @@ fn set_up() -> Result<TcpListener> {
             .args(modules.split(',').filter(|module| !module.is_empty())),
     )?;
     set_up_network()?;
-    if option(STATE).is_some() {
-        mount_state()?;
-    }
+    mount_state()?;
     fs::create_dir_all("/var/log/holdfast").context("create the log directory")?;
     raise_limits()?;
     TcpListener::bind(("0.0.0.0", wire::PORT)).context("listen")

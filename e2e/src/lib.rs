@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod cache;
+pub mod chance;
 pub mod cli;
 pub mod command;
 pub mod control_plane;
@@ -22,6 +23,7 @@ pub mod s3;
 pub mod scenario;
 pub mod setup;
 pub mod shell;
+pub mod stamp;
 pub mod suite;
 pub mod vm;
 pub mod wait;

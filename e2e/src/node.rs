@@ -82,6 +82,17 @@ impl Node {
         Ok(node)
     }
 
+    /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before. Told by its
+    /// command line what to serve.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn resume(vm: Arc<Vm>) -> Result<Self> {
+        let node = Self { vm, kubernetes: false };
+        node.restart()?;
+        Ok(node)
+    }
+
     /// The machine.
     pub fn vm(&self) -> &Vm {
         &self.vm
@@ -149,6 +160,17 @@ impl Node {
             done.stderr
         );
         Ok(done.stdout)
+    }
+
+    /// A figure of a volume; nothing while the daemon has none of that name for it.
+    ///
+    /// # Errors
+    /// When the metrics are not served.
+    pub fn metric(&self, name: &str, volume: &str) -> Result<Option<f64>> {
+        let start = format!("{name}{{volume=\"{volume}\"}} ");
+        let metrics = self.metrics()?;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&start));
+        value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
     }
 
     /// Its metrics, as Prometheus reads them.

@@ -14,11 +14,15 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
+use crate::command::output;
 use crate::process::Process;
 use crate::setup::Toolbox;
 use crate::vm;
 use crate::vm::machine::free_port;
 use crate::wait::until;
+
+mod http;
+pub mod proxy;
 
 /// The account every test uses.
 pub const ACCESS_KEY: &str = "holdfast-e2e";
@@ -68,6 +72,11 @@ impl S3Server {
         Ok(server)
     }
 
+    /// Its port of the host's loopback.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// The endpoint for programs on the host.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
@@ -105,6 +114,24 @@ impl S3Server {
         keys.retain(|key| key.starts_with(prefix));
         keys.sort();
         Ok(keys)
+    }
+
+    /// Keeps a bucket as it is now, in the new directory `to`. Objects are never changed in place, so links are enough.
+    ///
+    /// # Errors
+    /// When a link cannot be made.
+    pub fn keep(&self, bucket: &str, to: &Path) -> Result<()> {
+        output(Command::new("cp").arg("-al").arg(self.dir.join("buckets").join(bucket)).arg(to)).map(drop)
+    }
+
+    /// Puts a bucket that was kept into the place of the one that is there; the server must be idle.
+    ///
+    /// # Errors
+    /// When it cannot be linked.
+    pub fn bring_back(&self, bucket: &str, kept: &Path) -> Result<()> {
+        let there = self.dir.join("buckets").join(bucket);
+        fs::remove_dir_all(&there).with_context(|| format!("remove {}", there.display()))?;
+        output(Command::new("cp").arg("-al").arg(kept).arg(there)).map(drop)
     }
 
     /// Turns all bits of one byte of an object behind the server's back, as decay of its disk would; a second time

@@ -11,8 +11,11 @@ mod chart;
 mod control_plane;
 mod damage;
 mod load;
+pub mod power_cuts;
 mod provisioning;
 mod s3;
+mod s3_faults;
+pub mod s3_outage;
 mod smoke;
 mod standalone;
 pub mod story;
@@ -110,6 +113,24 @@ pub const ALL: &[Scenario] = &[
         about: "a byte that decayed in a segment, a log record or the map is named and never served",
         expected: Duration::from_secs(60),
         run: damage::run,
+    },
+    Scenario {
+        name: "s3-faults",
+        about: "a slow, resetting, throttling, forgetful or silent store loses nothing and doubles nothing",
+        expected: Duration::from_secs(120),
+        run: s3_faults::run,
+    },
+    Scenario {
+        name: "s3-outage",
+        about: "while the store is away nothing fails and writes wait at the quota; then all catches up, without a herd",
+        expected: Duration::from_secs(200),
+        run: s3_outage::run,
+    },
+    Scenario {
+        name: "power-cuts",
+        about: "power cuts that lose unflushed writes lose nothing that was flushed, and nothing stale is served",
+        expected: Duration::from_secs(120),
+        run: power_cuts::run,
     },
     Scenario {
         name: "story-zero-copy",

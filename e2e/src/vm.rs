@@ -17,11 +17,14 @@ use crate::process::{Process, tail};
 use crate::wait::until;
 use crate::wire::{Exit, Program, Reply, Request, log_of};
 use agent::Agent;
-use machine::{BootFiles, Options};
+use machine::{BootFiles, Options, STATE_IMAGE, State};
+use recorded::RecordedDisk;
 
 pub mod agent;
 pub mod disk;
 pub mod machine;
+mod nbd;
+pub mod recorded;
 
 /// How test machines reach the host's loopback.
 pub const HOST: &str = "10.0.2.2";
@@ -40,6 +43,8 @@ pub struct Vm {
     boot: BootFiles,
     options: Options,
     running: Mutex<Option<Running>>,
+    // Dropped last: the machine above writes to it.
+    recorded: Option<RecordedDisk>,
 }
 
 #[derive(Debug)]
@@ -68,15 +73,25 @@ impl Vm {
     pub fn start(name: &str, dir: &Path, boot: &BootFiles, share: &Path, options: Options) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         disk::share(&dir.join("share.ext4"), share)?;
-        if let Some(size) = options.state {
-            disk::empty(&dir.join("state.ext4"), size)?;
-        }
+        let image = dir.join(STATE_IMAGE);
+        let recorded = match options.state {
+            State::Empty(size) => {
+                disk::empty(&image, size)?;
+                None
+            }
+            State::Recorded(size) => {
+                disk::empty(&image, size)?;
+                Some(RecordedDisk::start(&image)?)
+            }
+            State::Image(_) => None,
+        };
         let vm = Self {
             name: name.to_owned(),
             dir: dir.to_owned(),
             boot: boot.clone(),
             options,
             running: Mutex::new(None),
+            recorded,
         };
         vm.boot()?;
         Ok(vm)
@@ -85,6 +100,14 @@ impl Vm {
     /// The machine's name, which is its host name too.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The state disk of a machine that has a recorded one.
+    ///
+    /// # Errors
+    /// When it has another.
+    pub fn recorded_disk(&self) -> Result<&RecordedDisk> {
+        self.recorded.as_ref().with_context(|| format!("the state disk of {} is not recorded", self.name))
     }
 
     /// Everything the kernel and the agent printed, over all boots.
@@ -238,7 +261,8 @@ impl Vm {
     pub fn boot(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "{} runs already", self.name);
-        let (qemu, port) = machine::launch(&self.name, &self.dir, &self.boot, &self.options)?;
+        let (qemu, port) =
+            machine::launch(&self.name, &self.dir, &self.boot, &self.options, self.recorded.as_ref())?;
         let mut started = Running { qemu, agent: Agent::new(&self.name, port) };
         let up = started.agent.wait_ready(&mut started.qemu, BOOT_LIMIT);
         up.with_context(|| format!("boot {}:\n{}", self.name, tail(&self.console(), 30)))?;

@@ -97,25 +97,17 @@ impl Bench {
         self.node.cli(&["detach", volume]).map(drop)
     }
 
-    /// A figure of the daemon's metrics; nothing while it has none of that name for the volume.
-    fn metric(&self, name: &str, volume: &str) -> Result<Option<f64>> {
-        let start = format!("{name}{{volume=\"{volume}\"}} ");
-        let metrics = self.node.metrics()?;
-        let value = metrics.lines().find_map(|line| line.strip_prefix(&start));
-        value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
-    }
-
     /// Waits until the volume has committed a record later than `seq` and holds nothing that is not committed.
     fn wait_committed_after(&self, volume: &str, seq: f64) -> Result<()> {
         until("the commit", COMMIT_LIMIT, || {
-            let committed = self.metric("holdfast_volume_committed_seq", volume)?;
-            let dirty = self.metric("holdfast_volume_dirty_bytes", volume)?;
+            let committed = self.node.metric("holdfast_volume_committed_seq", volume)?;
+            let dirty = self.node.metric("holdfast_volume_dirty_bytes", volume)?;
             Ok((committed > Some(seq) && dirty == Some(0.0)).then_some(()))
         })
     }
 
     fn committed_seq(&self, volume: &str) -> Result<f64> {
-        let seq = self.metric("holdfast_volume_committed_seq", volume)?;
+        let seq = self.node.metric("holdfast_volume_committed_seq", volume)?;
         seq.with_context(|| format!("{volume} has no committed_seq"))
     }
 }

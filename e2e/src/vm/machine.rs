@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use super::recorded::RecordedDisk;
 use crate::cache::Cache;
 use crate::guest;
 use crate::process::Process;
@@ -16,6 +17,8 @@ use crate::setup::kernel::{Kernel, PROBE, PROBE_ANSWER};
 use crate::wait::until;
 use crate::wire;
 
+/// The state disk's image, in the machine's directory.
+pub(super) const STATE_IMAGE: &str = "state.ext4";
 const QEMU: &str = "qemu-system-x86_64";
 /// How long a kernel may take to say that it boots under KVM; it needs one second.
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
@@ -49,13 +52,24 @@ pub struct Options {
     pub memory_mib: u32,
     /// Processors.
     pub processors: u32,
-    /// Size in bytes of the state disk, mounted at `/state`; none if empty.
-    pub state: Option<u64>,
+    /// The state disk, mounted at `/state`.
+    pub state: State,
     /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
     /// Modules the agent loads before it answers.
     pub modules: Vec<String>,
+}
+
+/// What a machine's state disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// An empty file system of so many bytes (sparse).
+    Empty(u64),
+    /// The same, on a [`RecordedDisk`](super::recorded::RecordedDisk).
+    Recorded(u64),
+    /// What this image holds; the machine writes to it.
+    Image(PathBuf),
 }
 
 impl Options {
@@ -64,7 +78,7 @@ impl Options {
         Self {
             memory_mib: 2048,
             processors: 2,
-            state: Some(16 << 30),
+            state: State::Empty(16 << 30),
             count_instructions: false,
             modules: vec!["ublk_drv".to_owned()],
         }
@@ -122,7 +136,13 @@ fn boots_under_kvm(kernel: &Kernel, console: &Path) -> bool {
 }
 
 /// Starts QEMU; returns it and the host port that leads to the agent.
-pub(super) fn launch(name: &str, dir: &Path, boot: &BootFiles, options: &Options) -> Result<(Process, u16)> {
+pub(super) fn launch(
+    name: &str,
+    dir: &Path,
+    boot: &BootFiles,
+    options: &Options,
+    recorded: Option<&RecordedDisk>,
+) -> Result<(Process, u16)> {
     let port = free_port()?;
     let mut qemu = Command::new(QEMU);
     qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
@@ -151,10 +171,14 @@ pub(super) fn launch(name: &str, dir: &Path, boot: &BootFiles, options: &Options
     };
     disk(&mut qemu, "root", &boot.root_fs, "snapshot=on");
     disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on");
-    if options.state.is_some() {
-        // The host does not crash in a test, so its page cache is as good as a disk.
-        let settings = "cache=unsafe,discard=unmap";
-        disk(&mut qemu, "state", &dir.join("state.ext4"), settings);
+    // The host does not crash in a test, so its page cache is as good as a disk.
+    let settings = "cache=unsafe,discard=unmap";
+    match (recorded, &options.state) {
+        (Some(recorded), _) => disk(&mut qemu, "state", Path::new(&recorded.url()), "cache=writeback"),
+        (None, State::Image(image)) => disk(&mut qemu, "state", image, settings),
+        (None, State::Empty(_) | State::Recorded(_)) => {
+            disk(&mut qemu, "state", &dir.join(STATE_IMAGE), settings);
+        }
     }
     qemu.stdin(Stdio::null());
     let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
@@ -169,9 +193,6 @@ fn kernel_options(name: &str, options: &Options) -> String {
     ];
     if !options.modules.is_empty() {
         words.push(format!("{}{}", guest::MODULES, options.modules.join(",")));
-    }
-    if options.state.is_some() {
-        words.push(guest::STATE.to_owned());
     }
     words.join(" ")
 }

@@ -4,7 +4,7 @@
 //! simulation sees every visit and may end the process there (`node/sim/src/crash.rs`). What the process did to the live map
 //! before the point is done; what it was about to ask for in answer to the same event is never asked for.
 //!
-//! Ordered steps in module comments cite these names.
+//! Ordered steps in module comments, here and in `node/background`, cite these names.
 
 /// Defines the enum and the list of all its values, so that none can be left out of the list.
 macro_rules! crash_points {
@@ -23,6 +23,16 @@ macro_rules! crash_points {
 }
 
 crash_points! {
+    // An attach (`node/background/src/attach.rs`).
+    /// Step 2: what another writer has outrun is put away.
+    OutrunPutAway,
+    /// Step 3: the header with this attach's nonce is synced.
+    IntentStored,
+    /// Step 4: another record stands in its place: everything begins again.
+    AttachLost,
+    /// Step 4: the attach record is in the log, and nothing serves yet.
+    AttachWon,
+
     // A new live map, and what takes over from a dead process.
     /// The map of a new attach is made and cannot be opened yet.
     MapMade,
@@ -72,7 +82,9 @@ crash_points! {
     SideStill,
     /// That round has ended: the upload is asked for.
     SealDurable,
-    /// The segment is in the store.
+    /// The segment is made of the sealed sides, and nowhere yet (`node/background/src/work.rs`).
+    SegmentBuilt,
+    /// It is in the store.
     SegmentStored,
     /// The record is made, and nowhere yet.
     RecordMade,

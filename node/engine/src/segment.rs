@@ -23,6 +23,8 @@ use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "segment index";
 const ENTRY_BYTES: usize = 48;
+/// Bytes behind the index.
+pub const TRAILER_BYTES: u64 = 16;
 /// Level 1: 0.4-0.5 GB/s a core and most of the ratio of the higher levels.
 const ZSTD_LEVEL: i32 = 1;
 /// A frame stays raw unless compression saves at least one part in this many.
@@ -158,13 +160,21 @@ impl SegmentBuilder {
         let index_offset = self.body.len() as u64;
         let index_bytes = u32::try_from(index.len()).expect("an index is smaller than 4 GiB");
         self.body.extend_from_slice(&index);
-        self.body.extend_from_slice(b"HFSG");
-        self.body.extend_from_slice(&index_bytes.to_le_bytes());
-        self.body.extend_from_slice(&index_offset.to_le_bytes());
         let frames = FrameIndex::decode(&index).expect("just encoded").frames;
-        let bytes = self.body.len() as u64;
-        (SegmentRef { id, bytes, index_offset, index_bytes, chunks: chunk_runs(&frames) }, self.body)
+        let bytes = self.body.len() as u64 + TRAILER_BYTES;
+        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: chunk_runs(&frames) };
+        self.body.extend_from_slice(&trailer(&segment));
+        (segment, self.body)
     }
+}
+
+/// The last bytes of the segment's object.
+pub fn trailer(segment: &SegmentRef) -> [u8; TRAILER_BYTES as usize] {
+    let mut out = [0; TRAILER_BYTES as usize];
+    out[..4].copy_from_slice(b"HFSG");
+    out[4..8].copy_from_slice(&segment.index_bytes.to_le_bytes());
+    out[8..].copy_from_slice(&segment.index_offset.to_le_bytes());
+    out
 }
 
 /// Chunks that `frames` (ascending) touch, as runs.
@@ -237,7 +247,7 @@ impl FrameIndex {
             if mask.is_empty() || free_from > 1 << 32 {
                 return Err(fields.bad("sector mask", u64::from(mask.0)));
             }
-            if u64::from(stored) > BLOCK_BYTES {
+            if u64::from(stored) > BLOCK_BYTES || (stored == 0) != (codec == Codec::Zero) {
                 return Err(fields.bad("stored bytes", u64::from(stored)));
             }
             frames.push(Frame { block, run, mask, offset, stored, codec, hash });

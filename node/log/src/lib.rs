@@ -1,6 +1,6 @@
 //! A volume's log in an object store.
 //!
-//! Owns: the sequence of requests that reads, extends, provisions and removes a log. What the records mean is the
+//! Owns: the sequence of requests that reads, extends, provisions, removes and scrubs a log. What the records mean is the
 //! engine's; what the requests mean is the store's.
 //! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each;
 //! provisioning is one PUT; a record is one PUT.
@@ -9,6 +9,7 @@
 mod create;
 mod read;
 mod remove;
+pub mod scrub;
 
 pub use create::{CreateOutcome, create_record, provision, write_checkpoint};
 pub use read::read_manifest;

@@ -55,7 +55,7 @@ pub(crate) async fn records_after(
     seqs_under(objects, volume, &log_prefix(volume), start).await
 }
 
-async fn seqs_under(
+pub(crate) async fn seqs_under(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     prefix: &str,

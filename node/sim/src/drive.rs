@@ -4,7 +4,7 @@ use holdfast_engine::event::Op;
 use holdfast_types::SectorRange;
 
 use crate::invariant::Invariant;
-use crate::world::{Attach, World};
+use crate::world::World;
 
 /// Steps after which a host that should have come to rest is stuck.
 const PATIENCE: usize = 20_000;
@@ -17,28 +17,24 @@ pub fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
         }
         step(world, host);
     }
-    let status = world.hosts[host].process.as_ref().map(|process| process.volume.status());
+    let status = world.status(host);
     Invariant::ComesToRest.broken(&format!("host {host} is stuck: {status:?}"));
 }
 
 /// One step of [`until`].
 pub fn step(world: &mut World, host: usize) {
-    let here = &world.hosts[host];
-    let Some(process) = &here.process else {
+    if world.hosts[host].process.is_none() {
         if !world.resume(host) {
-            assert_ne!(world.attach(host, true, None), Attach::Refused);
+            world.begin_attach(host, true, None);
         }
         return;
-    };
-    if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle()) {
+    }
+    if world.hosts[host].device.as_ref().is_some_and(|device| device.fenced && device.is_idle()) {
         return world.give_up(host);
     }
-    if process.awaits_manifest {
-        world.load_manifest(host);
-    } else if process.jobs.is_empty() {
-        world.tick(host, 500);
-    } else {
-        world.step_job(host, 0);
+    match world.first_due(host) {
+        Some(index) => world.step_job(host, index),
+        None => world.tick(host, 500),
     }
 }
 

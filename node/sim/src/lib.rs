@@ -6,6 +6,7 @@
 //!
 //! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step themselves.
 
+mod calls;
 pub mod case;
 pub mod crash;
 mod device;
@@ -15,10 +16,13 @@ mod expect;
 mod host;
 mod invariant;
 mod memory;
+mod process;
 mod profile;
 mod rng;
 mod schedule;
 mod store;
+mod surroundings;
+mod tasks;
 mod trace;
 mod violation;
 pub mod world;

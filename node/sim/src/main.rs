@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::planted::Bug;
 use holdfast_sim::case::Case;
-use holdfast_sim::crash::campaign;
+use holdfast_sim::crash::{Scenario, campaign};
 
 /// Lines told of a run that ends in a violation.
 const STORY: usize = 120;
@@ -119,7 +119,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
     let (mut deaths, mut exhausted, mut visits, mut violations) = (0, 0, 0, 0);
     let mut visited = BTreeSet::new();
     for seed in options.seed..options.seed + options.seeds {
-        let found = campaign(seed, options.outcomes);
+        let found = campaign(&Scenario::ALL, seed, options.outcomes);
         deaths += found.deaths;
         exhausted += found.exhausted;
         visits += found.visited.values().sum::<u64>();

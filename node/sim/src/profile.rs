@@ -75,11 +75,12 @@ impl Profile {
     }
 
     pub(crate) fn faults(self) -> Faults {
-        let bad_store = Faults { local: None, create: Some(3), checkpoint: Some(4) };
+        let bad_store =
+            Faults { local: None, create: Some(3), store: Some(12), read: Some(200), stale_list: None };
         match self {
             Self::Calm => Faults::default(),
             Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => bad_store,
-            Self::BadDisk => Faults { local: Some(25), create: Some(6), checkpoint: None },
+            Self::BadDisk => Faults { local: Some(25), create: Some(6), ..Faults::default() },
             Self::LongLives => Faults { local: Some(20), ..bad_store },
             Self::Everything => Faults { local: Some(60), ..bad_store },
         }

@@ -83,19 +83,17 @@ impl Schedule {
         self.world.request(host, op, range);
     }
 
-    /// One job of `host`, or what its process waits for.
+    /// One job of `host`.
     fn daemon(&mut self, host: usize) {
         let Some(process) = &self.world.hosts[host].process else { return };
         let jobs = process.jobs.len();
-        if process.awaits_manifest && self.rng().once_in(8) {
-            return self.world.load_manifest(host);
+        if jobs == 0 {
+            return;
         }
-        if jobs > 0 {
-            let job = self.rng().below(jobs);
-            let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
-            if !slow || self.rng().once_in(12) {
-                self.world.step_job(host, job);
-            }
+        let job = self.rng().below(jobs);
+        let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
+        if self.world.is_due(host, job) && (!slow || self.rng().once_in(12)) {
+            self.world.step_job(host, job);
         }
     }
 
@@ -138,6 +136,13 @@ impl Schedule {
         {
             return self.world.give_up(host);
         }
+        if self.world.hosts[host].came_of.take() == Some(Attach::Died)
+            && self.deaths.lose_host.is_some()
+            && self.rng().once_in(2)
+        {
+            return self.world.lose_host(host, None);
+        }
+        let here = &self.world.hosts[host];
         if here.process.is_none() && here.tmpfs.holds_a_map() {
             if self.rng().once_in(10) {
                 self.world.resume(host);
@@ -151,10 +156,7 @@ impl Schedule {
                 AttachStep::RecordSent,
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
-            let came_of = self.world.attach(host, true, dies);
-            if came_of == Attach::Died && self.deaths.lose_host.is_some() && self.rng().once_in(2) {
-                self.world.lose_host(host, None);
-            }
+            self.world.begin_attach(host, true, dies);
         }
         if host == self.home && self.leaving {
             let here = &self.world.hosts[host];
@@ -194,8 +196,11 @@ impl Schedule {
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
         self.world.faults = Faults::default();
         self.deaths = Deaths::default();
-        for host in &self.world.hosts {
+        for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
+            if let Some(process) = &mut host.process {
+                process.dies = None;
+            }
         }
         for _ in 0..60_000 {
             if until(self) {
@@ -211,11 +216,10 @@ impl Schedule {
             }
         }
         let home = &self.world.hosts[self.home];
-        let process = home.process.as_ref();
-        let jobs: Vec<_> = process.iter().flat_map(|process| &process.jobs).map(|job| &job.action).collect();
+        let jobs = self.world.describe_jobs(self.home);
         Invariant::ComesToRest.broken(&format!(
-            "stuck: {:?} with {jobs:?}, device {:?}",
-            process.map(|process| process.volume.status()),
+            "stuck: {:?} with {jobs}, device {:?}",
+            self.world.status(self.home),
             home.device.as_ref().map(|d| (d.ready, d.closing, d.fenced, d.is_idle()))
         ));
     }

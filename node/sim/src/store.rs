@@ -1,202 +1,309 @@
-//! A simulated object store: create-once log records, checkpoints, segments; PUTs that arrive late.
+//! A simulated object store: objects that never change, creates that win once, an older view for LIST.
+//!
+//! It knows what the keys mean and checks each request against the log as it truly is.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::rc::Rc;
+use std::time::SystemTime;
 
-use holdfast_engine::action::DirtyBlock;
+use bytes::Bytes;
 use holdfast_engine::compose::{compose, place};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder, unpack};
-use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, Block, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId};
+use holdfast_engine::segment::{FrameIndex, unpack};
+use holdfast_objects::{Created, Entry, Page, StoreError};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
+use holdfast_types::{
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId,
+};
 
+use crate::calls::{Answer, StoreAsk};
 use crate::disk::Stamp;
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
-pub(crate) struct Segment {
-    pub(crate) object: Vec<u8>,
+struct Object {
+    body: Bytes,
+    /// Requests that had changed something before it was there.
+    born: u64,
+    /// The same of its end.
+    gone: Option<u64>,
+}
+
+struct Segment {
     index: FrameIndex,
     cut: Rc<Cut>,
 }
 
 /// A writer's record that came into the log.
-pub(crate) struct Landed {
-    /// Whose.
-    pub(crate) nonce: Nonce,
-    /// What it captured, of a commit; `None` of an attach.
-    pub(crate) commit: Option<Rc<Cut>>,
+pub(crate) enum Landed {
+    /// An attach: its nonce and the name of its node.
+    Attach(Nonce, String),
+    /// A commit, and what it captured.
+    Commit(Nonce, Rc<Cut>),
 }
 
 /// The bucket.
 pub(crate) struct Store {
     volume: VolumeId,
-    pub(crate) log: BTreeMap<u64, Vec<u8>>,
-    pub(crate) checkpoints: BTreeMap<u64, Vec<u8>>,
-    pub(crate) segments: BTreeMap<SegmentId, Segment>,
-    /// PUTs of log records on their way: nobody waits for their answer any more.
-    pub(crate) late: Vec<(Seq, Vec<u8>)>,
+    objects: BTreeMap<String, Object>,
+    segments: BTreeMap<SegmentId, Segment>,
+    /// The log as it is.
+    truth: Manifest,
+    last_cut: Rc<Cut>,
+    /// Requests on their way: nobody waits for their answer any more.
+    pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
     /// Records that nobody took note of yet.
     pub(crate) landed: Vec<Landed>,
     pub(crate) requests: u64,
+    changes: u64,
 }
 
 impl Store {
     pub(crate) fn new(volume: VolumeId, sectors: u64) -> Self {
         let mut store = Self {
+            truth: Manifest::empty(volume.clone()),
             volume: volume.clone(),
-            log: BTreeMap::new(),
-            checkpoints: BTreeMap::new(),
+            objects: BTreeMap::new(),
             segments: BTreeMap::new(),
+            last_cut: Rc::default(),
             late: Vec::new(),
             landed: Vec::new(),
             requests: 0,
+            changes: 0,
         };
-        let create = Record {
+        store.append(&Record {
             volume,
             seq: Seq::FIRST,
-            epoch: Default::default(),
+            epoch: Epoch(0),
             nonce: Nonce::default(),
             unix_ms: 0,
             body: Body::Create { sectors },
-        };
-        assert!(store.create(Seq::FIRST, &create.encode()));
+        });
         store
     }
 
-    /// Creates `log/<seq>` unless it is there; says whether this PUT made it.
-    pub(crate) fn create(&mut self, seq: Seq, bytes: &[u8]) -> bool {
+    /// Takes a record that nobody sent.
+    pub(crate) fn append(&mut self, record: &Record) {
+        let key = ObjectKey::Log(self.volume.clone(), record.seq).to_string();
+        assert!(self.create(&key, record.encode().into()), "nobody else writes");
+    }
+
+    pub(crate) fn volume(&self) -> &VolumeId {
+        &self.volume
+    }
+
+    /// Does what is asked for. `cut` is what the sender's seal captured; LIST shows what was there `behind` changes ago.
+    pub(crate) fn apply(&mut self, ask: &StoreAsk, cut: Option<&Rc<Cut>>, behind: u64) -> Answer {
         self.requests += 1;
-        if self.log.contains_key(&seq.0) {
+        match ask {
+            StoreAsk::Get { key } => Answer::Bytes(self.get(key).cloned()),
+            StoreAsk::GetRange { key, range } => {
+                let Range { start, end } = range;
+                Answer::Bytes(self.get(key).map(|body| body.slice(*start as usize..*end as usize)))
+            }
+            StoreAsk::Create { key, body } => Answer::Created(if self.create(key, body.clone()) {
+                Ok(Created)
+            } else {
+                Err(holdfast_objects::CreateError::Exists { key: key.clone() })
+            }),
+            StoreAsk::PutSegment { key, body } => {
+                self.put_segment(key, body, cut.expect("an upload belongs to a seal"));
+                Answer::Stored(Ok(()))
+            }
+            StoreAsk::List { prefix, start_after, limit } => {
+                let as_of = self.changes.saturating_sub(behind);
+                Answer::Listed(Ok(self.list(prefix, start_after.as_deref(), *limit, as_of)))
+            }
+            StoreAsk::Delete { key } => {
+                self.changes += 1;
+                if let Some(object) = self.objects.get_mut(key) {
+                    object.gone.get_or_insert(self.changes);
+                }
+                Answer::Stored(Ok(()))
+            }
+        }
+    }
+
+    fn get(&self, key: &str) -> Result<&Bytes, StoreError> {
+        let there = self.objects.get(key).filter(|object| object.gone.is_none());
+        there.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
+    }
+
+    fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize, as_of: u64) -> Page {
+        let from = start_after.filter(|after| *after > prefix).unwrap_or(prefix).to_owned();
+        let mut entries: Vec<Entry> = Vec::new();
+        for (key, object) in self.objects.range(from..).take_while(|(key, _)| key.starts_with(prefix)) {
+            let there = object.born <= as_of && object.gone.is_none_or(|gone| gone > as_of);
+            if !there || start_after == Some(key) {
+                continue;
+            }
+            if entries.len() == limit {
+                return Page { entries, more: true };
+            }
+            let size_bytes = object.body.len() as u64;
+            entries.push(Entry { key: key.clone(), size_bytes, last_modified: SystemTime::UNIX_EPOCH });
+        }
+        Page { entries, more: false }
+    }
+
+    /// Creates an object unless it is there; says whether this PUT made it.
+    fn create(&mut self, key: &str, body: Bytes) -> bool {
+        match ObjectKey::parse(key) {
+            // Never twice, even after it was deleted: nobody may ask for that.
+            Some(ObjectKey::Log(_, seq)) if !self.objects.contains_key(key) => self.check_record(seq, &body),
+            Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
+            Some(ObjectKey::Log(..)) => {}
+            Some(ObjectKey::Segment(..)) | None => panic!("{key} is created"),
+        }
+        if self.objects.get(key).is_some_and(|object| object.gone.is_none()) {
             return false;
         }
-        let record = Record::decode(bytes).expect("writers send whole records");
-        Invariant::LogIsAChain
-            .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
-        match &record.body {
-            Body::Commit(segment) => {
-                let Some(stored) = self.segments.get(&segment.id) else {
-                    Invariant::NothingReferencedIsMissing
-                        .broken("a commit names a segment that was never stored")
-                };
-                self.landed.push(Landed { nonce: record.nonce, commit: Some(stored.cut.clone()) });
-            }
-            Body::Attach { .. } => self.landed.push(Landed { nonce: record.nonce, commit: None }),
-            Body::Create { .. } | Body::Detach | Body::Delete => {}
-        }
-        self.log.insert(seq.0, bytes.to_vec());
-        // Every record must follow from those before it: a fenced writer's would not.
-        self.manifest();
+        self.insert(key, body);
         true
     }
 
-    pub(crate) fn record(&mut self, seq: Seq) -> Option<Vec<u8>> {
-        self.requests += 1;
-        self.log.get(&seq.0).cloned()
+    fn insert(&mut self, key: &str, body: Bytes) {
+        self.changes += 1;
+        self.objects.insert(key.to_owned(), Object { body, born: self.changes, gone: None });
     }
 
-    pub(crate) fn put_checkpoint(&mut self, seq: Seq, bytes: Vec<u8>) {
-        self.requests += 1;
-        if let Some(there) = self.checkpoints.get(&seq.0) {
-            Invariant::LogIsAChain.check(*there == bytes, || format!("two checkpoints {} differ", seq.0));
+    /// Every record must follow from those before it: a fenced writer's would not.
+    fn check_record(&mut self, seq: Seq, body: &[u8]) {
+        let record = Record::decode(body).expect("writers send whole records");
+        Invariant::LogIsAChain
+            .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
+        if let Body::Commit(segment) = &record.body {
+            let Some(stored) = self.segments.get(&segment.id) else {
+                Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
+            };
+            self.last_cut = Rc::clone(&stored.cut);
         }
-        self.checkpoints.insert(seq.0, bytes);
+        if let Err(error) = self.truth.apply(&record) {
+            Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
+        }
+        match record.body {
+            Body::Commit(_) => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
+            Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node)),
+            Body::Create { .. } | Body::Detach | Body::Delete => {}
+        }
+    }
+
+    /// A checkpoint and the records after it say what the log says.
+    fn check_checkpoint(&self, seq: Seq, body: &[u8]) {
+        let mut manifest = Manifest::decode_checkpoint(body).expect("writers send whole checkpoints");
+        Invariant::LogIsAChain
+            .check(manifest.seq() == seq, || format!("checkpoint {} is of another seq", seq.0));
+        self.apply_records(&mut manifest);
+        let same = manifest.encode_checkpoint() == self.truth.encode_checkpoint();
+        Invariant::LogIsAChain
+            .check(same, || format!("checkpoint {} says something else than the log", seq.0));
+    }
+
+    fn apply_records(&self, manifest: &mut Manifest) {
+        let after = ObjectKey::Log(self.volume.clone(), manifest.seq().next()).to_string();
+        let prefix = log_prefix(&self.volume);
+        for (key, object) in self.objects.range(after..).take_while(|(key, _)| key.starts_with(&prefix)) {
+            let record = Record::decode(&object.body).expect("nobody damages records");
+            if let Err(error) = manifest.apply(&record) {
+                Invariant::LogIsAChain.broken(&format!("{key} cannot stand where it does: {error}"));
+            }
+        }
+    }
+
+    fn put_segment(&mut self, key: &str, body: &Bytes, cut: &Rc<Cut>) {
+        let Some(ObjectKey::Segment(_, id)) = ObjectKey::parse(key) else { panic!("{key} is no segment") };
+        if let Some(there) = self.objects.get(key) {
+            Invariant::NeverForeignBytes.check(there.body == *body, || format!("{key} changes"));
+            return;
+        }
+        let trailer = &body[body.len() - 16..];
+        let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
+        let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
+        let index = FrameIndex::decode(&body[at..at + length]).expect("writers send whole segments");
+        self.segments.insert(id, Segment { index, cut: Rc::clone(cut) });
+        self.insert(key, body.clone());
+    }
+
+    /// What stands under `prefix`.
+    fn under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
+        let from = self.objects.range(prefix.clone()..);
+        let those = from.take_while(move |(key, _)| key.starts_with(&prefix));
+        those.filter(|(_, object)| object.gone.is_none()).map(|(_, object)| &object.body[..])
+    }
+
+    /// The records of the log, oldest first.
+    pub(crate) fn log(&self) -> impl Iterator<Item = &[u8]> {
+        self.under(log_prefix(&self.volume))
+    }
+
+    /// The checkpoints, oldest first.
+    pub(crate) fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
+        self.under(checkpoint_prefix(&self.volume))
+    }
+
+    /// The segments, each a whole object.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &[u8]> {
+        self.under(format!("volumes/{}/segments/", self.volume))
     }
 
     /// The newest checkpoint and the records after it.
-    pub(crate) fn manifest(&mut self) -> Manifest {
-        let mut manifest = match self.checkpoints.last_key_value() {
-            Some((_, bytes)) => Manifest::decode_checkpoint(bytes).expect("nobody damages checkpoints"),
+    pub(crate) fn manifest(&self) -> Manifest {
+        let mut manifest = match self.checkpoints().last() {
+            Some(bytes) => Manifest::decode_checkpoint(bytes).expect("nobody damages checkpoints"),
             None => Manifest::empty(self.volume.clone()),
         };
-        for (seq, bytes) in self.log.range(manifest.seq().0 + 1..) {
-            let record = Record::decode(bytes).expect("nobody damages records");
-            if let Err(error) = manifest.apply(&record) {
-                Invariant::LogIsAChain.broken(&format!("log/{seq} cannot stand where it does: {error}"));
-            }
-        }
+        self.apply_records(&mut manifest);
         manifest
     }
 
     /// What the volume reads as for whoever attaches with nothing of his own.
     pub(crate) fn last_cut(&self) -> Rc<Cut> {
-        for bytes in self.log.values().rev() {
-            if let Body::Commit(segment) = Record::decode(bytes).expect("nobody damages records").body {
-                return self.segments[&segment.id].cut.clone();
-            }
-        }
-        Rc::default()
-    }
-
-    /// Stores the dirty sectors, read from the sides by `read(sector, from side B)`, as one segment.
-    pub(crate) fn upload(
-        &mut self,
-        id: SegmentId,
-        dirty: &[DirtyBlock],
-        cut: Rc<Cut>,
-        read: impl Fn(u64, bool) -> Stamp,
-    ) -> SegmentRef {
-        self.requests += 1;
-        let mut builder = SegmentBuilder::default();
-        for DirtyBlock { block, a, b } in dirty {
-            Invariant::StoresItsOwnRange.check(a.intersect(*b).is_empty(), || {
-                format!("sectors of {block:?} are uploaded from both sides")
-            });
-            let mask = a.union(*b);
-            let mut bytes = Vec::with_capacity(mask.count() as usize * SECTOR_BYTES as usize);
-            for bit in (0..32).filter(|bit| mask.contains(*bit)) {
-                let sector = block.first_sector().0 + u64::from(bit);
-                bytes.extend_from_slice(&content(sector, read(sector, b.contains(bit))));
-            }
-            builder.push(*block, mask, &bytes);
-        }
-        let (segment, object) = builder.finish(id);
-        let at = usize::try_from(segment.index_offset).expect("it fits");
-        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).expect("just built");
-        self.segments.insert(id, Segment { object, index, cut });
-        segment
-    }
-
-    /// One block composed from `layers`.
-    pub(crate) fn read_block<'a>(
-        &mut self,
-        block: Block,
-        layers: impl IntoIterator<Item = &'a std::sync::Arc<SegmentRef>>,
-    ) -> Vec<Stamp> {
-        self.requests += 1;
-        let layers = layers.into_iter().map(|segment| (segment, &self.segments[&segment.id].index));
-        let plan = compose(block, layers);
-        let mut bytes = vec![0; BLOCK_BYTES as usize];
-        for piece in &plan.pieces {
-            let object = &self.segments[&piece.segment.id].object;
-            let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
-            place(piece, &unpack(&piece.frame, stored).expect("nobody damages segments"), &mut bytes);
-        }
-        let first = block.first_sector().0;
-        let sectors = bytes.chunks(SECTOR_BYTES as usize).enumerate();
-        sectors.map(|(index, bytes)| stamp(first + index as u64, bytes)).collect()
+        Rc::clone(&self.last_cut)
     }
 
     /// One block as the log's end says.
-    pub(crate) fn read_remote(&mut self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
-        match manifest.layers(block.chunk()) {
-            Some(layers) => self.read_block(block, layers.iter()),
-            None => vec![0; BLOCK_SECTORS as usize],
+    pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
+        let Some(layers) = manifest.layers(block.chunk()) else { return vec![0; BLOCK_SECTORS as usize] };
+        let indexes = layers.iter().map(|segment| (segment, &self.segments[&segment.id].index));
+        let plan = compose(block, indexes);
+        let mut bytes = vec![0; BLOCK_BYTES as usize];
+        for piece in &plan.pieces {
+            let object = &self.objects[&self.key(&piece.segment)].body;
+            let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
+            place(piece, &unpack(&piece.frame, stored).expect("nobody damages segments"), &mut bytes);
         }
+        stamps(block, &bytes).collect()
+    }
+
+    fn key(&self, segment: &SegmentRef) -> String {
+        ObjectKey::Segment(self.volume.clone(), segment.id).to_string()
     }
 }
 
-/// The bytes of a sector whose stamp is `stamp`: they say which sector and which write.
-fn content(sector: u64, stamp: Stamp) -> Vec<u8> {
+/// Fills a sector whose stamp is `stamp`: its bytes say which sector and which write.
+pub(crate) fn fill(sector: u64, stamp: Stamp, bytes: &mut [u8]) {
     if stamp == 0 {
-        return vec![0; SECTOR_BYTES as usize];
+        return bytes.fill(0);
     }
-    [stamp.to_le_bytes(), (!sector).to_le_bytes()].concat().repeat(SECTOR_BYTES as usize / 16)
+    for pair in bytes.as_chunks_mut::<16>().0 {
+        pair[..8].copy_from_slice(&stamp.to_le_bytes());
+        pair[8..].copy_from_slice(&(!sector).to_le_bytes());
+    }
+}
+
+/// The stamps of a block's bytes.
+pub(crate) fn stamps(block: Block, bytes: &[u8]) -> impl Iterator<Item = Stamp> {
+    let first = block.first_sector().0;
+    (first..).zip(bytes.chunks(SECTOR_BYTES as usize)).map(|(sector, bytes)| stamp(sector, bytes))
 }
 
 fn stamp(sector: u64, bytes: &[u8]) -> Stamp {
     let stamp = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-    Invariant::NeverForeignBytes.check(bytes == content(sector, stamp), || {
+    let other = if stamp == 0 { 0 } else { !sector };
+    let whole = [stamp.to_le_bytes(), other.to_le_bytes()].concat();
+    Invariant::NeverForeignBytes.check(bytes.chunks(16).all(|pair| pair == whole), || {
         format!("sector {sector} holds bytes of another sector or of two writes")
     });
     stamp

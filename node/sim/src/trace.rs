@@ -7,6 +7,9 @@ use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
+use holdfast_objects::{CreateError, StoreError};
+
+use crate::calls::{Answer, Ask, LocalAsk, StoreAsk};
 
 /// The trace of one run.
 pub(crate) struct Trace {
@@ -43,6 +46,14 @@ impl Trace {
         let (tag, numbers) = action_numbers(action);
         self.feed(tag, host, numbers);
         self.tell(host, || format!("-> {}", action_words(action)));
+    }
+
+    /// A call of the pipeline ended.
+    pub(crate) fn call(&mut self, host: usize, ask: &Ask, answer: &Answer) {
+        let (tag, size) = ask_numbers(ask);
+        let (words, found) = answer_words(answer);
+        self.feed(tag, host, [size, found, words.len() as u64, 0]);
+        self.tell(host, || format!("   {}: {words}", ask_words(ask)));
     }
 
     /// Something that befalls a host.
@@ -160,6 +171,61 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         Action::ReadRecord { seq } => (45, [seq.0, 0, 0, 0]),
         Action::WriteCheckpoint { seq, bytes } => (46, [seq.0, sum(bytes), 0, 0]),
         Action::Report(_) => (47, [0; 4]),
+    }
+}
+
+/// A number for the kind of a call, and how much it asks for.
+fn ask_numbers(ask: &Ask) -> (u8, u64) {
+    match ask {
+        Ask::Store(StoreAsk::Get { key }) => (81, key.len() as u64),
+        Ask::Store(StoreAsk::GetRange { range, .. }) => (82, range.end - range.start),
+        Ask::Store(StoreAsk::Create { body, .. }) => (83, sum(body)),
+        Ask::Store(StoreAsk::PutSegment { body, .. }) => (84, body.len() as u64),
+        Ask::Store(StoreAsk::List { prefix, .. }) => (85, prefix.len() as u64),
+        Ask::Store(StoreAsk::Delete { key }) => (86, key.len() as u64),
+        Ask::Local(LocalAsk::ReadSides) => (87, 0),
+        Ask::Local(LocalAsk::StorePending(pending)) => (88, pending.seq.0),
+        Ask::Local(LocalAsk::ReadMap) => (89, 0),
+        Ask::Local(LocalAsk::SetAside) => (90, 0),
+        Ask::Local(LocalAsk::Discard) => (91, 0),
+        Ask::Local(LocalAsk::WriteHeader(write)) => (92, sum(&write.bytes)),
+        Ask::Local(LocalAsk::SyncHeader) => (93, 0),
+        Ask::Sleep(time) => (94, time.as_millis() as u64),
+    }
+}
+
+fn ask_words(ask: &Ask) -> String {
+    match ask {
+        Ask::Store(StoreAsk::Get { key } | StoreAsk::GetRange { key, .. }) => format!("GET {key}"),
+        Ask::Store(StoreAsk::Create { key, .. }) => format!("create {key}"),
+        Ask::Store(StoreAsk::PutSegment { key, .. }) => format!("PUT {key}"),
+        Ask::Store(StoreAsk::List { prefix, .. }) => format!("LIST {prefix}"),
+        Ask::Store(StoreAsk::Delete { key }) => format!("DELETE {key}"),
+        Ask::Local(LocalAsk::ReadSides) => "read the sealed side".into(),
+        Ask::Local(LocalAsk::StorePending(pending)) => format!("keep the record of log/{}", pending.seq.0),
+        Ask::Local(LocalAsk::ReadMap) => "read the durable map".into(),
+        Ask::Local(LocalAsk::SetAside) => "set the local files aside".into(),
+        Ask::Local(LocalAsk::Discard) => "throw the local files away".into(),
+        Ask::Local(LocalAsk::WriteHeader(_)) => "write the header".into(),
+        Ask::Local(LocalAsk::SyncHeader) => "sync the header".into(),
+        Ask::Sleep(time) => format!("wait {} ms", time.as_millis()),
+    }
+}
+
+/// How a call ended, and how much it found.
+fn answer_words(answer: &Answer) -> (&'static str, u64) {
+    match answer {
+        Answer::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),
+        Answer::Bytes(Err(StoreError::NotFound { .. })) => ("not there", 0),
+        Answer::Listed(Ok(page)) => ("listed", page.entries.len() as u64),
+        Answer::Created(Ok(_)) | Answer::Stored(Ok(())) | Answer::Local(Ok(_)) | Answer::Slept => ("done", 0),
+        Answer::Created(Err(CreateError::Exists { .. })) => ("exists", 0),
+        Answer::Created(Err(CreateError::Ambiguous(_))) => ("nobody can tell", 0),
+        Answer::Bytes(Err(_))
+        | Answer::Listed(Err(_))
+        | Answer::Created(Err(CreateError::Failed(_)))
+        | Answer::Stored(Err(_))
+        | Answer::Local(Err(_)) => ("failed", 0),
     }
 }
 

@@ -3,33 +3,46 @@
 //! Owns: the order of everything. Each step is one job done or one answer given, so that a test can choose the order and
 //! stop the world between any two of them.
 
+mod answer;
 mod attach;
 mod life;
 mod look;
+mod perform;
 mod space;
 
-use holdfast_engine::action::{Action, Report, Source};
-use holdfast_engine::event::{CreateAnswer, Errno, Event, Millis, Op, RequestId};
-use holdfast_engine::volume::{DirtyLimits, Pending};
-use holdfast_types::{BLOCK_SECTORS, Nonce, Sector, SectorRange, SegmentId, Seq, VolumeId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::disk::sectors;
+use holdfast_engine::action::Report;
+use holdfast_engine::durable_map::holds_dirty;
+use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
+
+use crate::calls::{Ask, Call, lock};
 use crate::expect::Expect;
-use crate::host::{Host, Job};
+use crate::host::Host;
 use crate::invariant::Invariant;
+use crate::process::{Ended, Heard, Job, What};
 use crate::rng::Rng;
-use crate::store::Store;
+use crate::store::{Landed, Store, stamps};
 use crate::trace::Trace;
+
+use answer::read_map;
 
 /// How often things go wrong: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// A local read, write or sync.
     pub local: Option<u64>,
-    /// The answer to a create.
+    /// A create.
     pub create: Option<u64>,
-    /// A checkpoint's PUT.
-    pub checkpoint: Option<u64>,
+    /// Any other request to the store that changes something.
+    pub store: Option<u64>,
+    /// A request to the store that reads.
+    pub read: Option<u64>,
+    /// A LIST shows what was there some time ago.
+    pub stale_list: Option<u64>,
 }
 
 /// Everything there is.
@@ -47,8 +60,10 @@ pub struct World {
     /// Dirty data of fenced writers that was set aside.
     pub(crate) set_aside: u32,
     serial: u64,
-    /// Attaches: nonce, host, and whether the host's own data counts in it.
-    claims: Vec<(Nonce, usize, bool)>,
+    /// The nonces of attaches that won, and their hosts.
+    writers: Vec<(Nonce, usize)>,
+    /// `now`, for the pipeline.
+    clock: Arc<AtomicU64>,
     last_writer: Option<usize>,
     /// No disk ever failed.
     sound_disks: bool,
@@ -67,6 +82,8 @@ pub enum Attach {
     Refused,
     /// The process died, or the host, on the way.
     Died,
+    /// The store or the local disk failed.
+    Failed,
 }
 
 /// Steps of an attach after which it can die.
@@ -97,7 +114,8 @@ impl World {
             now: 0,
             set_aside: 0,
             serial: 0,
-            claims: Vec::new(),
+            writers: Vec::new(),
+            clock: Arc::default(),
             last_writer: None,
             sound_disks: faults.local.is_none(),
             every_write_arrives: false,
@@ -117,184 +135,128 @@ impl World {
         let id = device.free_slot()?;
         self.serial += 1;
         device.issue(id, op, range, self.serial, &mut here.expect);
-        if here.process.is_some() && !here.tell(self.now, Event::Request { id, op, range }, &mut self.trace) {
-            self.process_died(host);
-        }
+        self.tell(host, Event::Request { id, op, range });
         Some(id)
     }
 
     pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
         self.now += passed;
+        self.clock.store(self.now, Ordering::Relaxed);
         self.tell(host, Event::Tick);
         self.measure_space(host);
     }
 
     fn tell(&mut self, host: usize, event: Event) {
-        if self.hosts[host].process.is_some() && !self.hosts[host].tell(self.now, event, &mut self.trace) {
+        self.tell_engine(host, event);
+        self.run_tasks(host);
+    }
+
+    fn tell_engine(&mut self, host: usize, event: Event) {
+        let here = &mut self.hosts[host];
+        let serves = here.process.as_ref().is_some_and(|process| process.volume.is_some());
+        if serves && !here.tell(self.now, event, &mut self.trace) {
             self.process_died(host);
         }
     }
 
     // ---- the daemon ----
 
-    /// Does one job that was not done yet, or answers one that was.
+    /// Whether the job at `index` can go on now: only time itself makes a timer end.
+    pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
+        let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
+        job.is_some_and(|job| match &job.what {
+            What::Call(Call { ask: Ask::Sleep(_), .. }) => job.until.is_none_or(|until| until <= self.now),
+            What::Action(_) | What::Call(_) => true,
+        })
+    }
+
+    /// Does one job that was not done yet, or tells of one that was.
     pub(crate) fn step_job(&mut self, host: usize, index: usize) {
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
-        if process.jobs[index].answer.is_some() {
-            let job = process.jobs.remove(index);
-            self.tell(host, job.answer.expect("just seen"));
-        } else {
-            let job = process.jobs.remove(index);
-            self.do_job(host, index, job);
+        if process.jobs[index].fetches() && process.jobs.iter().filter(|job| job.fetches()).count() > 1 {
+            return self.fetch(host);
+        }
+        let mut job = process.jobs.remove(index);
+        match (job.heard.take(), job.what) {
+            (Some(Heard::Event(event)), _) => self.tell(host, event),
+            (Some(Heard::Answer(answer)), What::Call(call)) => {
+                call.answer(answer);
+                self.run_tasks(host);
+            }
+            (Some(Heard::Answer(_)), What::Action(_)) => unreachable!("an action is answered with an event"),
+            (None, what) => {
+                self.trace.operations += 1;
+                job.heard = match &what {
+                    What::Action(action) => self.perform(host, action, job.mark).map(Heard::Event),
+                    What::Call(call) => self.answer(host, &call.ask).map(Heard::Answer),
+                };
+                job.what = what;
+                // In its old place: the order of the others is for the test to choose.
+                if job.heard.is_some()
+                    && let Some(process) = &mut self.hosts[host].process
+                {
+                    process.jobs.insert(index.min(process.jobs.len()), job);
+                }
+            }
         }
         self.take_note();
     }
 
-    fn do_job(&mut self, host: usize, index: usize, mut job: Job) {
+    /// Objects that were asked for together come together, and count as one operation: they never change, so that it does
+    /// not matter which of them is read first.
+    fn fetch(&mut self, host: usize) {
         self.trace.operations += 1;
-        let answer = self.perform(host, &job);
-        if let Some(event) = answer {
-            job.answer = Some(event);
-            // In its old place: the order of the others is for the test to choose.
-            let jobs = &mut self.hosts[host].process.as_mut().expect("it did the job").jobs;
-            jobs.insert(index.min(jobs.len()), job);
+        let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
+        let fetches: Vec<Job> = process.jobs.extract_if(.., |job| job.fetches()).collect();
+        for job in fetches {
+            if let What::Call(call) = job.what
+                && let Some(answer) = self.answer(host, &call.ask)
+            {
+                call.answer(answer);
+            }
+        }
+        self.run_tasks(host);
+    }
+
+    /// Polls the futures of `host` until each waits for something.
+    pub(crate) fn run_tasks(&mut self, host: usize) {
+        loop {
+            let here = &mut self.hosts[host];
+            if here.process.is_none() {
+                return;
+            }
+            let Some(ended) = here.run_pipeline() else { return self.process_died(host) };
+            here.process.as_mut().expect("it lives").take_up_calls(self.now);
+            match ended {
+                Some(ended) => self.task_ended(host, ended),
+                None => return,
+            }
         }
     }
 
-    fn perform(&mut self, host: usize, job: &Job) -> Option<Event> {
-        let here = &mut self.hosts[host];
-        let local = Self::fails(&mut self.rng, self.faults.local);
-        let result = if local { Err(Errno::EIO) } else { Ok(()) };
-        Some(match &job.action {
-            Action::Read { id, range, at, from } => {
-                if !local {
-                    let side = |side| &here.disk.sides[side as usize];
-                    let stamps: Vec<u64> = sectors(*range)
-                        .map(|sector| match from {
-                            Source::Side(from) => side(*from).read(sector),
-                            Source::Zeros => 0,
-                        })
-                        .collect();
-                    let request = here.device.as_mut().expect("a read has a device").request(*id);
-                    request.fill(*range, *at, stamps.into_iter());
+    fn task_ended(&mut self, host: usize, ended: Ended) {
+        let event = match ended {
+            Ended::Answered(event) => {
+                if matches!(event, Event::Uploaded(_)) {
+                    self.hosts[host].process.as_mut().expect("it ran the task").upload = None;
                 }
-                Event::Moved { id: *id, result }
+                event
             }
-            Action::ReadCold { id, range, at, layers } => {
-                let block = range.start.block();
-                assert!(range.start.in_block() as u64 + range.sectors <= BLOCK_SECTORS);
-                let stamps = self.store.read_block(block, layers.iter());
+            Ended::Manifest(manifest) => Event::ManifestLoaded(Box::new(manifest)),
+            Ended::Attached(came_of) => return self.attach_ended(host, came_of),
+            Ended::Cold { id, range, at, block } => {
+                let bytes = match block {
+                    Ok(bytes) => bytes,
+                    Err(error) => Invariant::NothingReferencedIsMissing.broken(&format!("{error}")),
+                };
                 let first = range.start.in_block() as usize;
-                let request = here.device.as_mut().expect("a read has a device").request(*id);
-                request.fill(*range, *at, stamps[first..].iter().copied().take(range.sectors as usize));
-                Event::Moved { id: *id, result: Ok(()) }
+                let stamps = stamps(range.start.block(), &bytes).skip(first).take(range.sectors as usize);
+                let request = self.hosts[host].device.as_mut().expect("a read has a device").request(id);
+                request.fill(range, at, stamps);
+                Event::Moved { id, result: Ok(()) }
             }
-            Action::Write { id, range, side } => {
-                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
-                for sector in sectors(*range) {
-                    if !local || self.rng.once_in(2) {
-                        here.disk.side(*side).write(sector, stamp);
-                    }
-                }
-                let full = local && self.rng.once_in(2);
-                Event::Moved { id: *id, result: if full { Err(Errno::ENOSPC) } else { result } }
-            }
-            Action::Punch { id, range, side } => {
-                for sector in sectors(*range) {
-                    if !local || self.rng.once_in(2) {
-                        here.disk.side(*side).write(sector, 0);
-                    }
-                }
-                Event::Moved { id: *id, result }
-            }
-            Action::Evict { range, side } => {
-                if !local {
-                    here.disk.side(*side).punch(*range);
-                }
-                Event::Evicted { result }
-            }
-            Action::Complete { id, result } => {
-                let device = here.device.as_mut().expect("requests come from a device");
-                if self.sound_disks && result.is_err() {
-                    let process = here.process.as_ref().expect("it did the job");
-                    Invariant::CompletedOnce.check(process.volume.status().fenced, || {
-                        format!("a request failed without a cause: {result:?}")
-                    });
-                }
-                device.complete(*id, *result, &mut here.expect);
-                return None;
-            }
-            Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
-            Action::SyncSide { side } => {
-                if !local {
-                    here.disk.side(*side).sync(job.mark.expect("a sync has a mark"));
-                }
-                Event::SideSynced { side: *side, result }
-            }
-            Action::WriteMap(writes) => {
-                for write in writes {
-                    here.disk.map.write(write, || !local || self.rng.once_in(2));
-                }
-                Event::MapWritten { result }
-            }
-            Action::SyncMap => {
-                if !local {
-                    here.disk.map.sync(job.mark.expect("a sync has a mark"));
-                }
-                Event::MapSynced { result }
-            }
-            Action::Upload(dirty) => {
-                let id = SegmentId::new(self.now, self.rng.bytes());
-                let cut = here.sealed.clone().expect("an upload belongs to a seal");
-                let sides = &here.disk.sides;
-                let read = |sector, from_b| sides[usize::from(from_b)].read(sector);
-                Event::Uploaded(self.store.upload(id, dirty, cut, read))
-            }
-            Action::StorePending { seq, bytes } => {
-                if !local {
-                    here.disk.pending = Some(Pending { seq: *seq, bytes: bytes.clone() });
-                }
-                Event::PendingStored { result }
-            }
-            Action::CreateRecord { seq, bytes } => {
-                let answer = self.create(*seq, bytes);
-                Event::CreateAnswered(answer)
-            }
-            Action::ReadRecord { seq } => Event::RecordRead { seq: *seq, bytes: self.store.record(*seq) },
-            Action::WriteCheckpoint { seq, bytes } => {
-                let written = !Self::fails(&mut self.rng, self.faults.checkpoint);
-                if written {
-                    self.store.put_checkpoint(*seq, bytes.clone());
-                }
-                Event::CheckpointWritten { seq: *seq, written }
-            }
-            Action::Report(report) => {
-                self.reported(host, *report);
-                return None;
-            }
-        })
-    }
-
-    fn create(&mut self, seq: Seq, bytes: &[u8]) -> CreateAnswer {
-        if Self::fails(&mut self.rng, self.faults.create) {
-            return match self.rng.below(4) {
-                0 => CreateAnswer::Ambiguous,
-                1 => {
-                    self.store.create(seq, bytes);
-                    CreateAnswer::Ambiguous
-                }
-                2 => {
-                    // A retry met its own success.
-                    self.store.create(seq, bytes);
-                    CreateAnswer::Exists
-                }
-                _ => {
-                    self.store.late.push((seq, bytes.to_vec()));
-                    CreateAnswer::Ambiguous
-                }
-            };
-        }
-        if self.store.create(seq, bytes) { CreateAnswer::Created } else { CreateAnswer::Exists }
+        };
+        self.tell_engine(host, event);
     }
 
     fn reported(&mut self, host: usize, report: Report) {
@@ -331,36 +293,43 @@ impl World {
     /// Takes note of records that came into the log.
     fn take_note(&mut self) {
         for landed in std::mem::take(&mut self.store.landed) {
-            let claim = self.claims.iter().find(|(nonce, ..)| *nonce == landed.nonce);
-            let &(nonce, host, keeps) = claim.expect("only these hosts write");
-            match landed.commit {
-                Some(cut) => {
-                    if self.hosts[host].nonce == Some(nonce) {
-                        self.hosts[host].expect.is_durable(cut.at);
+            match landed {
+                Landed::Commit(nonce, cut) => {
+                    let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
+                    let here = &mut self.hosts[writer.expect("only these hosts write").1];
+                    if here.nonce == Some(nonce) {
+                        here.expect.is_durable(cut.at);
                     }
                 }
-                None => {
-                    let here = &mut self.hosts[host];
-                    here.nonce = Some(nonce);
-                    if keeps {
-                        Invariant::FencedIsKept.check(self.last_writer == Some(host), || {
-                            "own data is kept although another wrote since".into()
-                        });
-                    } else {
-                        here.expect = Expect::after(&self.store.last_cut());
-                    }
-                    self.last_writer = Some(host);
+                Landed::Attach(nonce, node) => {
+                    let host: usize = node.parse().expect("a host's name is its number");
+                    self.writers.push((nonce, host));
+                    self.writer_attached(host, nonce);
                 }
             }
         }
     }
 
-    /// A PUT whose sender gave up arrives.
+    /// Its own data counts on in the volume if nobody else wrote since it did; else there must be none.
+    fn writer_attached(&mut self, host: usize, nonce: Nonce) {
+        let here = &mut self.hosts[host];
+        here.nonce = Some(nonce);
+        if self.last_writer != Some(host) {
+            let kept = read_map(&mut lock(&here.disk));
+            let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
+            Invariant::FencedIsKept
+                .check(!holds, || "what a fenced writer left is taken for the volume's".into());
+            here.expect = Expect::after(&self.store.last_cut());
+        }
+        self.last_writer = Some(host);
+    }
+
+    /// A request whose sender gave up arrives.
     pub(crate) fn land_late(&mut self) {
         if !self.store.late.is_empty() {
             let at = self.rng.below(self.store.late.len());
-            let (seq, bytes) = self.store.late.swap_remove(at);
-            self.store.create(seq, &bytes);
+            let (ask, cut) = self.store.late.swap_remove(at);
+            self.store.apply(&ask, cut.as_ref(), 0);
             self.take_note();
         }
     }

@@ -22,7 +22,7 @@ fn cold_volume(limits: DirtyLimits) -> World {
     }
     drive::detach(&mut world, 0);
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
-    while world.jobs(1).next().is_some() {
+    while world.is_busy(1) {
         drive::step(&mut world, 1);
     }
     world

@@ -96,7 +96,7 @@ fn fill(bench: &Bench) -> Result<()> {
 
 /// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from the disk.
 fn write_cold(bench: &Bench, device: &str) -> Result<()> {
-    let reads = |bench: &Bench| bench.metric("holdfast_volume_read_requests_total", VOLUME);
+    let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
     let before = reads(bench)?;
     let job = Job {
         target: device,
@@ -130,7 +130,7 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     })?;
     // The device's own counter: nothing but those writes is in what was uploaded.
     until("the count of the writes", COMMIT_LIMIT, || {
-        let writes = bench.metric("holdfast_volume_write_requests_total", VOLUME)?;
+        let writes = bench.node.metric("holdfast_volume_write_requests_total", VOLUME)?;
         ensure!(writes <= Some(f64::from(SCATTERED)), "{writes:?} writes of {SCATTERED} scattered sectors");
         Ok((writes == Some(f64::from(SCATTERED))).then_some(()))
     })?;

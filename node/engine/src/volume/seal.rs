@@ -3,7 +3,7 @@
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
 //! 3. a round begun after that makes its map durable (`SealDurable`);
-//! 4. its dirty sectors are stored as one segment (`SegmentStored`);
+//! 4. its dirty sectors become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
 //! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
 //!

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests panic where they fail")]
 
 mod backend;
+mod behind_faults;
 mod conformance;
 mod credentials;
 mod faults;

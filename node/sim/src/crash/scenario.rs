@@ -1,12 +1,12 @@
 //! What is played up to a death. Small on purpose: few sectors of few map pages are written between two syncs, so that every
 //! outcome of a power cut can be tried.
 
-use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
 use super::watch::struck;
+use crate::calls::StoreAsk;
 use crate::disk::Fate;
 use crate::drive;
 use crate::world::{Faults, World};
@@ -33,6 +33,8 @@ pub enum Scenario {
     BadDisk,
     /// The sides may hold little.
     Cramped,
+    /// Two hosts attach at once.
+    Race,
 }
 
 /// `Err` is the host whose process was ended.
@@ -40,12 +42,22 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 7] =
-        [Self::Life, Self::Takeover, Self::Recovery, Self::Doubt, Self::Rival, Self::BadDisk, Self::Cramped];
+    pub const ALL: [Self; 8] = [
+        Self::Life,
+        Self::Takeover,
+        Self::Recovery,
+        Self::Doubt,
+        Self::Rival,
+        Self::BadDisk,
+        Self::Cramped,
+        Self::Race,
+    ];
 
     pub(super) fn world(self, seed: u64) -> World {
         let faults = match self {
-            Self::Life | Self::Takeover | Self::Recovery | Self::Rival | Self::Cramped => Faults::default(),
+            Self::Life | Self::Takeover | Self::Recovery | Self::Rival | Self::Cramped | Self::Race => {
+                Faults::default()
+            }
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -55,7 +67,7 @@ impl Scenario {
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
-            Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
+            Self::Race | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
         }
         world
     }
@@ -70,6 +82,7 @@ impl Scenario {
             Self::Rival => rival(&mut stage),
             Self::BadDisk => bad_disk(&mut stage),
             Self::Cramped => cramped(&mut stage),
+            Self::Race => race(&mut stage),
         }
     }
 }
@@ -91,13 +104,13 @@ fn life(stage: &mut Stage<'_>) -> Played {
 fn takeover(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
     stage.issue(&[(Op::Write, 10, 12), (Op::Write, 1, 1), (Op::Read, 0, 1)])?;
-    stage.until(|world| world.jobs(0).any(|job| matches!(job, Action::CreateRecord { .. })))?;
+    stage.until(creates)?;
     stage.world.kill(0);
     stage.rest()?;
     stage.ask(&[(Op::Write, 4097, 2), (Op::WriteZeroes, 1, 1), (Op::Flush, 0, 0)])?;
     stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
     stage.world.begin_detach(0);
-    stage.until(|world| world.jobs(0).any(|job| matches!(job, Action::CreateRecord { .. })))?;
+    stage.until(creates)?;
     stage.world.kill(0);
     stage.detach()
 }
@@ -107,7 +120,7 @@ fn recovery(stage: &mut Stage<'_>) -> Played {
     stage.issue(&[(Op::Write, 10, 12), (Op::Flush, 0, 0)])?;
     stage.until(|world| world.status(0).is_some_and(|status| status.sealing))?;
     stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.jobs(0).any(|job| matches!(job, Action::Upload(_))))?;
+    stage.until(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::PutSegment { .. })))?;
     stage.world.lose_host(0, Some(Fate::Everything));
     stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
     stage.ask(&[(Op::Read, 0, 4), (Op::Flush, 0, 0)])
@@ -134,7 +147,20 @@ fn rival(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 3, 2), (Op::Flush, 0, 0)])?;
     stage.host = 0;
     // It would commit by now, or look.
-    stage.until(|world| world.is_fenced(0))
+    stage.until(|world| world.is_fenced(0))?;
+    // What it never uploaded is set aside when it comes again.
+    stage.until(|world| !world.has_device(0))?;
+    stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn race(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.detach()?;
+    stage.until(creates)?;
+    stage.host = 1;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.host = 0;
+    stage.ask(&[(Op::Read, 0, 4)])
 }
 
 fn bad_disk(stage: &mut Stage<'_>) -> Played {
@@ -155,6 +181,11 @@ fn cramped(stage: &mut Stage<'_>) -> Played {
         stage.ask(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
     }
     stage.ask(&[(Op::Flush, 0, 0)])
+}
+
+/// Whether host 0 has a log record on its way.
+fn creates(world: &World) -> bool {
+    world.asks_store(0, |ask| matches!(ask, StoreAsk::Create { .. }))
 }
 
 /// A scenario in progress, on the host that is driven.

@@ -1,15 +1,19 @@
 //! How processes and hosts die, and what takes over from a dead process.
 
+use std::rc::Rc;
+
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
-use holdfast_engine::volume::{Pending, Setup, Volume};
+use holdfast_engine::volume::{Setup, Volume};
 
-use super::{DEPTH, World};
+use super::{Attach, DEPTH, World};
+use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
-use crate::disk::{Fate, sectors};
-use crate::host::Job;
+use crate::disk::{Fate, SyncMark, sectors};
+use crate::expect::Cut;
 use crate::invariant::Invariant;
+use crate::process::What;
 
 impl World {
     /// The guest is told to stop, and once it has, the engine to let go.
@@ -18,6 +22,7 @@ impl World {
         let Some(device) = &mut here.device else { return };
         device.closing = true;
         if let Some(process) = &mut here.process
+            && process.volume.is_some()
             && device.is_idle()
             && !std::mem::replace(&mut process.detaching, true)
         {
@@ -36,41 +41,51 @@ impl World {
     pub(super) fn process_died(&mut self, host: usize) {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.trace.befalls(host, 64, "the process dies");
+        if process.volume.is_none() {
+            self.hosts[host].came_of = Some(Attach::Died);
+        }
         drop(process.volume);
+        let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            let unheard = job.answer.is_none();
-            let stays_open = self.every_write_arrives && changes_files(&job.action);
-            if unheard && (stays_open || self.rng.once_in(2)) {
-                self.finish_unheard(host, &job);
+            if job.heard.is_some() {
+                continue;
+            }
+            let stays_open = self.every_write_arrives && changes_files(&job.what);
+            if stays_open || self.rng.once_in(2) {
+                match &job.what {
+                    What::Action(action) => self.finish_unheard(host, action, job.mark),
+                    What::Call(call) => self.answer_unheard(host, &call.ask, cut.as_ref()),
+                }
             }
         }
         self.take_note();
     }
 
-    fn finish_unheard(&mut self, host: usize, job: &Job) {
+    fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
         let here = &mut self.hosts[host];
         let open = self.every_write_arrives;
         let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
-        match &job.action {
+        let mut disk = lock(&here.disk);
+        match action {
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
                 for sector in sectors(*range) {
                     if self.rng.once_in(reaches) {
-                        here.disk.side(*side).write(sector, stamp);
+                        disk.side(*side).write(sector, stamp);
                     }
                 }
             }
             Action::Punch { range, side, .. } => {
                 for sector in sectors(*range) {
                     if self.rng.once_in(reaches) {
-                        here.disk.side(*side).write(sector, 0);
+                        disk.side(*side).write(sector, 0);
                     }
                 }
             }
-            Action::Evict { range, side } => here.disk.side(*side).punch(*range),
+            Action::Evict { range, side } => disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
                 for write in writes {
-                    here.disk.map.write(write, || true);
+                    disk.map.write(write, || true);
                     reaches += 1;
                     if reaches > 3 && !open {
                         break;
@@ -78,20 +93,34 @@ impl World {
                 }
             }
             Action::SyncSide { .. } | Action::SyncMap if open => {}
-            Action::SyncSide { side } => here.disk.side(*side).sync(job.mark.expect("a sync has a mark")),
-            Action::SyncMap => here.disk.map.sync(job.mark.expect("a sync has a mark")),
-            Action::StorePending { seq, bytes } => {
-                here.disk.pending = Some(Pending { seq: *seq, bytes: bytes.clone() });
-            }
-            Action::CreateRecord { seq, bytes } => self.store.late.push((*seq, bytes.clone())),
-            Action::WriteCheckpoint { seq, bytes } => self.store.put_checkpoint(*seq, bytes.clone()),
+            Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
+            Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::Upload(_)
+            | Action::StorePending { .. }
+            | Action::CreateRecord { .. }
+            | Action::WriteCheckpoint { .. }
             | Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Complete { .. }
             | Action::PrepareMap { .. }
             | Action::ReadRecord { .. }
             | Action::Report(_) => {}
+        }
+    }
+
+    /// What the futures had sent is on its way still.
+    fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
+        match ask {
+            Ask::Store(
+                ask @ (StoreAsk::Create { .. } | StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. }),
+            ) => self.store.late.push((ask.clone(), cut.cloned())),
+            Ask::Local(LocalAsk::StorePending(pending)) => {
+                lock(&self.hosts[host].disk).pending = Some(pending.clone());
+            }
+            Ask::Local(LocalAsk::WriteHeader(write)) => {
+                lock(&self.hosts[host].disk).map.write(write, || true);
+            }
+            Ask::Store(_) | Ask::Local(_) | Ask::Sleep(_) => {}
         }
     }
 
@@ -103,7 +132,7 @@ impl World {
 
     /// How many states of the local files a power cut of `host` can leave now; at most `u64::MAX`.
     pub fn outcomes(&self, host: usize) -> u64 {
-        self.hosts[host].disk.outcomes()
+        lock(&self.hosts[host].disk).outcomes()
     }
 
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
@@ -111,7 +140,7 @@ impl World {
         self.process_died(host);
         self.trace.befalls(host, 65, "the host loses power");
         let here = &mut self.hosts[host];
-        here.disk.lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
+        lock(&here.disk).lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
@@ -122,17 +151,19 @@ impl World {
     /// A new process takes over from a dead one. Says whether there was a live map to take over.
     pub(crate) fn resume(&mut self, host: usize) -> bool {
         let here = &mut self.hosts[host];
-        assert!(here.process.is_none(), "one process at a time");
         if !here.tmpfs.holds_a_map() {
             return false;
         }
-        let slots = here.disk.map.read(0, 2 * 4096);
+        let (slots, pending) = {
+            let disk = lock(&here.disk);
+            (disk.map.read(0, 2 * 4096), disk.pending.clone())
+        };
         let (header_generation, header) = match Header::newest(&slots) {
             Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
         let memory = here.tmpfs.map(0, here.killed_after.clone());
-        let (pending, now) = (here.disk.pending.clone(), self.now);
+        let now = self.now;
         let setup =
             Setup { requests: DEPTH, limits: self.limits, header, header_generation, unix_ms_at_zero: 0 };
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
@@ -143,23 +174,19 @@ impl World {
             return false;
         };
         self.trace.befalls(host, 66, "a new process takes over");
-        here.begin(volume, Vec::new(), true, &mut self.trace);
+        self.begin_process(host);
+        let here = &mut self.hosts[host];
+        let ready = !volume.status().recovering;
+        here.process.as_mut().expect("just begun").load_manifest();
+        here.begin(volume, Vec::new(), &mut self.trace);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH));
-        device.ready |= !here.process.as_ref().expect("it began").volume.status().recovering;
+        device.ready |= ready;
         let again = device.reissue();
         for (id, op, range) in again {
             self.tell(host, Event::Request { id, op, range });
         }
+        self.run_tasks(host);
         true
-    }
-
-    /// The manifest of a resumed volume arrives.
-    pub(crate) fn load_manifest(&mut self, host: usize) {
-        let Some(process) = &mut self.hosts[host].process else { return };
-        if std::mem::take(&mut process.awaits_manifest) {
-            let manifest = self.store.manifest();
-            self.tell(host, Event::ManifestLoaded(Box::new(manifest)));
-        }
     }
 
     /// A fenced writer gives up: its process ends, its files stay.
@@ -172,6 +199,12 @@ impl World {
     }
 }
 
-fn changes_files(action: &Action) -> bool {
-    matches!(action, Action::Write { .. } | Action::Punch { .. } | Action::Evict { .. } | Action::WriteMap(_))
+fn changes_files(what: &What) -> bool {
+    match what {
+        What::Action(action) => matches!(
+            action,
+            Action::Write { .. } | Action::Punch { .. } | Action::Evict { .. } | Action::WriteMap(_)
+        ),
+        What::Call(call) => matches!(call.ask, Ask::Local(LocalAsk::WriteHeader(_))),
+    }
 }

@@ -1,20 +1,55 @@
 //! What a test may see and set in a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::volume::Status;
+use holdfast_engine::volume::{Status, Volume};
 
 use super::World;
+use crate::calls::{Ask, Call, StoreAsk, lock};
+use crate::process::What;
 use crate::rng::Rng;
 
 impl World {
     /// The figures of the process on `host`; `None` when none runs.
     pub fn status(&self, host: usize) -> Option<Status> {
-        self.hosts[host].process.as_ref().map(|process| process.volume.status())
+        self.hosts[host].process.as_ref().and_then(|process| process.volume.as_ref()).map(Volume::status)
     }
 
-    /// What the process on `host` was asked to do and has not answered.
+    /// What the engine on `host` asked its own thread to do and has not heard of.
     pub fn jobs(&self, host: usize) -> impl Iterator<Item = &Action> {
-        self.hosts[host].process.iter().flat_map(|process| &process.jobs).map(|job| &job.action)
+        self.hosts[host].process.iter().flat_map(|process| &process.jobs).filter_map(|job| match &job.what {
+            What::Action(action) => Some(action),
+            What::Call(_) => None,
+        })
+    }
+
+    /// Whether the process on `host` has anything to do.
+    pub fn is_busy(&self, host: usize) -> bool {
+        self.hosts[host].process.as_ref().is_some_and(|process| !process.jobs.is_empty())
+    }
+
+    /// What the process on `host` waits for, in words.
+    pub(crate) fn describe_jobs(&self, host: usize) -> String {
+        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        let words = jobs.map(|job| match &job.what {
+            What::Action(action) => format!("{action:?}"),
+            What::Call(call) => format!("{:?}", call.ask),
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The oldest job on `host` that can go on now.
+    pub(crate) fn first_due(&self, host: usize) -> Option<usize> {
+        let jobs = self.hosts[host].process.as_ref().map_or(0, |process| process.jobs.len());
+        (0..jobs).find(|index| self.is_due(host, *index))
+    }
+
+    /// Whether the process on `host` waits for the store to do something that is `like` this.
+    pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
+        let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.any(|job| match &job.what {
+            What::Call(Call { ask: Ask::Store(ask), .. }) => job.heard.is_none() && like(ask),
+            What::Call(_) | What::Action(_) => false,
+        })
     }
 
     /// Whether `host` has the device.
@@ -58,22 +93,22 @@ impl World {
     }
     /// The records of the log, oldest first.
     pub fn log(&self) -> impl Iterator<Item = &[u8]> {
-        self.store.log.values().map(Vec::as_slice)
+        self.store.log()
     }
 
     /// The checkpoints, oldest first.
     pub fn checkpoints(&self) -> impl Iterator<Item = &[u8]> {
-        self.store.checkpoints.values().map(Vec::as_slice)
+        self.store.checkpoints()
     }
 
     /// The segments, each a whole object.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
-        self.store.segments.values().map(|segment| segment.object.as_slice())
+        self.store.segments()
     }
 
     /// What reads at `offset` of the durable map's file on `host`; both whole multiples of 512.
     pub fn durable_map(&self, host: usize, offset: u64, bytes: usize) -> Vec<u8> {
-        self.hosts[host].disk.map.read(offset, bytes)
+        lock(&self.hosts[host].disk).map.read(offset, bytes)
     }
 
     /// The live map that a dead process left on `host`.

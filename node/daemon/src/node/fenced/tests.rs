@@ -128,7 +128,8 @@ impl Writer {
             | Action::ReadCold { .. }
             | Action::Punch { .. }
             | Action::ReadRecord { .. }
-            | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
+            | Action::WriteCheckpoint { .. }
+            | Action::Evict { .. } => unreachable!("{action:?}"),
         })
     }
 }

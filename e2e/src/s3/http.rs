@@ -1,0 +1,158 @@
+//! HTTP/1.1 messages as the fault proxy needs them: whole, and otherwise untouched.
+
+use std::io::{BufRead, Read};
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// Longest head that is read, in bytes.
+const MOST_HEAD_BYTES: usize = 64 << 10;
+
+/// The first line and the headers of a message.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    first: String,
+    headers: Vec<(String, String)>,
+}
+
+impl Head {
+    /// Reads a head; nothing when the connection ended before one began.
+    pub(super) fn read(from: &mut impl BufRead) -> Result<Option<Self>> {
+        let mut lines = Vec::new();
+        let mut bytes = 0;
+        loop {
+            let mut line = String::new();
+            bytes += from.read_line(&mut line).context("read a head")?;
+            ensure!(bytes <= MOST_HEAD_BYTES, "a head of more than {MOST_HEAD_BYTES} bytes");
+            if line.is_empty() {
+                ensure!(lines.is_empty(), "the connection ended inside a head");
+                return Ok(None);
+            }
+            let line = line.trim_end();
+            if line.is_empty() {
+                break;
+            }
+            lines.push(line.to_owned());
+        }
+        let mut lines = lines.into_iter();
+        let first = lines.next().context("a head without a first line")?;
+        let mut headers = Vec::new();
+        for line in lines {
+            let (name, value) = line.split_once(':').with_context(|| format!("no header: {line:?}"))?;
+            headers.push((name.to_owned(), value.trim().to_owned()));
+        }
+        Ok(Some(Self { first, headers }))
+    }
+
+    /// A word of the first line: of a request method, target and version, of an answer version and status.
+    pub(super) fn word(&self, index: usize) -> &str {
+        self.first.split(' ').nth(index).unwrap_or_default()
+    }
+
+    /// A header's value.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        let found = self.headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
+    }
+
+    /// Sets a header in place of all of that name.
+    pub(super) fn set(&mut self, name: &str, value: &str) {
+        self.remove(name);
+        self.headers.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Removes the headers of that name.
+    pub(super) fn remove(&mut self, name: &str) {
+        self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
+    }
+
+    /// How long the body of a request is, in bytes.
+    pub(super) fn body_bytes(&self) -> Result<usize> {
+        ensure!(self.get("transfer-encoding").is_none(), "a chunked request: {}", self.first);
+        let length = self.get("content-length").unwrap_or("0");
+        length.parse().with_context(|| format!("content-length {length:?}"))
+    }
+
+    /// As it travels.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut text = format!("{}\r\n", self.first);
+        for (name, value) in &self.headers {
+            text.push_str(name);
+            text.push_str(": ");
+            text.push_str(value);
+            text.push_str("\r\n");
+        }
+        text.push_str("\r\n");
+        text.into_bytes()
+    }
+}
+
+/// A server's answer on a connection that ends with it.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// Its head, without word of the connection's end.
+    pub(super) head: Head,
+    /// Its body, as it travels.
+    pub(super) body: Vec<u8>,
+}
+
+impl Answer {
+    /// Reads the answer to the connection's end.
+    pub(super) fn read(from: &mut impl BufRead) -> Result<Self> {
+        loop {
+            let Some(mut head) = Head::read(from)? else { bail!("the server did not answer") };
+            // "100 Continue" is only the first half of an answer.
+            if head.word(1) == "100" {
+                continue;
+            }
+            head.remove("connection");
+            let mut body = Vec::new();
+            from.read_to_end(&mut body).context("read the answer's body")?;
+            return Ok(Self { head, body });
+        }
+    }
+
+    /// An error as S3 words it.
+    pub(super) fn error(status: &str, code: &str) -> Self {
+        let body = format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?><Error><Code>{code}</Code></Error>");
+        let headers = vec![
+            ("Content-Type".to_owned(), "application/xml".to_owned()),
+            ("Content-Length".to_owned(), body.len().to_string()),
+        ];
+        Self { head: Head { first: format!("HTTP/1.1 {status}"), headers }, body: body.into_bytes() }
+    }
+
+    /// As it travels.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        [self.head.bytes(), self.body.clone()].concat()
+    }
+}
+
+/// Reads `bytes` bytes of a body.
+pub(super) fn read_body(from: &mut impl Read, bytes: usize) -> Result<Vec<u8>> {
+    let mut body = vec![0; bytes];
+    from.read_exact(&mut body).context("read a body")?;
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_passed_on_as_it_was_but_for_the_connection() {
+        let answer =
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\nEtag: x\r\n\r\nbody";
+        let answer = Answer::read(&mut &answer[..]).unwrap();
+        assert_eq!(answer.head.word(1), "200");
+        assert_eq!(answer.bytes(), b"HTTP/1.1 200 OK\r\nEtag: x\r\n\r\nbody");
+    }
+
+    #[test]
+    fn a_head_says_how_long_its_body_is() {
+        let request = b"PUT /bucket/key?x-id=PutObject HTTP/1.1\r\nhost: s3\r\nContent-Length: 5\r\n\r\n";
+        let head = Head::read(&mut &request[..]).unwrap().unwrap();
+        assert_eq!((head.word(0), head.body_bytes().unwrap()), ("PUT", 5));
+        assert!(Head::read(&mut &b""[..]).unwrap().is_none());
+        assert!(Head::read(&mut &b"PUT /bucket HTTP/1.1\r\n"[..]).is_err(), "half a head is none");
+    }
+}

@@ -1,0 +1,368 @@
+//! A proxy before the S3 server that does to requests what networks and servers do.
+//!
+//! Owns: a port of the loopback, the rules that say which requests are hit, the record of what passed.
+//! Runs on: one thread for each connection.
+//! Invariants: a request that no rule hits passes untouched; an answer is never passed while answers are held.
+//! On failure: a server that is away looks through the proxy as it is: the connection is refused or breaks.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::{BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt::set_socket_linger;
+
+use super::http::{Answer, Head, read_body};
+use crate::vm;
+use crate::wait::until;
+
+/// How long a held or black-holed request sleeps between two looks at whether its time is over.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long requests at the server may take to be answered once no more are passed on.
+const QUIET_LIMIT: Duration = Duration::from_secs(30);
+
+/// What happens to a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fault {
+    /// It is passed on late.
+    Delay(Duration),
+    /// The connection is reset before any of it is passed on.
+    ResetBefore,
+    /// The connection is reset in the middle: of the request's body, or of the answer to a request without one.
+    ResetInside,
+    /// It is answered with 503 SlowDown and not passed on.
+    SlowDown,
+    /// It is passed on, the server acts on it, and the connection ends without an answer.
+    LostReply,
+    /// Nothing happens any more.
+    BlackHole,
+}
+
+/// Which requests a fault hits.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// The HTTP method; any if absent.
+    pub method: Option<&'static str>,
+    /// A part of the request's target; list requests name their prefix there, with `%2F` for `/`.
+    pub target: String,
+    /// Only the first request for each thing in each way: the repetition passes.
+    pub first_only: bool,
+    /// What happens to it.
+    pub fault: Fault,
+}
+
+/// A request that came to the proxy.
+#[derive(Debug, Clone)]
+pub struct Passed {
+    /// When its head was there.
+    pub at: Instant,
+    /// Its HTTP method.
+    pub method: String,
+    /// Its target.
+    pub target: String,
+    /// What was done to it.
+    pub fault: Option<Fault>,
+    /// Requests under way when it came, itself included.
+    pub under_way: usize,
+}
+
+/// A running proxy. Dropping it ends its connections.
+#[derive(Debug)]
+pub struct FaultProxy {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    server: SocketAddr,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rules: Vec<Rule>,
+    /// What was asked for in each way since the rules were set.
+    asked: HashSet<(String, String)>,
+    passed: Vec<Passed>,
+    connections: HashMap<u64, TcpStream>,
+    next_connection: u64,
+    under_way: usize,
+    at_server: usize,
+    answers_held: bool,
+    requests_held: bool,
+    away: bool,
+    turned_away: usize,
+    over: bool,
+}
+
+impl FaultProxy {
+    /// A proxy to the server on this port of the loopback.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn start(server_port: u16) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
+        let port = listener.local_addr().context("read the proxy's port")?.port();
+        let shared = Arc::new(Shared {
+            server: SocketAddr::from((Ipv4Addr::LOCALHOST, server_port)),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let accepting = Arc::clone(&shared);
+        std::thread::spawn(move || accepting.accept(&listener));
+        Ok(Self { port, shared })
+    }
+
+    /// The endpoint for programs on the host.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// The endpoint for programs in a test machine.
+    pub fn endpoint_in_vm(&self) -> String {
+        format!("http://{}:{}", vm::HOST, self.port)
+    }
+
+    /// The endpoint under the name that leads to the host everywhere.
+    pub fn endpoint_everywhere(&self) -> String {
+        format!("http://localhost:{}", self.port)
+    }
+
+    /// Sets the rules in place of those before; the first one that fits counts.
+    pub fn set_rules(&self, rules: Vec<Rule>) {
+        let mut state = self.shared.lock();
+        state.rules = rules;
+        state.asked.clear();
+    }
+
+    /// Takes the store away, as a network does: connections break, new ones are reset.
+    pub fn go_away(&self) {
+        let mut state = self.shared.lock();
+        state.away = true;
+        state.break_connections();
+    }
+
+    /// Brings the store back.
+    pub fn come_back(&self) {
+        self.shared.lock().away = false;
+    }
+
+    /// From now on the server's answers are held back; requests still pass.
+    pub fn hold_answers(&self) {
+        self.shared.lock().answers_held = true;
+    }
+
+    /// From now on requests are held back as well. Returns when the server has answered all it had got, so that its
+    /// buckets do not change any more.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn hold_requests(&self) -> Result<()> {
+        {
+            let mut state = self.shared.lock();
+            state.answers_held = true;
+            state.requests_held = true;
+        }
+        until("the server to be quiet", QUIET_LIMIT, || Ok((self.shared.lock().at_server == 0).then_some(())))
+    }
+
+    /// Lets everything that was held go on.
+    pub fn release(&self) {
+        let mut state = self.shared.lock();
+        state.answers_held = false;
+        state.requests_held = false;
+        self.shared.changed.notify_all();
+    }
+
+    /// Everything that came so far.
+    pub fn passed(&self) -> Vec<Passed> {
+        self.shared.lock().passed.clone()
+    }
+
+    /// Connections that were reset so far because the store was away.
+    pub fn turned_away(&self) -> usize {
+        self.shared.lock().turned_away
+    }
+
+    /// How often each fault was done so far.
+    pub fn faults(&self) -> BTreeMap<Fault, usize> {
+        let mut counts = BTreeMap::new();
+        for fault in self.shared.lock().passed.iter().filter_map(|passed| passed.fault) {
+            *counts.entry(fault).or_default() += 1;
+        }
+        counts
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.over = true;
+        state.break_connections();
+        self.shared.changed.notify_all();
+        drop(state);
+        // Wakes the thread that accepts; refused only if that thread is gone already.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+    }
+}
+
+impl State {
+    fn break_connections(&mut self) {
+        for (_, connection) in self.connections.drain() {
+            reset(&connection);
+        }
+    }
+
+    /// Notes a request and says what is to happen to it.
+    fn note(&mut self, head: &Head) -> Option<Fault> {
+        let (method, target) = (head.word(0).to_owned(), head.word(1).to_owned());
+        let again = !self.asked.insert((method.clone(), target.clone()));
+        let rule = self
+            .rules
+            .iter()
+            .find(|rule| target.contains(&rule.target) && rule.method.is_none_or(|only| only == method));
+        let fault = rule.filter(|rule| !(rule.first_only && again)).map(|rule| rule.fault);
+        self.under_way += 1;
+        let under_way = self.under_way;
+        self.passed.push(Passed { at: Instant::now(), method, target, fault, under_way });
+        fault
+    }
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for connection in listener.incoming() {
+            let mut state = self.lock();
+            if state.over {
+                return;
+            }
+            let Ok(connection) = connection else { continue };
+            if state.away {
+                state.turned_away += 1;
+                reset(&connection);
+                continue;
+            }
+            let Ok(known) = connection.try_clone() else { continue };
+            let number = state.next_connection;
+            state.next_connection += 1;
+            state.connections.insert(number, known);
+            drop(state);
+            let shared = Arc::clone(self);
+            std::thread::spawn(move || {
+                // Whatever ended it, the client sees its connection break.
+                if shared.serve(&connection).is_err() {
+                    reset(&connection);
+                }
+                shared.lock().connections.remove(&number);
+            });
+        }
+    }
+
+    /// Serves one connection to its end.
+    fn serve(&self, connection: &TcpStream) -> Result<()> {
+        connection.set_nodelay(true)?;
+        let mut client = BufReader::new(connection);
+        while let Some(head) = Head::read(&mut client)? {
+            let fault = self.lock().note(&head);
+            let answer = self.answer(head, fault, &mut client);
+            self.lock().under_way -= 1;
+            let Some(answer) = answer? else {
+                reset(connection);
+                return Ok(());
+            };
+            let mut to = connection;
+            to.write_all(&answer)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes to send; without any the connection is reset.
+    fn answer(
+        &self,
+        head: Head,
+        fault: Option<Fault>,
+        client: &mut BufReader<&TcpStream>,
+    ) -> Result<Option<Vec<u8>>> {
+        let length = head.body_bytes()?;
+        match fault {
+            Some(Fault::ResetBefore) => return Ok(None),
+            Some(Fault::BlackHole) => {
+                self.wait_while(|_| true);
+                return Ok(None);
+            }
+            Some(Fault::ResetInside) if length > 0 => {
+                read_body(client, length / 2)?;
+                return Ok(None);
+            }
+            Some(Fault::Delay(_) | Fault::ResetInside | Fault::SlowDown | Fault::LostReply) | None => {}
+        }
+        if head.get("expect").is_some() {
+            let mut to = *client.get_ref();
+            to.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
+        }
+        let body = read_body(client, length)?;
+        match fault {
+            Some(Fault::SlowDown) => {
+                return Ok(Some(Answer::error("503 Slow Down", "SlowDown").bytes()));
+            }
+            Some(Fault::Delay(time)) => std::thread::sleep(time),
+            Some(Fault::ResetBefore | Fault::ResetInside | Fault::LostReply | Fault::BlackHole) | None => {}
+        }
+        let answer = self.ask_server(head, &body)?;
+        let bytes = answer.bytes();
+        match fault {
+            Some(Fault::LostReply) => Ok(None),
+            Some(Fault::ResetInside) => {
+                let mut to = *client.get_ref();
+                to.write_all(&bytes[..bytes.len() / 2])?;
+                Ok(None)
+            }
+            Some(Fault::Delay(_) | Fault::ResetBefore | Fault::SlowDown | Fault::BlackHole) | None => {
+                self.wait_while(|state| state.answers_held);
+                Ok((!self.lock().over).then_some(bytes))
+            }
+        }
+    }
+
+    /// Passes a request on, on a connection of its own.
+    fn ask_server(&self, mut head: Head, body: &[u8]) -> Result<Answer> {
+        let mut state = self.lock();
+        while state.requests_held && !state.over {
+            state = self.changed.wait(state).expect("nothing panics while it holds this lock");
+        }
+        state.at_server += 1;
+        drop(state);
+        head.set("Connection", "close");
+        let asked = TcpStream::connect(self.server).context("reach the server").and_then(|mut server| {
+            server.write_all(&head.bytes())?;
+            server.write_all(body)?;
+            Answer::read(&mut BufReader::new(server))
+        });
+        self.lock().at_server -= 1;
+        asked
+    }
+
+    /// Waits while this holds of the state and the proxy runs.
+    fn wait_while(&self, holds: impl Fn(&State) -> bool) {
+        let mut state = self.lock();
+        while holds(&state) && !state.over && !state.away {
+            (state, _) =
+                self.changed.wait_timeout(state, LOOK).expect("nothing panics while it holds this lock");
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// Has a connection end by RST, not in good order, as soon as its thread lets go of it; wakes that thread.
+fn reset(connection: &TcpStream) {
+    // Errors mean that it is broken already.
+    set_socket_linger(connection, Some(Duration::ZERO)).ok();
+    connection.shutdown(Shutdown::Read).ok();
+}

@@ -1,0 +1,237 @@
+//! Power cuts that lose what was not flushed.
+//!
+//! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and uploaded, the
+//! store is frozen for a moment now and then and its bucket kept: a cut anywhere in such a moment leaves that bucket. Then
+//! for each cut the disk is rebuilt as of a random place in the record, with some of the writes after the last flush,
+//! and another machine boots on it. Nothing that was flushed may be missing, nothing stale or foreign may be served.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::chance::Chance;
+use crate::node::{Control, Node};
+use crate::report;
+use crate::s3::S3Server;
+use crate::s3::proxy::FaultProxy;
+use crate::stamp::check::Reports;
+use crate::vm::machine::{Options, State};
+use crate::vm::recorded::Survivors;
+use crate::vm::{Vm, bash};
+use crate::wait::until;
+use crate::world::World;
+
+const BUCKET: &str = "cuts";
+/// Cuts of the scenario.
+const FEW: usize = 4;
+const SEED: u64 = 20_261_121;
+const STATE_BYTES: u64 = 2 << 30;
+/// Stamped sectors: three writers of 8 MiB each.
+const STAMPS: &str = "stamps";
+const LANES: u32 = 3;
+/// An ext4 with a program that writes files and flushes each.
+const FILES: &str = "files";
+/// fio, which checks every byte it reads.
+const LOAD: &str = "load";
+const VOLUMES: [(&str, &str); 3] = [(STAMPS, "32Mi"), (FILES, "128Mi"), (LOAD, "16Mi")];
+/// Seals and commits all the time.
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty_age = \"1s\"";
+/// What must happen between two cuts: rounds of the stamp writers.
+const ROUNDS_APART: usize = 6;
+/// How many writes and flushes a cut can choose among.
+const WINDOW: usize = 60;
+const LIMIT: Duration = Duration::from_secs(300);
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+/// The fio job's settings that writer and reader must share.
+const FIO: &str = "--name=cut --direct=1 --bs=4k --size=16M --verify=crc32c --ioengine=io_uring";
+
+/// A moment of the run in which the store did not change.
+struct Moment {
+    positions: std::ops::Range<usize>,
+    bucket: PathBuf,
+}
+
+/// What came of the cuts.
+pub struct Outcome {
+    /// How many there were.
+    pub cuts: usize,
+    /// How many lost something, and what.
+    pub lost: Vec<String>,
+}
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let Outcome { cuts, lost } = cut(world, FEW)?;
+    ensure!(lost.is_empty(), "{} of {cuts} cuts lost something:\n{}", lost.len(), lost.join("\n"));
+    Ok(())
+}
+
+/// Makes `cuts` power cuts and compares.
+///
+/// # Errors
+/// When something else failed than what the cuts are about.
+pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let proxy = FaultProxy::start(s3.port())?;
+    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let options = Options { state: State::Recorded(STATE_BYTES), ..Options::node() };
+    let vm = world.vm_with("recorded", || options)?;
+    let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
+    let recorded = Arc::clone(&vm);
+    let position = move || recorded.recorded_disk().map_or(0, |disk| disk.position());
+    let reports = Reports::listen(SEED, LANES, position)?;
+    begin(&node, &reports)?;
+    let mut moments = Vec::new();
+    for number in 0..cuts {
+        moments.push(moment(world, &vm, &s3, &proxy, &reports, number)?);
+    }
+    vm.cut_power();
+    report::step(format_args!(
+        "{} flushed rounds, {} writes and flushes recorded",
+        reports.rounds(),
+        vm.recorded_disk()?.position()
+    ));
+    proxy.release();
+
+    let mut chance = Chance::new(SEED);
+    let mut lost = Vec::new();
+    for (number, moment) in moments.iter().enumerate() {
+        let checked = after_cut(world, &vm, &s3, moment, &reports, number, &mut chance);
+        if let Err(error) = checked {
+            report::step(format_args!("cut {number}: {error:#}"));
+            lost.push(format!("cut {number}: {error:#}"));
+        }
+    }
+    Ok(Outcome { cuts, lost })
+}
+
+/// Creates and attaches the volumes and puts them under load.
+fn begin(node: &Node, reports: &Reports) -> Result<()> {
+    let mut devices = Vec::new();
+    for (name, size) in VOLUMES {
+        node.cli(&["create", name, "--size", size, "--store", "store"])?;
+        devices.push(attach(node, name)?);
+    }
+    let [stamps, files, load] = devices.as_slice() else { unreachable!("there are three volumes") };
+    let vm = node.vm();
+    vm.exec(&format!(
+        "mkfs.ext4 -q {files}; mount {files} /mnt; fio {FIO} --filename={load} --rw=write --do_verify=0 --end_fsync=1 >&2; \
+         sync {load}"
+    ))?;
+    let address = reports.address_in_vm();
+    vm.spawn(
+        STAMPS,
+        &bash(&format!("exec nice -n 19 holdfast-e2e stamp-write {stamps} {LANES} {SEED} {address}")),
+    )?;
+    // A file's name is printed once the file and its directory are flushed; the log is read from the disk after a cut.
+    vm.spawn(
+        FILES,
+        &bash(
+            "renice -n 19 $$ > /dev/null; for n in $(seq 100000); do echo file $n > /mnt/$n; sync /mnt/$n /mnt; echo $n; sync /var/log/holdfast/files.log; done",
+        ),
+    )?;
+    vm.spawn(
+        LOAD,
+        &bash(&format!(
+            "exec nice -n 19 fio {FIO} --filename={load} --rw=randwrite --iodepth=8 --fsync=64 --rate_iops=200 --do_verify=0 --time_based --runtime=3600"
+        )),
+    )?;
+    Ok(())
+}
+
+/// Lets the load run for a while, freezes the store for a moment and keeps its bucket.
+fn moment(
+    world: &World,
+    vm: &Vm,
+    s3: &S3Server,
+    proxy: &FaultProxy,
+    reports: &Reports,
+    number: usize,
+) -> Result<Moment> {
+    let disk = vm.recorded_disk()?;
+    let alive = || {
+        for program in [STAMPS, FILES, LOAD] {
+            let ended = vm.status(program)?;
+            ensure!(ended.is_none(), "{program} ended: {ended:?}\n{}", vm.log(program)?);
+        }
+        Ok(())
+    };
+    let from = reports.rounds();
+    until("the writers to go on", LIMIT, || {
+        alive()?;
+        Ok((reports.rounds() >= from + ROUNDS_APART).then_some(()))
+    })?;
+    // In every other moment the store has acted on what the machine does not know of.
+    if number % 2 == 1 {
+        proxy.hold_answers();
+        let passed = proxy.passed().len();
+        until("a request whose answer is held", LIMIT, || {
+            Ok((proxy.passed().len() > passed + 1).then_some(()))
+        })?;
+    }
+    proxy.hold_requests()?;
+    let bucket = world.dir().join(format!("bucket-{number}"));
+    s3.keep(BUCKET, &bucket)?;
+    let first = disk.position();
+    until("writes in the frozen moment", LIMIT, || {
+        alive()?;
+        Ok((disk.position() >= first + WINDOW).then_some(()))
+    })?;
+    let positions = first..disk.position();
+    proxy.release();
+    report::step(format_args!(
+        "moment {number}: positions {positions:?} of the record, {} rounds",
+        reports.rounds()
+    ));
+    Ok(Moment { positions, bucket })
+}
+
+/// Boots a machine on the disk that the cut left and compares what its volumes hold.
+fn after_cut(
+    world: &World,
+    recorded: &Vm,
+    s3: &S3Server,
+    moment: &Moment,
+    reports: &Reports,
+    number: usize,
+    chance: &mut Chance,
+) -> Result<()> {
+    let length = u64::try_from(moment.positions.len()).context("a short moment")?;
+    let position = moment.positions.start + usize::try_from(chance.below(length))?;
+    let left = [Survivors::Some, Survivors::Nothing, Survivors::Some, Survivors::All][number % 4];
+    let image = world.dir().join("cut.ext4");
+    let cut = recorded.recorded_disk()?.rebuild(position, left, chance, &image)?;
+    s3.bring_back(BUCKET, &moment.bucket)?;
+    report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
+    let options = Options { state: State::Image(image), ..Options::node() };
+    let vm = world.vm_with("after", || options)?;
+    if number > 0 {
+        vm.boot()?;
+    }
+    let checked = check(&vm, reports, position);
+    vm.cut_power();
+    checked
+}
+
+fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {
+    let node = Node::resume(Arc::clone(vm))?;
+    let stamps = attach(&node, STAMPS)?;
+    let text = vm.exec(&format!("holdfast-e2e stamp-read {stamps} {LANES} {SEED}"))?;
+    reports.check(position, &text)?;
+    let files = attach(&node, FILES)?;
+    let load = attach(&node, LOAD)?;
+    vm.exec(&format!(
+        "mount {files} /mnt; for n in $(cat /var/log/holdfast/{FILES}.log); do grep -qx \"file $n\" /mnt/$n; done; \
+         umount /mnt; e2fsck -fn {files} >&2; \
+         fio {FIO} --filename={load} --rw=read --iodepth=8 --verify_header_seed=0 --verify_fatal=1 >&2"
+    ))?;
+    Ok(())
+}
+
+fn attach(node: &Node, name: &str) -> Result<String> {
+    let device = node.cli(&["attach", name, "--store", "store"])?.trim().to_owned();
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}

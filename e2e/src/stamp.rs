@@ -1,0 +1,106 @@
+//! Sectors with stamps: what was written where and when can be read off each of them.
+//!
+//! A region of a device is cut into lanes of [`LANE_SECTORS`] sectors. In each lane one writer goes from round to round:
+//! it writes and zeroes some places, flushes, and says so. What a round does follows from the seed, the lane and the
+//! round's number, so whoever reads the lane later knows what each sector may hold.
+
+use crate::chance::Chance;
+
+pub mod check;
+pub mod write;
+
+/// Bytes of a sector.
+pub const SECTOR_BYTES: usize = 4096;
+/// Sectors of a lane.
+pub const LANE_SECTORS: u32 = 2048;
+/// Most places that one round changes.
+const MOST_CHANGES: u64 = 12;
+/// Most sectors of one place.
+const MOST_SECTORS: u64 = 32;
+const WORDS: usize = SECTOR_BYTES / 8;
+
+/// What a round does to one place of its lane; the places of a round do not overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Change {
+    /// The first sector, within the lane.
+    pub first: u32,
+    /// How many.
+    pub sectors: u32,
+    /// Whether they are zeroed; else stamped.
+    pub zero: bool,
+}
+
+/// What round `round` (from 1) of a lane does.
+pub fn round(seed: u64, lane: u32, round: u32) -> Vec<Change> {
+    let mut chance = Chance::new(mix(seed, lane, u32::MAX, round));
+    let mut changes: Vec<Change> = Vec::new();
+    for _ in 0..=chance.below(MOST_CHANGES) {
+        let sectors = narrow(1 + chance.below(MOST_SECTORS));
+        let first = narrow(chance.below(u64::from(LANE_SECTORS - sectors + 1)));
+        let zero = chance.below(8) == 0;
+        let apart = |other: &Change| first + sectors <= other.first || other.first + other.sectors <= first;
+        if changes.iter().all(apart) {
+            changes.push(Change { first, sectors, zero });
+        }
+    }
+    changes
+}
+
+/// A sector as a round stamps it.
+pub fn stamp(seed: u64, lane: u32, sector: u32, round: u32) -> [u8; SECTOR_BYTES] {
+    let mut bytes = [0; SECTOR_BYTES];
+    bytes[..4].copy_from_slice(&round.to_le_bytes());
+    let mut chance = Chance::new(mix(seed, lane, sector, round));
+    for word in bytes.chunks_exact_mut(8).take(WORDS).skip(1) {
+        word.copy_from_slice(&chance.draw().to_le_bytes());
+    }
+    bytes
+}
+
+/// The round whose stamp a sector bears, 0 for zeros; nothing if it is neither.
+pub fn read_stamp(seed: u64, lane: u32, sector: u32, bytes: &[u8]) -> Option<u32> {
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Some(0);
+    }
+    let round = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?);
+    (round > 0 && stamp(seed, lane, sector, round) == bytes).then_some(round)
+}
+
+fn mix(seed: u64, lane: u32, sector: u32, round: u32) -> u64 {
+    let place = u64::from(lane) << 32 | u64::from(sector);
+    let mut chance = Chance::new(seed ^ Chance::new(place).draw());
+    chance.draw() ^ Chance::new(u64::from(round)).draw()
+}
+
+fn narrow(value: u64) -> u32 {
+    u32::try_from(value).expect("below a lane's sectors")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_known_by_its_place_alone() {
+        let bytes = stamp(7, 1, 5, 3);
+        assert_eq!(read_stamp(7, 1, 5, &bytes), Some(3));
+        assert_eq!(read_stamp(7, 1, 6, &bytes), None, "another sector");
+        assert_eq!(read_stamp(7, 0, 5, &bytes), None, "another lane");
+        let mut torn = bytes;
+        torn[512..].copy_from_slice(&stamp(7, 1, 5, 2)[512..]);
+        assert_eq!(read_stamp(7, 1, 5, &torn), None, "parts of two rounds");
+        assert_eq!(read_stamp(7, 1, 5, &[0; SECTOR_BYTES]), Some(0));
+    }
+
+    #[test]
+    fn the_places_of_a_round_are_apart() {
+        for number in 1..200 {
+            let mut touched = [false; LANE_SECTORS as usize];
+            for Change { first, sectors, .. } in round(1, 2, number) {
+                for sector in &mut touched[first as usize..(first + sectors) as usize] {
+                    assert!(!std::mem::replace(sector, true), "round {number}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left it; and
+//! which fails where it is told to.
+//!
+//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's.
+//!
+//! Owns: the image, a copy of it from before the first write, the record.
+//! Runs on: one thread; [`RecordedDisk`] may be used by any.
+//! Invariants: a position in the record, read after something was made durable on the disk, has that flush before it.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use anyhow::{Context, Result, ensure};
+
+use super::nbd::{self, EIO, Request};
+use crate::chance::Chance;
+use crate::command::output;
+
+/// The unit in which a write may be torn, in bytes.
+const ATOM_BYTES: usize = 512;
+
+/// A disk that remembers.
+#[derive(Debug)]
+pub struct RecordedDisk {
+    port: u16,
+    before: PathBuf,
+    shared: Arc<Shared>,
+}
+
+/// What a power cut leaves of the writes after the last flush.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Survivors {
+    /// None.
+    Nothing,
+    /// Each with even chances, in any order; some of them in part.
+    Some,
+    /// All.
+    All,
+}
+
+/// What one rebuilt disk is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    /// Writes that a flush had made durable.
+    pub flushed: usize,
+    /// Writes after the last flush that were left, whole or in part.
+    pub left: usize,
+    /// Writes after the last flush that were lost.
+    pub lost: usize,
+}
+
+#[derive(Debug)]
+struct Shared {
+    image: File,
+    data: File,
+    size_bytes: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    record: Vec<Entry>,
+    data_bytes: u64,
+    failing_reads: Vec<Range<u64>>,
+    failing_flushes: bool,
+    failed_reads: usize,
+    over: bool,
+    client: Option<TcpStream>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Entry {
+    /// Bytes of the record's data that went to an offset of the disk.
+    Write {
+        offset: u64,
+        at: u64,
+        bytes: usize,
+    },
+    Flush,
+}
+
+impl RecordedDisk {
+    /// Serves the image; its record and a copy of it go beside it.
+    ///
+    /// # Errors
+    /// When a file cannot be made or no port is free.
+    pub fn start(image: &Path) -> Result<Self> {
+        let before = image.with_extension("before");
+        copy_sparse(image, &before)?;
+        let open = |path: &Path| {
+            let file = File::options().read(true).write(true).create(true).truncate(false).open(path);
+            file.with_context(|| format!("open {}", path.display()))
+        };
+        let image_file = open(image)?;
+        let size_bytes = image_file.metadata().context("read the image's size")?.len();
+        let data = open(&image.with_extension("record"))?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the disk")?;
+        let port = listener.local_addr().context("read the disk's port")?.port();
+        let shared = Arc::new(Shared { image: image_file, data, size_bytes, state: Mutex::default() });
+        let serving = Arc::clone(&shared);
+        std::thread::spawn(move || serving.accept(&listener));
+        Ok(Self { port, before, shared })
+    }
+
+    /// Where QEMU finds it.
+    pub fn url(&self) -> String {
+        format!("nbd://127.0.0.1:{}", self.port)
+    }
+
+    /// The length of the record so far.
+    pub fn position(&self) -> usize {
+        self.shared.lock().record.len()
+    }
+
+    /// Writes to `to` the disk as a power cut at `position` would have left it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn rebuild(&self, position: usize, left: Survivors, chance: &mut Chance, to: &Path) -> Result<Cut> {
+        copy_sparse(&self.before, to)?;
+        let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
+        let record = self.shared.lock().record[..position].to_vec();
+        let durable = record.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
+        let mut cut = Cut { flushed: 0, left: 0, lost: 0 };
+        for (index, entry) in record.iter().enumerate() {
+            let Entry::Write { offset, at, bytes } = *entry else { continue };
+            let kept = if index < durable {
+                cut.flushed += 1;
+                0..bytes
+            } else {
+                surviving(left, bytes, chance)
+            };
+            if index >= durable {
+                *(if kept.is_empty() { &mut cut.lost } else { &mut cut.left }) += 1;
+            }
+            let mut data = vec![0; kept.len()];
+            self.shared.data.read_exact_at(&mut data, at + kept.start as u64).context("read the record")?;
+            disk.write_all_at(&data, offset + kept.start as u64).context("write the rebuilt disk")?;
+        }
+        Ok(cut)
+    }
+
+    /// From now on reads that touch one of these ranges of bytes fail.
+    pub fn fail_reads(&self, ranges: Vec<Range<u64>>) {
+        self.shared.lock().failing_reads = ranges;
+    }
+
+    /// How many reads failed so far.
+    pub fn failed_reads(&self) -> usize {
+        self.shared.lock().failed_reads
+    }
+
+    /// Whether flushes fail from now on.
+    pub fn fail_flushes(&self, fail: bool) {
+        self.shared.lock().failing_flushes = fail;
+    }
+}
+
+impl Drop for RecordedDisk {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.over = true;
+        if let Some(client) = &state.client {
+            // An error means that it has gone already.
+            client.shutdown(Shutdown::Both).ok();
+        }
+        drop(state);
+        // Wakes the thread that accepts; refused only if that thread is gone already.
+        drop(TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)));
+    }
+}
+
+impl Shared {
+    fn accept(&self, listener: &TcpListener) {
+        for client in listener.incoming() {
+            let Ok(client) = client else { continue };
+            {
+                let mut state = self.lock();
+                if state.over {
+                    return;
+                }
+                state.client = client.try_clone().ok();
+            }
+            // It ends when the machine's power does.
+            drop(self.serve(client));
+        }
+    }
+
+    fn serve(&self, mut client: TcpStream) -> Result<()> {
+        client.set_nodelay(true)?;
+        if !nbd::greet(&mut client, self.size_bytes)? {
+            return Ok(());
+        }
+        let mut requests = BufReader::with_capacity(1 << 20, client.try_clone().context("share the client")?);
+        while let Some(request) = nbd::next(&mut requests)? {
+            match request {
+                Request::Read { cookie, offset, bytes } => {
+                    let (error, data) = self.read(offset, bytes)?;
+                    nbd::reply(&mut client, cookie, error, &data)?;
+                }
+                Request::Write { cookie, offset, data } => {
+                    self.write(offset, &data)?;
+                    nbd::reply(&mut client, cookie, 0, &[])?;
+                }
+                Request::Flush { cookie } => nbd::reply(&mut client, cookie, self.flush(), &[])?,
+            }
+        }
+        client.flush().context("end in good order")
+    }
+
+    fn read(&self, offset: u64, bytes: u32) -> Result<(u32, Vec<u8>)> {
+        let wanted = offset..offset + u64::from(bytes);
+        {
+            let mut state = self.lock();
+            let touches = |range: &Range<u64>| range.start < wanted.end && wanted.start < range.end;
+            if state.failing_reads.iter().any(touches) {
+                state.failed_reads += 1;
+                return Ok((EIO, Vec::new()));
+            }
+        }
+        let mut data = vec![0; bytes as usize];
+        self.image.read_exact_at(&mut data, offset).context("read the image")?;
+        Ok((0, data))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        ensure!(offset + data.len() as u64 <= self.size_bytes, "a write beyond the disk's end");
+        let mut state = self.lock();
+        let at = state.data_bytes;
+        self.data.write_all_at(data, at).context("write the record")?;
+        self.image.write_all_at(data, offset).context("write the image")?;
+        state.data_bytes += data.len() as u64;
+        state.record.push(Entry::Write { offset, at, bytes: data.len() });
+        Ok(())
+    }
+
+    fn flush(&self) -> u32 {
+        let mut state = self.lock();
+        if state.failing_flushes {
+            return EIO;
+        }
+        state.record.push(Entry::Flush);
+        0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// The bytes of an unflushed write that a power cut leaves.
+fn surviving(left: Survivors, bytes: usize, chance: &mut Chance) -> Range<usize> {
+    match left {
+        Survivors::Nothing => 0..0,
+        Survivors::All => 0..bytes,
+        Survivors::Some => match chance.below(8) {
+            0..4 => 0..0,
+            4 => {
+                let atoms = chance.below((bytes / ATOM_BYTES).max(1) as u64);
+                0..usize::try_from(atoms).expect("fewer than the write's") * ATOM_BYTES
+            }
+            _ => 0..bytes,
+        },
+    }
+}
+
+/// Copies a file without its holes.
+///
+/// # Errors
+/// When `cp` fails.
+fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    output(Command::new("cp").args(["--sparse=always", "--"]).arg(from).arg(to)).map(drop)
+}

@@ -1,0 +1,177 @@
+//! Scrub: reads everything that a volume has in its store, and says what is damaged and whom that hurts.
+//!
+//! 1. every record and every checkpoint; a checkpoint must be what the log says ([`log`]);
+//! 2. every segment the volume refers to: there, of the right length, with a whole index and whole frames ([`segment`]);
+//! 3. of damaged frames, which sectors still show: a newer frame may hide them ([`visible`]).
+//!
+//! Owns: the order of reads and what a finding means. Changes nothing; [`repair_checkpoints`] does.
+//! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.
+//! On failure: a store that does not answer ends the scrub; what was found is nothing then, since it is not all.
+
+mod log;
+mod repair;
+mod segment;
+mod visible;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use holdfast_engine::DecodeError;
+use holdfast_engine::manifest::{LogError, Manifest};
+use holdfast_engine::segment::FrameError;
+use holdfast_objects::ObjectStore;
+use holdfast_types::{SectorRange, Seq, VolumeId};
+
+use crate::LogFailure;
+
+pub use repair::repair_checkpoints;
+
+/// Segments read at once; each holds at most one read of 4 MiB and its index in memory.
+const PARALLEL_SEGMENTS: usize = 4;
+
+/// How far a scrub is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of segments read so far.
+    pub read_bytes: u64,
+    /// Bytes of all segments.
+    pub total_bytes: u64,
+}
+
+/// What is wrong with an object.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Fault {
+    /// It is not there.
+    #[error("is missing")]
+    Missing,
+    /// It has another length than the log says.
+    #[error("has {have} bytes, the log says {need}")]
+    Length {
+        /// Bytes there.
+        have: u64,
+        /// Bytes it was stored with.
+        need: u64,
+    },
+    /// Its bytes are not what was stored.
+    #[error("is damaged")]
+    Bytes(#[source] DecodeError),
+    /// A record that cannot stand in its place.
+    #[error("does not follow from the records before it")]
+    Order(#[source] LogError),
+    /// A checkpoint that says something else than the log.
+    #[error("is not what the log says")]
+    Differs,
+    /// The trailer, which no reader needs.
+    #[error("has a damaged trailer")]
+    Trailer,
+    /// Some of a segment's frames.
+    #[error("has {count} damaged frames")]
+    Frames {
+        /// How many.
+        count: u64,
+        /// The first one's bytes in the object.
+        first: Range<u64>,
+        /// What is wrong with that one.
+        #[source]
+        source: FrameError,
+    },
+}
+
+/// Whom a fault hurts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Nobody: something newer replaces what is damaged, or no reader needs it.
+    Harmless,
+    /// Reads of these sectors fail, unless the node that serves the volume holds them. Ascending, apart.
+    Unreadable(Vec<SectorRange>),
+    /// The volume cannot be attached.
+    NoAttach,
+}
+
+/// One damaged object.
+#[derive(Debug)]
+pub struct Finding {
+    /// Its key.
+    pub key: String,
+    /// What is wrong with it.
+    pub fault: Fault,
+    /// Whom it hurts.
+    pub effect: Effect,
+}
+
+/// What a scrub found.
+#[derive(Debug)]
+pub struct Report {
+    /// The volume as of its log's end; where that cannot be known, as of the last seq at which it is.
+    pub manifest: Manifest,
+    /// Records read.
+    pub records: u64,
+    /// Checkpoints read.
+    pub checkpoints: u64,
+    /// Segments read.
+    pub segments: u64,
+    /// Frames whose bytes were read.
+    pub frames: u64,
+    /// Bytes of segments read.
+    pub read_bytes: u64,
+    /// Every damaged object.
+    pub findings: Vec<Finding>,
+    /// Damaged checkpoints for which the rest of the log can stand in.
+    replaceable: Vec<Seq>,
+}
+
+impl Report {
+    /// Every sector whose reads fail, ascending, apart.
+    pub fn unreadable(&self) -> Vec<SectorRange> {
+        let ranges = self.findings.iter().flat_map(|finding| match &finding.effect {
+            Effect::Unreadable(ranges) => ranges.as_slice(),
+            Effect::Harmless | Effect::NoAttach => &[],
+        });
+        visible::join(ranges.copied().collect())
+    }
+
+    /// Whether anybody is hurt.
+    pub fn is_harmless(&self) -> bool {
+        self.findings.iter().all(|finding| finding.effect == Effect::Harmless)
+    }
+}
+
+/// Reads all of `volume` and says what is damaged. `tell` hears of progress now and then. Of a volume that does not exist
+/// or was deleted the report holds nothing but a manifest that says so.
+///
+/// # Errors
+/// [`LogFailure::Store`]: the store did not answer.
+pub async fn scrub(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    tell: &(dyn Fn(Progress) + Send + Sync),
+) -> Result<Report, LogFailure> {
+    let log::LogState { manifest, records, checkpoints, mut findings, replaceable } =
+        log::read(objects, volume).await?;
+    let total_bytes = manifest.segments().iter().map(|segment| segment.bytes).sum();
+    let read = AtomicU64::new(0);
+    let meter = |bytes: u64| {
+        let read_bytes = read.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        tell(Progress { read_bytes, total_bytes });
+    };
+    let scans: Vec<segment::Scan> = stream::iter(manifest.segments())
+        .map(|segment| segment::scan(objects, volume, segment, &meter))
+        .buffered(PARALLEL_SEGMENTS)
+        .try_collect()
+        .await?;
+    let frames = scans.iter().map(|scan| scan.frames).sum();
+    let segments = scans.len() as u64;
+    findings.extend(visible::weigh(objects, volume, &manifest, scans).await?);
+    Ok(Report {
+        manifest,
+        records,
+        checkpoints,
+        segments,
+        frames,
+        read_bytes: read.into_inner(),
+        findings,
+        replaceable,
+    })
+}

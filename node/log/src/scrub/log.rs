@@ -1,0 +1,179 @@
+//! The log and its checkpoints, replayed side by side.
+//!
+//! Where a record is damaged the replay goes on from the next checkpoint: readers begin at the newest one and need only
+//! the records after it.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use holdfast_engine::manifest::{LogError, Manifest};
+use holdfast_engine::record::{Body, Record};
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::key::{ObjectKey, checkpoint_prefix};
+use holdfast_types::{Seq, VolumeId};
+
+use super::{Effect, Fault, Finding};
+use crate::read::{read_record, records_after, seqs_under};
+use crate::{LogFailure, MAX_METADATA_BYTES, store};
+
+/// Records read at once.
+const PARALLEL_RECORDS: usize = 16;
+
+/// What the log says, and what is wrong with it.
+pub(super) struct LogState {
+    pub(super) manifest: Manifest,
+    pub(super) records: u64,
+    pub(super) checkpoints: u64,
+    pub(super) findings: Vec<Finding>,
+    pub(super) replaceable: Vec<Seq>,
+}
+
+impl LogState {
+    fn without_data(manifest: Manifest) -> Self {
+        Self { manifest, records: 0, checkpoints: 0, findings: Vec::new(), replaceable: Vec::new() }
+    }
+}
+
+pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<LogState, LogFailure> {
+    // Checkpoints first: each then has its record in the list that follows.
+    let mut checkpoints = BTreeMap::new();
+    for seq in seqs_under(objects, volume, &checkpoint_prefix(volume), None).await? {
+        let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
+        match objects.get(&key, MAX_METADATA_BYTES).await {
+            Ok(bytes) => drop(checkpoints.insert(seq, bytes)),
+            // The writer made a newer one and dropped this one in between.
+            Err(StoreError::NotFound { .. }) => {}
+            Err(error) => return Err(store("read a checkpoint", volume)(error)),
+        }
+    }
+    let seqs = records_after(objects, volume, Seq(0)).await?;
+    let Some(end) = seqs.last().copied() else {
+        return Ok(LogState::without_data(Manifest::empty(volume.clone())));
+    };
+    let mut records: BTreeMap<Seq, Result<Record, Fault>> = stream::iter(seqs)
+        .map(|seq| async move { Ok((seq, readable(read_record(objects, volume, seq).await)?)) })
+        .buffered(PARALLEL_RECORDS)
+        .try_collect()
+        .await?;
+    if let Some(Ok(Record { body: Body::Delete, .. })) = records.get(&end) {
+        return Ok(LogState::without_data(Manifest::tombstone(volume.clone(), end)));
+    }
+
+    let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
+    // What lies before the oldest checkpoint may have been trimmed.
+    let trimmed_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
+    let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(trimmed_before);
+    let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
+    let mut replay = Replay::new(volume, first == Seq::FIRST);
+    let mut seq = first;
+    while seq <= last {
+        replay.record(seq, records.remove(&seq), seq < trimmed_before);
+        if let Some(bytes) = checkpoints.get(&seq) {
+            replay.checkpoint(seq, bytes, checkpoints.range(seq.next()..).next().is_some());
+        }
+        seq = seq.next();
+    }
+    Ok(replay.end(records_read, checkpoints_read))
+}
+
+fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Fault>, LogFailure> {
+    match read {
+        Ok(record) => Ok(Ok(record)),
+        Err(LogFailure::Damaged { source, .. }) => Ok(Err(Fault::Bytes(source))),
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(Err(Fault::Missing)),
+        Err(other) => Err(other),
+    }
+}
+
+/// The manifest, seq by seq.
+struct Replay {
+    volume: VolumeId,
+    /// The last manifest known.
+    known: Manifest,
+    /// Whether `known` is the manifest as of the last seq seen.
+    current: bool,
+    newest_whole: Option<Seq>,
+    damaged_records: Vec<(Seq, Fault)>,
+    damaged_checkpoints: Vec<(Seq, Fault, bool)>,
+    replaceable: Vec<Seq>,
+}
+
+impl Replay {
+    fn new(volume: &VolumeId, current: bool) -> Self {
+        Self {
+            volume: volume.clone(),
+            known: Manifest::empty(volume.clone()),
+            current,
+            newest_whole: None,
+            damaged_records: Vec::new(),
+            damaged_checkpoints: Vec::new(),
+            replaceable: Vec::new(),
+        }
+    }
+
+    fn record(&mut self, seq: Seq, record: Option<Result<Record, Fault>>, may_be_trimmed: bool) {
+        let fault = match record {
+            None if may_be_trimmed => {
+                self.current = false;
+                return;
+            }
+            None => Fault::Missing,
+            Some(Err(fault)) => fault,
+            // After a gap, the next checkpoint says where the log stands.
+            Some(Ok(record)) if !self.current => {
+                if record.seq == seq && record.volume == self.volume {
+                    return;
+                }
+                Fault::Order(LogError::Gap { expected: seq, found: record.seq })
+            }
+            Some(Ok(record)) => match self.known.apply(&record) {
+                Ok(()) => return,
+                Err(error) => Fault::Order(error),
+            },
+        };
+        self.current = false;
+        self.damaged_records.push((seq, fault));
+    }
+
+    fn checkpoint(&mut self, seq: Seq, bytes: &[u8], has_newer: bool) {
+        let said = Manifest::decode_checkpoint(bytes);
+        let fault = match said {
+            Err(error) => Fault::Bytes(error),
+            Ok(said) if said.seq() != seq || *said.volume() != self.volume => Fault::Differs,
+            Ok(_) if self.current && self.known.encode_checkpoint() != bytes => Fault::Differs,
+            Ok(said) => {
+                self.known = said;
+                self.current = true;
+                self.newest_whole = Some(seq);
+                return;
+            }
+        };
+        if self.current {
+            self.replaceable.push(seq);
+        }
+        self.damaged_checkpoints.push((seq, fault, has_newer));
+    }
+
+    fn end(self, records: u64, checkpoints: u64) -> LogState {
+        let Self { volume, known, newest_whole, damaged_records, damaged_checkpoints, replaceable, .. } =
+            self;
+        let covered = |seq: Seq| newest_whole.is_some_and(|newest| seq <= newest);
+        let of_record = |(seq, fault)| Finding {
+            key: ObjectKey::Log(volume.clone(), seq).to_string(),
+            fault,
+            effect: if covered(seq) { Effect::Harmless } else { Effect::NoAttach },
+        };
+        let of_checkpoint = |(seq, fault, has_newer)| Finding {
+            key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
+            fault,
+            // Readers take the newest, whatever it is.
+            effect: if has_newer { Effect::Harmless } else { Effect::NoAttach },
+        };
+        let findings = damaged_records
+            .into_iter()
+            .map(of_record)
+            .chain(damaged_checkpoints.into_iter().map(of_checkpoint))
+            .collect();
+        LogState { manifest: known, records, checkpoints, findings, replaceable }
+    }
+}

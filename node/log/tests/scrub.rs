@@ -1,0 +1,268 @@
+//! What a scrub finds in a store, and what it takes for harmless.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::sync::Mutex;
+
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
+use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
+use holdfast_log::{CreateOutcome, create_record, provision, read_manifest, write_checkpoint};
+use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq, VolumeId};
+
+const NONCE: Nonce = Nonce([3; 16]);
+/// Two chunks, the second one short.
+const SECTORS: u64 = 40_000;
+
+fn volume() -> VolumeId {
+    "v".parse().unwrap()
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()[7]
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// A volume whose log is `[create, attach, commit 3, commit 4, commit 5]`, with checkpoints as of 3 and 4.
+struct Stored {
+    store: MemoryStore,
+    segments: Vec<(SegmentRef, FrameIndex)>,
+}
+
+impl Stored {
+    async fn new() -> Self {
+        let mut stored = Self { store: MemoryStore::new(), segments: Vec::new() };
+        provision(&stored.store, &volume(), SECTORS, NONCE, 0).await.unwrap();
+        stored.record(2, Body::Attach { sectors: SECTORS, node: "n".to_owned() }).await;
+        // Sectors 0 to 3, 32 to 63 and the first one of the second chunk; zeros in sector 64.
+        stored.commit(3, &[(0, 0b1111), (1, u32::MAX), (2, 0), (1024, 1)]).await;
+        stored.checkpoint().await;
+        // Hides sectors 0 and 1.
+        stored.commit(4, &[(0, 0b11)]).await;
+        stored.checkpoint().await;
+        // Hides block 1.
+        stored.commit(5, &[(1, u32::MAX)]).await;
+        stored
+    }
+
+    async fn record(&self, seq: u64, body: Body) {
+        let record =
+            Record { volume: volume(), seq: Seq(seq), epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
+        assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Won);
+    }
+
+    /// Commits noise; a mask of 0 stands for a sector of zeros.
+    async fn commit(&mut self, seq: u64, frames: &[(u64, u32)]) {
+        let mut builder = SegmentBuilder::default();
+        for (block, mask) in frames {
+            let bytes = match mask {
+                0 => vec![0; 4096],
+                mask => noise(seq * 10_000 + block, mask.count_ones() as usize * 4096),
+            };
+            builder.push(Block(*block), Mask((*mask).max(1)), &bytes);
+        }
+        let (segment, object) = builder.finish(SegmentId::new(seq, [0; 10]));
+        let at = segment.index_offset as usize;
+        let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
+        let key = ObjectKey::Segment(volume(), segment.id).to_string();
+        self.store.put_segment(&key, vec![object.into()]).await.unwrap();
+        self.record(seq, Body::Commit(segment.clone())).await;
+        self.segments.push((segment, index));
+    }
+
+    async fn checkpoint(&self) {
+        let manifest = read_manifest(&self.store, &volume()).await.unwrap();
+        write_checkpoint(&self.store, &volume(), manifest.seq(), manifest.encode_checkpoint()).await.unwrap();
+    }
+
+    async fn scrub(&self) -> Report {
+        scrub(&self.store, &volume(), &|_| ()).await.unwrap()
+    }
+
+    fn segment_key(&self, number: usize) -> String {
+        ObjectKey::Segment(volume(), self.segments[number].0.id).to_string()
+    }
+
+    fn flip_frame(&self, segment: usize, frame: usize) {
+        let at = self.segments[segment].1.frames()[frame].offset as usize + 100;
+        self.store.corrupt(&self.segment_key(segment), |bytes| bytes[at] ^= 1);
+    }
+}
+
+fn log_key(seq: u64) -> String {
+    ObjectKey::Log(volume(), Seq(seq)).to_string()
+}
+
+fn checkpoint_key(seq: u64) -> String {
+    ObjectKey::Checkpoint(volume(), Seq(seq)).to_string()
+}
+
+fn keys(report: &Report) -> Vec<&str> {
+    report.findings.iter().map(|finding| finding.key.as_str()).collect()
+}
+
+#[tokio::test]
+async fn all_of_a_sound_volume_is_read_and_nothing_is_found() {
+    let stored = Stored::new().await;
+    let told = Mutex::new(Vec::new());
+    let report =
+        scrub(&stored.store, &volume(), &|progress| told.lock().unwrap().push(progress)).await.unwrap();
+    assert_eq!(keys(&report), [] as [&str; 0]);
+    let counts = (report.records, report.checkpoints, report.segments, report.frames);
+    assert_eq!(counts, (5, 2, 3, 5), "a zero frame has no bytes to read");
+    let stored_bytes: u64 = stored.segments.iter().map(|(segment, _)| segment.bytes).sum();
+    let trailers = 3 * 16;
+    let last = told.into_inner().unwrap().into_iter().max_by_key(|told| told.read_bytes).unwrap();
+    assert_eq!(last, Progress { read_bytes: stored_bytes - trailers, total_bytes: stored_bytes });
+    assert_eq!(report.manifest, read_manifest(&stored.store, &volume()).await.unwrap());
+}
+
+#[tokio::test]
+async fn any_changed_byte_is_found_in_its_object_and_nowhere_else() {
+    let stored = Stored::new().await;
+    for key in stored.store.keys() {
+        let length = stored.store.get(&key, u64::MAX).await.unwrap().len();
+        for at in (0..length).step_by(length / 40 + 1).chain(length.saturating_sub(80)..length) {
+            stored.store.corrupt(&key, |bytes| bytes[at] ^= 0x10);
+            let report = stored.scrub().await;
+            assert_eq!(keys(&report), [key.as_str()], "byte {at}");
+            stored.store.corrupt(&key, |bytes| bytes[at] ^= 0x10);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_missing_object_and_one_cut_short_are_found() {
+    for cut in [0, 1, 100] {
+        for number in 0..3 {
+            let stored = Stored::new().await;
+            let key = stored.segment_key(number);
+            match cut {
+                0 => stored.store.delete(&key).await.unwrap(),
+                cut => stored.store.corrupt(&key, |bytes| bytes.truncate(bytes.len() - cut)),
+            }
+            let report = stored.scrub().await;
+            let [finding] = &report.findings[..] else { panic!("{:?}", report.findings) };
+            assert_eq!(finding.key, key);
+            assert!(matches!((&finding.fault, cut), (Fault::Missing, 0) | (Fault::Length { .. }, 1 | 100)));
+            let first_chunk = SectorRange::new(0, 32_768);
+            let both_chunks = SectorRange::new(0, SECTORS);
+            let expected = if number == 0 { both_chunks } else { first_chunk };
+            assert_eq!(finding.effect, Effect::Unreadable(vec![expected]), "its index is gone too");
+        }
+    }
+}
+
+#[tokio::test]
+async fn damaged_frames_hurt_only_where_nothing_newer_hides_them() {
+    let stored = Stored::new().await;
+    stored.flip_frame(0, 1);
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [stored.segment_key(0)]);
+    assert!(report.is_harmless(), "block 1 was written again: {:?}", report.findings);
+
+    stored.flip_frame(0, 0);
+    stored.flip_frame(1, 0);
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [stored.segment_key(0), stored.segment_key(1)]);
+    assert!(matches!(report.findings[0].fault, Fault::Frames { count: 2, .. }));
+    assert_eq!(report.findings[0].effect, Effect::Unreadable(vec![SectorRange::new(2, 2)]));
+    assert_eq!(report.findings[1].effect, Effect::Unreadable(vec![SectorRange::new(0, 2)]));
+    assert_eq!(report.unreadable(), [SectorRange::new(0, 4)]);
+}
+
+#[tokio::test]
+async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
+    for (seq, effect) in [(4, Effect::Harmless), (5, Effect::NoAttach)] {
+        let stored = Stored::new().await;
+        stored.store.corrupt(&log_key(seq), |bytes| bytes[40] ^= 1);
+        let report = stored.scrub().await;
+        assert_eq!(keys(&report), [log_key(seq)]);
+        assert_eq!(report.findings[0].effect, effect);
+        assert_eq!(read_manifest(&stored.store, &volume()).await.is_ok(), effect == Effect::Harmless);
+    }
+    let mut stored = Stored::new().await;
+    stored.commit(6, &[(9, 1)]).await;
+    stored.store.delete(&log_key(5)).await.unwrap();
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [log_key(5)]);
+    assert!(matches!(report.findings[0].fault, Fault::Missing));
+    assert_eq!(report.findings[0].effect, Effect::NoAttach);
+    assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
+    // What lies before the oldest checkpoint is nobody's loss: a log may be trimmed.
+    let stored = Stored::new().await;
+    for seq in 1..3 {
+        stored.store.delete(&log_key(seq)).await.unwrap();
+    }
+    assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn a_damaged_checkpoint_gives_way_to_one_made_from_the_log() {
+    let stored = Stored::new().await;
+    let sound = read_manifest(&stored.store, &volume()).await.unwrap();
+    stored.store.corrupt(&checkpoint_key(4), |bytes| bytes[50] ^= 1);
+    assert!(read_manifest(&stored.store, &volume()).await.is_err());
+    let report = stored.scrub().await;
+    assert_eq!((keys(&report), &report.findings[0].effect), (vec![&*checkpoint_key(4)], &Effect::NoAttach));
+    let removed = repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    assert_eq!(removed, [checkpoint_key(4)]);
+    assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
+    let mended = read_manifest(&stored.store, &volume()).await.unwrap();
+    assert_eq!((mended.checkpointed(), mended.segments()), (Seq(5), sound.segments()));
+
+    // At the log's end there is nothing newer to make: the checkpoint before it, with the records, is enough.
+    stored.store.corrupt(&checkpoint_key(5), |bytes| bytes[50] ^= 1);
+    let report = stored.scrub().await;
+    repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
+    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap().segments(), sound.segments());
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_says_something_else_than_the_log_is_found() {
+    let stored = Stored::new().await;
+    let other = {
+        let mut other = Manifest::empty(volume());
+        let body = Body::Create { sectors: 8 };
+        let record =
+            Record { volume: volume(), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
+        other.apply(&record).unwrap();
+        other.encode_checkpoint()
+    };
+    stored.store.corrupt(&checkpoint_key(3), |bytes| *bytes = other.clone());
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [checkpoint_key(3)]);
+    assert!(matches!(report.findings[0].fault, Fault::Differs));
+    assert_eq!(report.findings[0].effect, Effect::Harmless, "the newer one is sound");
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_not_removed_while_nothing_can_stand_in_for_it() {
+    let stored = Stored::new().await;
+    for key in [checkpoint_key(3), checkpoint_key(4)] {
+        stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);
+    }
+    stored.store.corrupt(&log_key(3), |bytes| bytes[40] ^= 1);
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [log_key(3), checkpoint_key(3), checkpoint_key(4)]);
+    assert!(repair_checkpoints(&stored.store, &volume(), &report).await.unwrap().is_empty());
+    assert!(stored.store.keys().contains(&checkpoint_key(4)));
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_is_no_damage() {
+    let stored = Stored::new().await;
+    stored.store.fail_always(Verb::Get, Planned::Before(ErrorKind::Unavailable));
+    assert!(scrub(&stored.store, &volume(), &|_| ()).await.unwrap_err().is_transient());
+    stored.store.heal();
+    let none = scrub(&stored.store, &"w".parse().unwrap(), &|_| ()).await.unwrap();
+    assert!(!none.manifest.exists() && none.findings.is_empty());
+}

@@ -1,0 +1,136 @@
+//! What the futures of a process wait for: requests to the store, jobs of the local disk, time.
+//!
+//! A future leaves a [`Call`] and waits in its slot; the world decides when the call is done, how it ends, and when its
+//! sender hears of it. A future that was dropped hears of nothing, and what it had sent may still be done.
+
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use holdfast_background::FoundMap;
+use holdfast_engine::action::MapWrite;
+use holdfast_engine::volume::Pending;
+use holdfast_objects::{CreateError, Created, Page, StoreError};
+
+/// A request to the store.
+#[derive(Debug, Clone)]
+pub(crate) enum StoreAsk {
+    Get { key: String },
+    GetRange { key: String, range: Range<u64> },
+    Create { key: String, body: Bytes },
+    PutSegment { key: String, body: Bytes },
+    List { prefix: String, start_after: Option<String>, limit: usize },
+    Delete { key: String },
+}
+
+/// Something the local disk is to do.
+#[derive(Debug, Clone)]
+pub(crate) enum LocalAsk {
+    /// Read the sealed side; its bytes are taken when the answer is heard.
+    ReadSides,
+    StorePending(Pending),
+    ReadMap,
+    SetAside,
+    Discard,
+    WriteHeader(MapWrite),
+    SyncHeader,
+}
+
+/// What a future waits for.
+#[derive(Debug, Clone)]
+pub(crate) enum Ask {
+    Store(StoreAsk),
+    Local(LocalAsk),
+    Sleep(Duration),
+}
+
+/// Why the local disk did not do it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LocalError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("what was synced of the durable map is damaged: {0}")]
+    Damaged(String),
+}
+
+/// How a call ended.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Bytes(Result<Bytes, StoreError>),
+    Created(Result<Created, CreateError>),
+    Listed(Result<Page, StoreError>),
+    Stored(Result<(), StoreError>),
+    Local(Result<Option<FoundMap>, LocalError>),
+    Slept,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    answer: Option<Answer>,
+    waker: Option<Waker>,
+}
+
+/// A call on its way.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) ask: Ask,
+    slot: Arc<Mutex<Slot>>,
+}
+
+impl Call {
+    /// Its sender hears how it ended.
+    pub(crate) fn answer(self, answer: Answer) {
+        let mut slot = lock(&self.slot);
+        slot.answer = Some(answer);
+        if let Some(waker) = slot.waker.take() {
+            drop(slot);
+            waker.wake();
+        }
+    }
+}
+
+/// The calls of one process that nobody took up yet.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Calls(Arc<Mutex<VecDeque<Call>>>);
+
+impl Calls {
+    /// Sends `ask` and waits for its answer.
+    pub(crate) fn send(&self, ask: Ask) -> Waiting {
+        let slot = Arc::<Mutex<Slot>>::default();
+        lock(&self.0).push_back(Call { ask, slot: Arc::clone(&slot) });
+        Waiting(slot)
+    }
+
+    /// The oldest that nobody took up.
+    pub(crate) fn take(&self) -> Option<Call> {
+        lock(&self.0).pop_front()
+    }
+}
+
+/// Waits for the answer to a call.
+pub(crate) struct Waiting(Arc<Mutex<Slot>>);
+
+impl Future for Waiting {
+    type Output = Answer;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        let mut slot = lock(&self.0);
+        match slot.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                slot.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Locks what only this thread uses; the traits of the pipeline ask for more than that.
+pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}

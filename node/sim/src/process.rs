@@ -1,0 +1,295 @@
+//! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's futures.
+
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use holdfast_background::{
+    AttachError, Background, ColdError, Indexes, Won, Work, fetch, load_manifest, patiently, win,
+};
+use holdfast_engine::action::{Action, DirtyBlock, Report};
+use holdfast_engine::attach::Claim;
+use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::manifest::{Layers, Manifest};
+use holdfast_engine::sector_map::Side;
+use holdfast_engine::volume::{Pending, Volume};
+use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
+
+use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk, lock};
+use crate::device::Device;
+use crate::disk::SyncMark;
+use crate::expect::Cut;
+use crate::host::SharedDisk;
+use crate::invariant::Invariant;
+use crate::memory::LiveMemory;
+use crate::rng::Rng;
+use crate::surroundings::{SimFiles, SimObjects, SimTime};
+use crate::tasks::Tasks;
+use crate::world::AttachStep;
+
+/// Segment indexes that a process keeps, and their bytes: more than a run has.
+const INDEXES: usize = 64;
+const INDEX_BYTES: u64 = 1 << 30;
+
+/// What a process was asked to do.
+pub(crate) enum What {
+    /// By the engine, on its own thread.
+    Action(Action),
+    /// By a future of the pipeline.
+    Call(Call),
+}
+
+/// What is to be heard of a job that was done.
+pub(crate) enum Heard {
+    Event(Event),
+    Answer(Answer),
+}
+
+/// Something under way.
+pub(crate) struct Job {
+    pub(crate) what: What,
+    /// Of a sync: what it covers.
+    pub(crate) mark: Option<SyncMark>,
+    /// Of a timer: when it ends.
+    pub(crate) until: Option<Millis>,
+    /// Once it was done.
+    pub(crate) heard: Option<Heard>,
+    /// One in four takes much longer than the others.
+    pub(crate) slow: bool,
+}
+
+impl Job {
+    /// Whether an object is to be read.
+    pub(crate) fn fetches(&self) -> bool {
+        let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };
+        self.heard.is_none() && matches!(ask, StoreAsk::Get { .. } | StoreAsk::GetRange { .. })
+    }
+}
+
+/// How a future of the pipeline ended.
+pub(crate) enum Ended {
+    /// Work of the volume.
+    Answered(Event),
+    /// A cold read: the sectors' block.
+    Cold { id: RequestId, range: SectorRange, at: u32, block: Result<Vec<u8>, ColdError> },
+    /// The manifest of a volume taken over.
+    Manifest(Manifest),
+    /// An attach.
+    Attached(Result<Won<()>, AttachError<LocalError>>),
+}
+
+/// The daemon.
+pub(crate) struct Process {
+    /// None while it attaches.
+    pub(crate) volume: Option<Volume<LiveMemory>>,
+    pub(crate) jobs: Vec<Job>,
+    pub(crate) tasks: Tasks<Ended>,
+    calls: Calls,
+    background: Arc<Background<SimFiles, SimTime>>,
+    indexes: Arc<Indexes>,
+    /// What the upload under way uploads, and what its seal captured.
+    pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
+    /// It was told to let go; once is enough.
+    pub(crate) detaching: bool,
+    /// It dies after this step of its attach.
+    pub(crate) dies: Option<AttachStep>,
+    pub(crate) sealing: bool,
+    pub(crate) fenced: bool,
+    slowness: Rng,
+}
+
+impl Process {
+    /// A process without a volume, with chance from `seed`.
+    pub(crate) fn new(volume: &VolumeId, disk: &SharedDisk, now: &Arc<AtomicU64>, seed: u64) -> Self {
+        let calls = Calls::default();
+        let time =
+            SimTime { calls: calls.clone(), now: Arc::clone(now), rng: Arc::new(Mutex::new(Rng::new(seed))) };
+        let sides = SimFiles { calls: calls.clone(), disk: Arc::clone(disk) };
+        let objects = Arc::new(SimObjects(calls.clone()));
+        Self {
+            volume: None,
+            jobs: Vec::new(),
+            tasks: Tasks::default(),
+            calls,
+            background: Arc::new(Background { volume: volume.clone(), objects, sides, time }),
+            indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)),
+            upload: None,
+            detaching: false,
+            dies: None,
+            sealing: false,
+            fenced: false,
+            slowness: Rng::new(!seed),
+        }
+    }
+
+    /// Begins to attach.
+    pub(crate) fn attach(&mut self, claim: Claim) {
+        let background = Arc::clone(&self.background);
+        self.tasks.start(async move {
+            let Background { volume, objects, sides, .. } = &*background;
+            Ended::Attached(win(&**objects, volume, sides, &claim).await)
+        });
+    }
+
+    /// Begins to read the log of a volume taken over.
+    pub(crate) fn load_manifest(&mut self) {
+        let background = Arc::clone(&self.background);
+        self.tasks.start(async move {
+            let Background { volume, objects, time, .. } = &*background;
+            Ended::Manifest(load_manifest(&**objects, volume, time).await)
+        });
+    }
+
+    fn work(&mut self, work: Work) {
+        let background = Arc::clone(&self.background);
+        self.tasks.start(async move { Ended::Answered(background.perform(work).await) });
+    }
+
+    fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, layers: Layers) {
+        let block = range.start.block();
+        assert!(range.start.in_block() as u64 + range.sectors <= BLOCK_SECTORS);
+        let (background, indexes) = (Arc::clone(&self.background), Arc::clone(&self.indexes));
+        self.tasks.start(async move {
+            let Background { volume, objects, time, .. } = &*background;
+            let read = patiently(time, volume, block, || async {
+                let plan = indexes.compose(&**objects, volume, block, &layers).await?;
+                let mut whole = vec![0; BLOCK_BYTES as usize];
+                fetch(&**objects, volume, &plan, &mut whole).await?;
+                Ok(whole)
+            });
+            Ended::Cold { id, range, at, block: read.await }
+        });
+    }
+
+    /// Begins what the engine asked for.
+    pub(crate) fn begin(
+        &mut self,
+        action: Action,
+        device: &mut Option<Device>,
+        disk: &SharedDisk,
+        sealed: Option<&Rc<Cut>>,
+    ) {
+        let mut mark = None;
+        match action {
+            Action::Write { id, range, side } | Action::Punch { id, range, side } => {
+                let device = device.as_mut().expect("requests come from a device");
+                check_store(device, id, range, matches!(action, Action::Write { .. }));
+                Invariant::FencedChangesNothing
+                    .check(!self.fenced, || format!("{action:?} after its fencing"));
+                let uploading = self.upload.as_ref().is_some_and(|(dirty, _)| uploads(dirty, side));
+                Invariant::StoresItsOwnRange
+                    .check(!uploading, || format!("{side:?} changes while it is uploaded"));
+            }
+            Action::Evict { range, side } => self.check_eviction(range, side),
+            Action::Upload(dirty) => {
+                let cut = Rc::clone(sealed.expect("an upload belongs to a seal"));
+                self.check_upload(&dirty);
+                self.upload = Some((dirty.clone(), cut));
+                return self.work(Work::Upload(dirty));
+            }
+            Action::StorePending { seq, bytes } => {
+                self.check_commit();
+                return self.work(Work::StorePending(Pending { seq, bytes }));
+            }
+            Action::CreateRecord { seq, bytes } => {
+                self.check_commit();
+                return self.work(Work::CreateRecord { seq, bytes });
+            }
+            Action::ReadRecord { seq } => return self.work(Work::ReadRecord { seq }),
+            Action::WriteCheckpoint { seq, bytes } => {
+                return self.work(Work::WriteCheckpoint { seq, bytes });
+            }
+            Action::ReadCold { id, range, at, layers } => return self.read_cold(id, range, at, layers),
+            Action::SyncSide { side } => mark = Some(lock(disk).sides[side as usize].mark()),
+            Action::SyncMap => mark = Some(lock(disk).map.mark()),
+            Action::Report(Report::Fenced) => self.fenced = true,
+            Action::Read { .. }
+            | Action::Complete { .. }
+            | Action::PrepareMap { .. }
+            | Action::WriteMap(_)
+            | Action::Report(_) => {}
+        }
+        self.add(What::Action(action), mark, None);
+    }
+
+    /// What the futures asked for becomes jobs.
+    pub(crate) fn take_up_calls(&mut self, now: Millis) {
+        while let Some(call) = self.calls.take() {
+            let until = match &call.ask {
+                Ask::Sleep(time) => Some(now + time.as_millis() as Millis),
+                Ask::Store(_) | Ask::Local(_) => None,
+            };
+            self.add(What::Call(call), None, until);
+        }
+    }
+
+    fn add(&mut self, what: What, mark: Option<SyncMark>, until: Option<Millis>) {
+        let slow = self.slowness.once_in(4);
+        self.jobs.push(Job { what, mark, until, heard: None, slow });
+    }
+
+    fn check_upload(&self, dirty: &[DirtyBlock]) {
+        Invariant::FencedChangesNothing.check(!self.fenced, || "an upload after its fencing".into());
+        for DirtyBlock { block, a, b } in dirty {
+            Invariant::StoresItsOwnRange.check(a.intersect(*b).is_empty(), || {
+                format!("sectors of {block:?} are uploaded from both sides")
+            });
+        }
+        for job in &self.jobs {
+            if let (What::Action(Action::Write { side, .. } | Action::Punch { side, .. }), None) =
+                (&job.what, &job.heard)
+            {
+                Invariant::StoresItsOwnRange.check(!uploads(dirty, *side), || {
+                    format!("{side:?} is uploaded with a write in flight on it")
+                });
+            }
+        }
+    }
+
+    fn check_eviction(&self, range: SectorRange, side: Side) {
+        Invariant::FencedChangesNothing.check(!self.fenced, || "an eviction after its fencing".into());
+        let uploading = self.upload.iter().flat_map(|(dirty, _)| dirty);
+        let uploaded = uploading.into_iter().any(|block| overlaps(block, range, side));
+        let stored = self.jobs.iter().any(|job| match (&job.what, &job.heard) {
+            (What::Action(Action::Write { side: on, .. } | Action::Punch { side: on, .. }), None) => {
+                *on == side
+            }
+            (What::Action(_) | What::Call(_), _) => false,
+        });
+        Invariant::StoresItsOwnRange.check(!uploaded && !stored, || {
+            format!("{range:?} of {side:?} is given up while it is uploaded or written")
+        });
+    }
+
+    fn check_commit(&self) {
+        Invariant::FencedChangesNothing.check(!self.fenced, || "a commit after its fencing".into());
+    }
+}
+
+fn uploads(dirty: &[DirtyBlock], side: Side) -> bool {
+    dirty.iter().any(|block| match side {
+        Side::A => !block.a.is_empty(),
+        Side::B => !block.b.is_empty(),
+    })
+}
+
+/// Whether sectors of `range` are uploaded from `side`.
+fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
+    let mask = match side {
+        Side::A => dirty.a,
+        Side::B => dirty.b,
+    };
+    let first = dirty.block.first_sector().0;
+    (0..32).any(|bit| mask.contains(bit) && (range.start.0..range.end()).contains(&(first + u64::from(bit))))
+}
+
+fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {
+    let request = device.request(id);
+    let holds = match request.op {
+        Op::Write => is_write && request.range == range,
+        Op::Discard | Op::WriteZeroes => !is_write && request.range.intersect(range) == Some(range),
+        Op::Read | Op::Flush => false,
+    };
+    Invariant::StoresItsOwnRange
+        .check(holds, || format!("{range:?} is stored for {:?} of {:?}", request.op, request.range));
+}

@@ -1,0 +1,179 @@
+//! What the pipeline sees of a simulated host: a store, files, time and chance, each a source of calls.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use holdfast_background::{FoundMap, LocalState, SideReader, Sides, TimeAndChance, build_segment};
+use holdfast_engine::action::{DirtyBlock, MapWrite};
+use holdfast_engine::durable_map::{Header, header_offset};
+use holdfast_engine::record::SegmentRef;
+use holdfast_engine::sector_map::Side;
+use holdfast_engine::volume::Pending;
+use holdfast_objects::{CreateError, Created, ObjectStore, Page, StoreError, Suffix};
+use holdfast_types::{Epoch, SectorRange, SegmentId};
+
+use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk, lock};
+use crate::disk::sectors;
+use crate::host::SharedDisk;
+use crate::rng::Rng;
+use crate::store::fill;
+
+/// The store, as a process reaches it.
+#[derive(Debug, Clone)]
+pub(crate) struct SimObjects(pub(crate) Calls);
+
+impl SimObjects {
+    async fn ask(&self, ask: StoreAsk) -> Answer {
+        self.0.send(Ask::Store(ask)).await
+    }
+}
+
+#[async_trait]
+impl ObjectStore for SimObjects {
+    async fn get(&self, key: &str, _max_bytes: u64) -> Result<Bytes, StoreError> {
+        let Answer::Bytes(answer) = self.ask(StoreAsk::Get { key: key.to_owned() }).await else {
+            unreachable!("a GET has another answer")
+        };
+        answer
+    }
+
+    async fn get_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
+        let Answer::Bytes(answer) = self.ask(StoreAsk::GetRange { key: key.to_owned(), range }).await else {
+            unreachable!("a GET has another answer")
+        };
+        answer
+    }
+
+    async fn get_suffix(&self, key: &str, _len: u64) -> Result<Suffix, StoreError> {
+        unreachable!("nothing asks for the end of {key}")
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        let Answer::Created(answer) = self.ask(StoreAsk::Create { key: key.to_owned(), body }).await else {
+            unreachable!("a create has another answer")
+        };
+        answer
+    }
+
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        let [body] = <[Bytes; 1]>::try_from(parts).expect("a segment is sent as one part");
+        let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await
+        else {
+            unreachable!("a PUT has another answer")
+        };
+        answer
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        let start_after = start_after.map(str::to_owned);
+        let Answer::Listed(answer) =
+            self.ask(StoreAsk::List { prefix: prefix.to_owned(), start_after, limit }).await
+        else {
+            unreachable!("a LIST has another answer")
+        };
+        answer
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let Answer::Stored(answer) = self.ask(StoreAsk::Delete { key: key.to_owned() }).await else {
+            unreachable!("a DELETE has another answer")
+        };
+        answer
+    }
+}
+
+/// The virtual clock, which all hosts share, and a process's own chance.
+#[derive(Debug, Clone)]
+pub(crate) struct SimTime {
+    pub(crate) calls: Calls,
+    pub(crate) now: Arc<AtomicU64>,
+    pub(crate) rng: Arc<Mutex<Rng>>,
+}
+
+impl TimeAndChance for SimTime {
+    async fn sleep(&self, time: Duration) {
+        self.calls.send(Ask::Sleep(time)).await;
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    fn random<const N: usize>(&self) -> [u8; N] {
+        lock(&self.rng).bytes()
+    }
+}
+
+/// A host's files, as a process reaches them.
+#[derive(Clone)]
+pub(crate) struct SimFiles {
+    pub(crate) calls: Calls,
+    pub(crate) disk: SharedDisk,
+}
+
+impl SimFiles {
+    async fn ask(&self, ask: LocalAsk) -> Result<Option<FoundMap>, LocalError> {
+        let Answer::Local(answer) = self.calls.send(Ask::Local(ask)).await else {
+            unreachable!("the local disk has another answer")
+        };
+        answer
+    }
+}
+
+impl SideReader for SimFiles {
+    fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> std::io::Result<()> {
+        let disk = lock(&self.disk);
+        for (sector, bytes) in sectors(range).zip(buffer.chunks_mut(4096)) {
+            fill(sector, disk.sides[side as usize].read(sector), bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Sides for SimFiles {
+    type Error = LocalError;
+
+    async fn build_segment(
+        &self,
+        dirty: Vec<DirtyBlock>,
+        id: SegmentId,
+    ) -> Result<(SegmentRef, Vec<u8>), LocalError> {
+        self.ask(LocalAsk::ReadSides).await?;
+        Ok(build_segment(self, &dirty, id)?)
+    }
+
+    async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {
+        self.ask(LocalAsk::StorePending(pending)).await.map(drop)
+    }
+}
+
+impl LocalState for SimFiles {
+    type Error = LocalError;
+    type Files = ();
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
+        self.ask(LocalAsk::ReadMap).await
+    }
+
+    async fn set_aside(&self, _epoch: Epoch) -> Result<(), LocalError> {
+        self.ask(LocalAsk::SetAside).await.map(drop)
+    }
+
+    async fn discard(&self) -> Result<(), LocalError> {
+        self.ask(LocalAsk::Discard).await.map(drop)
+    }
+
+    async fn open(&self, _sectors: u64) -> Result<(), LocalError> {
+        Ok(())
+    }
+
+    async fn write_header(&self, (): &(), header: &Header, generation: u64) -> Result<(), LocalError> {
+        let slot = u8::from(generation % 2 == 1);
+        let write = MapWrite { offset: header_offset(slot), bytes: header.encode(generation) };
+        self.ask(LocalAsk::WriteHeader(write)).await?;
+        self.ask(LocalAsk::SyncHeader).await.map(drop)
+    }
+}

@@ -1,0 +1,62 @@
+//! The futures of one process, polled in the order in which they were woken.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::calls::lock;
+
+type Ready = Arc<Mutex<VecDeque<u64>>>;
+
+struct Knock {
+    task: u64,
+    ready: Ready,
+}
+
+impl Wake for Knock {
+    fn wake(self: Arc<Self>) {
+        lock(&self.ready).push_back(self.task);
+    }
+}
+
+struct Task<T> {
+    future: Pin<Box<dyn Future<Output = T>>>,
+    waker: Waker,
+}
+
+/// Futures that end with a `T`.
+pub(crate) struct Tasks<T> {
+    tasks: BTreeMap<u64, Task<T>>,
+    ready: Ready,
+    started: u64,
+}
+
+impl<T> Default for Tasks<T> {
+    fn default() -> Self {
+        Self { tasks: BTreeMap::new(), ready: Ready::default(), started: 0 }
+    }
+}
+
+impl<T> Tasks<T> {
+    pub(crate) fn start(&mut self, future: impl Future<Output = T> + 'static) {
+        let task = self.started;
+        self.started += 1;
+        let waker = Waker::from(Arc::new(Knock { task, ready: Arc::clone(&self.ready) }));
+        self.tasks.insert(task, Task { future: Box::pin(future), waker });
+        lock(&self.ready).push_back(task);
+    }
+
+    /// Polls what was woken until one ends, or nothing is left to poll.
+    pub(crate) fn next_ended(&mut self) -> Option<T> {
+        loop {
+            let number = lock(&self.ready).pop_front()?;
+            // One that ended was woken once too often.
+            let Some(task) = self.tasks.get_mut(&number) else { continue };
+            if let Poll::Ready(ended) = task.future.as_mut().poll(&mut Context::from_waker(&task.waker)) {
+                self.tasks.remove(&number);
+                return Some(ended);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What the pipeline asks of the store, the local disk and the clock: how each call ends.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use holdfast_background::FoundMap;
+use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_objects::{CreateError, StoreError};
+
+use super::{AttachStep, World};
+use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk, lock};
+use crate::expect::Cut;
+use crate::host::Disk;
+use crate::invariant::Invariant;
+
+/// How a request to the store ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Fine,
+    /// It has no effect, and the sender knows.
+    Before,
+    /// It has its effect, and the answer is lost.
+    ReplyLost,
+    /// It is lost on its way, and the sender cannot tell.
+    RequestLost,
+    /// It has its effect when nobody waits for it any more.
+    Late,
+    /// Of a create: a retry below met its own success.
+    MetItself,
+}
+
+impl World {
+    /// Does what a future asked for. `None` when the process died of it.
+    pub(super) fn answer(&mut self, host: usize, ask: &Ask) -> Option<Answer> {
+        let (answer, step) = match ask {
+            Ask::Sleep(_) => (Answer::Slept, None),
+            Ask::Store(ask) => (self.ask_store(host, ask), sent(ask)),
+            Ask::Local(ask) => (Answer::Local(self.ask_disk(host, ask)), written(ask)),
+        };
+        self.trace.call(host, ask, &answer);
+        let process = self.hosts[host].process.as_ref().expect("it asked");
+        if process.volume.is_none() && step.is_some() && process.dies == step {
+            self.process_died(host);
+            return None;
+        }
+        Some(answer)
+    }
+
+    // ---- the store ----
+
+    fn ask_store(&mut self, host: usize, ask: &StoreAsk) -> Answer {
+        let cut = self.cut_of(host, ask);
+        match self.fate(ask) {
+            Fate::Fine => {
+                let lists = matches!(ask, StoreAsk::List { .. });
+                let stale = lists && Self::fails(&mut self.rng, self.faults.stale_list);
+                let behind = if stale { 1 + self.rng.below(12) as u64 } else { 0 };
+                self.store.apply(ask, cut.as_ref(), behind)
+            }
+            Fate::Before => self.refused(ask),
+            Fate::ReplyLost => {
+                self.store.apply(ask, cut.as_ref(), 0);
+                unanswered(ask)
+            }
+            Fate::RequestLost => unanswered(ask),
+            Fate::Late => {
+                self.store.late.push((ask.clone(), cut));
+                unanswered(ask)
+            }
+            Fate::MetItself => {
+                self.store.apply(ask, cut.as_ref(), 0);
+                self.store.apply(ask, cut.as_ref(), 0)
+            }
+        }
+    }
+
+    /// What the seal of an upload captured.
+    pub(super) fn cut_of(&self, host: usize, ask: &StoreAsk) -> Option<Rc<Cut>> {
+        let StoreAsk::PutSegment { .. } = ask else { return None };
+        let upload = self.hosts[host].process.as_ref().and_then(|process| process.upload.as_ref());
+        upload.map(|(_, cut)| Rc::clone(cut))
+    }
+
+    fn fate(&mut self, ask: &StoreAsk) -> Fate {
+        let (once_in, fates): (_, &[Fate]) = match ask {
+            StoreAsk::Create { .. } => (
+                self.faults.create,
+                &[Fate::Before, Fate::ReplyLost, Fate::RequestLost, Fate::Late, Fate::MetItself],
+            ),
+            StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => {
+                (self.faults.store, &[Fate::Before, Fate::ReplyLost, Fate::RequestLost, Fate::Late])
+            }
+            StoreAsk::Get { .. } | StoreAsk::GetRange { .. } | StoreAsk::List { .. } => {
+                (self.faults.read, &[Fate::Before, Fate::ReplyLost])
+            }
+        };
+        if Self::fails(&mut self.rng, once_in) { *self.rng.pick(fates) } else { Fate::Fine }
+    }
+
+    fn refused(&mut self, ask: &StoreAsk) -> Answer {
+        let cause = || io::Error::other("simulated").into();
+        let conflicts = matches!(ask, StoreAsk::Create { .. } | StoreAsk::PutSegment { .. });
+        let error = match self.rng.below(if conflicts { 4 } else { 3 }) {
+            0 => StoreError::Throttled(cause()),
+            1 => StoreError::Unavailable(cause()),
+            2 => timed_out(),
+            _ => StoreError::Conflict(cause()),
+        };
+        failed(ask, error)
+    }
+
+    // ---- the local disk ----
+
+    fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
+        let is_last_writer = self.last_writer == Some(host);
+        let fails = Self::fails(&mut self.rng, self.faults.local);
+        let mut disk = lock(&self.hosts[host].disk);
+        if let (LocalAsk::WriteHeader(write), true) = (ask, fails) {
+            disk.map.write(write, || self.rng.once_in(2));
+        }
+        if fails {
+            return Err(io::Error::other("simulated").into());
+        }
+        match ask {
+            LocalAsk::ReadSides => {}
+            LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
+            LocalAsk::ReadMap => {
+                let mark = disk.map.mark();
+                disk.map.sync(mark);
+                return read_map(&mut disk);
+            }
+            LocalAsk::SetAside => {
+                Invariant::FencedIsKept.check(!is_last_writer, || "own data is called foreign".into());
+                *disk = Disk::default();
+                self.set_aside += 1;
+            }
+            LocalAsk::Discard => {
+                let holds = read_map(&mut disk)?.is_some_and(|map| holds_dirty(&map.pages));
+                Invariant::FencedIsKept
+                    .check(!holds, || "what a fenced writer never uploaded is thrown away".into());
+                *disk = Disk::default();
+            }
+            LocalAsk::WriteHeader(write) => disk.map.write(write, || true),
+            LocalAsk::SyncHeader => {
+                let mark = disk.map.mark();
+                disk.map.sync(mark);
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn sent(ask: &StoreAsk) -> Option<AttachStep> {
+    matches!(ask, StoreAsk::Create { .. }).then_some(AttachStep::RecordSent)
+}
+
+fn written(ask: &LocalAsk) -> Option<AttachStep> {
+    match ask {
+        LocalAsk::WriteHeader(_) => Some(AttachStep::HeaderWritten),
+        LocalAsk::SyncHeader => Some(AttachStep::HeaderSynced),
+        LocalAsk::ReadSides
+        | LocalAsk::StorePending(_)
+        | LocalAsk::ReadMap
+        | LocalAsk::SetAside
+        | LocalAsk::Discard => None,
+    }
+}
+
+fn timed_out() -> StoreError {
+    StoreError::TimedOut { after: Duration::from_secs(20) }
+}
+
+/// The sender cannot tell whether it was done.
+fn unanswered(ask: &StoreAsk) -> Answer {
+    match ask {
+        StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),
+        StoreAsk::Get { .. }
+        | StoreAsk::GetRange { .. }
+        | StoreAsk::PutSegment { .. }
+        | StoreAsk::List { .. }
+        | StoreAsk::Delete { .. } => failed(ask, timed_out()),
+    }
+}
+
+fn failed(ask: &StoreAsk, error: StoreError) -> Answer {
+    match ask {
+        StoreAsk::Get { .. } | StoreAsk::GetRange { .. } => Answer::Bytes(Err(error)),
+        StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Failed(error))),
+        StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => Answer::Stored(Err(error)),
+        StoreAsk::List { .. } => Answer::Listed(Err(error)),
+    }
+}
+
+/// What the durable map of a host holds.
+pub(super) fn read_map(disk: &mut Disk) -> Result<Option<FoundMap>, LocalError> {
+    let damaged = |error: &dyn std::error::Error| LocalError::Damaged(error.to_string());
+    let head = disk.map.read(0, 2 * 4096);
+    let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
+        return Ok(None);
+    };
+    let count = header.sectors.div_ceil(PAGE_SECTORS);
+    let pairs: Vec<_> = (0..count).map(|page| (page, disk.map.read(page_offset(page, 0), 8192))).collect();
+    let pages = newest_pages(&header, &pairs).map_err(|error| damaged(&error))?;
+    Ok(Some(FoundMap { generation, header, pages }))
+}

@@ -1,0 +1,96 @@
+//! What the engine asks of the local host, done by its own thread: files, the live map, answers to the guest.
+
+use holdfast_engine::action::{Action, Source};
+use holdfast_engine::event::{Errno, Event};
+
+use super::World;
+use crate::calls::lock;
+use crate::disk::{SyncMark, sectors};
+use crate::invariant::Invariant;
+
+impl World {
+    /// Does it; the event is what the engine hears of it.
+    pub(super) fn perform(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) -> Option<Event> {
+        let here = &mut self.hosts[host];
+        let local = Self::fails(&mut self.rng, self.faults.local);
+        let result = if local { Err(Errno::EIO) } else { Ok(()) };
+        let mut disk = lock(&here.disk);
+        Some(match action {
+            Action::Read { id, range, at, from } => {
+                if !local {
+                    let stamps = sectors(*range).map(|sector| match from {
+                        Source::Side(side) => disk.sides[*side as usize].read(sector),
+                        Source::Zeros => 0,
+                    });
+                    let request = here.device.as_mut().expect("a read has a device").request(*id);
+                    request.fill(*range, *at, stamps);
+                }
+                Event::Moved { id: *id, result }
+            }
+            Action::Write { id, range, side } => {
+                let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
+                for sector in sectors(*range) {
+                    if !local || self.rng.once_in(2) {
+                        disk.side(*side).write(sector, stamp);
+                    }
+                }
+                let full = local && self.rng.once_in(2);
+                Event::Moved { id: *id, result: if full { Err(Errno::ENOSPC) } else { result } }
+            }
+            Action::Punch { id, range, side } => {
+                for sector in sectors(*range) {
+                    if !local || self.rng.once_in(2) {
+                        disk.side(*side).write(sector, 0);
+                    }
+                }
+                Event::Moved { id: *id, result }
+            }
+            Action::Evict { range, side } => {
+                if !local {
+                    disk.side(*side).punch(*range);
+                }
+                Event::Evicted { result }
+            }
+            Action::Complete { id, result } => {
+                let device = here.device.as_mut().expect("requests come from a device");
+                if self.sound_disks && result.is_err() {
+                    let process = here.process.as_ref().expect("it did the job");
+                    Invariant::CompletedOnce
+                        .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
+                }
+                device.complete(*id, *result, &mut here.expect);
+                return None;
+            }
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
+            Action::SyncSide { side } => {
+                if !local {
+                    disk.side(*side).sync(mark.expect("a sync has a mark"));
+                }
+                Event::SideSynced { side: *side, result }
+            }
+            Action::WriteMap(writes) => {
+                for write in writes {
+                    disk.map.write(write, || !local || self.rng.once_in(2));
+                }
+                Event::MapWritten { result }
+            }
+            Action::SyncMap => {
+                if !local {
+                    disk.map.sync(mark.expect("a sync has a mark"));
+                }
+                Event::MapSynced { result }
+            }
+            Action::Report(report) => {
+                drop(disk);
+                self.reported(host, *report);
+                return None;
+            }
+            Action::ReadCold { .. }
+            | Action::Upload(_)
+            | Action::StorePending { .. }
+            | Action::CreateRecord { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. } => unreachable!("the pipeline does {action:?}"),
+        })
+    }
+}
