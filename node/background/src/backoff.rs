@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::TimeAndChance;
 
-/// Waits that double up to a limit.
+/// Waits that double up to a limit. Each is by chance between half and all of its length: volumes that began to wait at
+/// one moment, when the store went away, do not all ask at one moment when it is back.
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
@@ -26,7 +27,54 @@ impl Backoff {
     }
 
     pub(crate) async fn wait(&mut self, time: &impl TimeAndChance) {
-        time.sleep(self.next).await;
+        let [chance] = time.random();
+        let half = self.next / 2;
+        time.sleep(half + half * u32::from(chance) / u32::from(u8::MAX)).await;
         self.next = (self.next * 2).min(self.longest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Mutex;
+
+    use futures::FutureExt;
+
+    use super::*;
+
+    /// Chance that is always the same, and the waits there were.
+    struct Fixed(u8, Mutex<Vec<Duration>>);
+
+    impl TimeAndChance for Fixed {
+        async fn sleep(&self, time: Duration) {
+            self.1.lock().unwrap().push(time);
+        }
+
+        fn unix_ms(&self) -> u64 {
+            0
+        }
+
+        fn random<const N: usize>(&self) -> [u8; N] {
+            [self.0; N]
+        }
+    }
+
+    fn waits(chance: u8) -> Vec<Duration> {
+        let time = Fixed(chance, Mutex::default());
+        let mut backoff = Backoff::of_commits();
+        for _ in 0..8 {
+            backoff.wait(&time).now_or_never().unwrap();
+        }
+        time.1.into_inner().unwrap()
+    }
+
+    #[test]
+    fn waits_that_began_together_are_spread() {
+        let lasts: BTreeSet<Duration> = (0..=u8::MAX).map(|chance| waits(chance)[7]).collect();
+        assert_eq!(lasts.len(), 256);
+        let seconds = Duration::from_secs;
+        assert_eq!((lasts.first(), lasts.last()), (Some(&seconds(5)), Some(&seconds(10))));
+        assert!(waits(u8::MAX).is_sorted() && waits(0)[0] == Duration::from_millis(100));
     }
 }

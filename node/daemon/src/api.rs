@@ -3,10 +3,12 @@
 //! Owns: the socket, the conversion of messages into typed values and back.
 //! Does not own: what an operation does.
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: an operation that was begun runs to its end even if its caller hangs up; only root may connect.
+//! Invariants: an operation that was begun runs to its end even if its caller hangs up (a scrub ends: whoever hears of
+//! nothing needs none); only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
 mod convert;
+mod scrub;
 mod socket;
 mod status;
 
@@ -15,7 +17,8 @@ use std::sync::Arc;
 
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, CapabilitiesRequest, CapabilitiesResponse, CreateRequest, CreateResponse,
-    DetachRequest, DetachResponse, ListRequest, ListResponse, StatsRequest, StatsResponse, node_server,
+    DetachRequest, DetachResponse, ListRequest, ListResponse, ScrubRequest, StatsRequest, StatsResponse,
+    node_server,
 };
 use holdfast_s3::S3Config;
 use tonic::{Request, Response, Status};
@@ -128,6 +131,17 @@ impl<V: Volumes> node_server::Node for Api<V> {
         }
         volumes.sort_by(|a, b| a.volume.cmp(&b.volume));
         Ok(Response::new(StatsResponse { volumes: volumes.iter().map(convert::stats).collect() }))
+    }
+
+    type ScrubStream = scrub::Answers;
+
+    async fn scrub(&self, request: Request<ScrubRequest>) -> Result<Response<scrub::Answers>, Status> {
+        let ScrubRequest { volume_id, store, repair } = request.into_inner();
+        let volume = convert::volume_id(volume_id)?;
+        let store =
+            store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?.clone()))).transpose()?;
+        let request = crate::node::ScrubRequest { volume, store, repair };
+        Ok(Response::new(scrub::start(self.volumes.clone(), request)))
     }
 
     async fn capabilities(

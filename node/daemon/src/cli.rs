@@ -4,6 +4,7 @@ mod client;
 mod exit;
 mod fenced;
 mod output;
+mod scrub;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -69,6 +70,8 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
+    /// Read all of a volume in its store and say what is damaged
+    Scrub(Scrub),
     /// See, export or delete what fenced writers of this node never uploaded; needs no daemon
     Fenced(fenced::Fenced),
 }
@@ -90,6 +93,21 @@ struct Attach {
     /// How old un-uploaded data may become, such as 30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// What to scrub and how.
+#[derive(Debug, Args)]
+struct Scrub {
+    /// Which volume
+    volume: String,
+    /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
+    #[arg(long)]
+    store: Option<String>,
+    /// Repair what can be repaired: from the rest of the log, and from what this node holds of an attached volume
+    #[arg(long)]
+    repair: bool,
     #[command(flatten)]
     target: Target,
 }
@@ -133,6 +151,7 @@ impl Cli {
             | Command::Detach { .. }
             | Command::List { .. }
             | Command::Stats { .. }
+            | Command::Scrub(_)
             | Command::Capabilities { .. }) => {
                 let mut text = String::new();
                 let asked = runtime.block_on(client::ask(command, &mut text));

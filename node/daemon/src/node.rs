@@ -11,11 +11,13 @@ mod cold;
 mod detach;
 mod error;
 pub(crate) mod fenced;
+mod leftover;
 mod live_map;
 mod local;
 mod quota;
 mod recover;
 mod ring_thread;
+mod scrub;
 mod served;
 mod slab;
 mod store;
@@ -36,6 +38,7 @@ use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -182,6 +185,8 @@ pub(crate) struct ServedCounts {
     pub(crate) written_bytes: u64,
     /// Reads of blocks that were in the object store only.
     pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
     /// Requests that failed.
     pub(crate) errors: u64,
 }
@@ -283,6 +288,7 @@ impl Node {
             volumes: Mutex::default(),
             _lock: lock,
         }));
+        leftover::bury(&node.0.config.state_dir)?;
         node.recover_all().await?;
         let ticking = node.clone();
         tokio::spawn(async move {
@@ -294,19 +300,7 @@ impl Node {
                 }
             }
         });
-        let measuring = node.clone();
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(TICK);
-            loop {
-                ticks.tick().await;
-                if let Err(error) = measuring.measure_space().await {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "the cache could not be measured"
-                    );
-                }
-            }
-        });
+        tokio::spawn(node.clone().keep_quota());
         Ok(node)
     }
 
@@ -453,7 +447,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
     };
     let (status, counters) = (present.board.status(), &present.board.counters);
     let (state, message) = match present.board.phase() {
-        Phase::Fenced => {
+        Phase::Fenced | Phase::Kept => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
         Phase::Recovering => {
@@ -496,6 +490,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             read_bytes: Counters::get(&counters.read_bytes),
             written_bytes: Counters::get(&counters.written_bytes),
             cold_reads: Counters::get(&counters.cold_reads),
+            local_read_errors: Counters::get(&counters.local_read_errors),
             errors: Counters::get(&counters.errors),
         },
         store_requests: present.objects.counts(),

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 
+use holdfast_log::scrub::Progress;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
 use crate::failure::Failure;
-use crate::node::{AttachRequest, Attached, Capabilities, Node, VolumeStatus};
+use crate::node::{AttachRequest, Attached, Capabilities, Node, ScrubRequest, Scrubbed, VolumeStatus};
 
 /// The volumes of this node. Clones speak of the same node.
 pub(crate) trait Volumes: Clone + Send + Sync + 'static {
@@ -24,6 +25,13 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// Gives a volume up after its final commit; waits while the store is away.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
+    fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
 
     /// The volumes this node serves.
     fn list(&self) -> Vec<VolumeStatus>;
@@ -51,6 +59,14 @@ impl Volumes for Node {
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
         Self::detach(self, volume).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> Result<Scrubbed, Failure> {
+        Self::scrub(self, request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

@@ -44,10 +44,18 @@ pub enum Report {
     Fenced,
     /// The local disk failed a write of the map or of a pending record.
     LocalDiskFailed(Errno),
+    /// The local disk cannot read data that the store has: it is read from there. Which, within one request.
+    CleanUnreadable(SectorRange),
+    /// The local disk cannot read data that is nowhere else: the read failed. Which, within one request.
+    DirtyUnreadable(SectorRange),
     /// A commit is in the log.
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
+    /// The device of a fenced writer is gone, and the durable map tells what its sides hold: they may be set aside.
+    Kept,
+    /// What this node had to repair the object store with is stored and committed.
+    Repaired,
 }
 
 /// Something to do.
@@ -64,7 +72,7 @@ pub enum Action {
         /// Where the bytes are.
         from: Source,
     },
-    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Moved`.
+    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Fetched`.
     ReadCold {
         /// The request.
         id: RequestId,

@@ -119,6 +119,10 @@ crash_points! {
     /// Step 4: a range is punched.
     Punched,
 
+    // A repair of the object store (`volume/repair.rs`).
+    /// Clean data is marked to be uploaded anew.
+    MarkedForRepair,
+
     // Letting go (`volume/detach.rs`).
     /// Nothing is dirty any more: the detach record is to be made.
     Clean,

@@ -64,11 +64,18 @@ pub enum Event {
         /// Where.
         range: SectorRange,
     },
-    /// One `Read`, `ReadCold`, `Write` or `Punch` of a request ended; a short transfer is an error.
+    /// One `Read`, `Write` or `Punch` of a request ended; a short transfer is an error.
     Moved {
         /// The request.
         id: RequestId,
         /// How.
+        result: Result<(), Errno>,
+    },
+    /// One `ReadCold` of a request ended.
+    Fetched {
+        /// The request.
+        id: RequestId,
+        /// How; an error is one that no other try can mend.
         result: Result<(), Errno>,
     },
     /// One `Evict` ended.
@@ -132,8 +139,16 @@ pub enum Event {
         /// Whether it is in the store.
         written: bool,
     },
-    /// The device is gone and takes no more requests: commit what is dirty and let go.
+    /// The device is gone and takes no more requests: commit what is dirty and let go. A fenced writer commits nothing, but
+    /// its durable map is brought up to date ([`crate::action::Report::Kept`]).
     Detach,
+    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`].
+    Repair {
+        /// The bytes stored for these sectors are lost: what of them is clean here is stored anew.
+        ranges: Vec<SectorRange>,
+        /// Part of the log is lost: a checkpoint is made that replaces it.
+        checkpoint: bool,
+    },
     /// Time passed; sent at least once a second.
     Tick,
 }

@@ -25,6 +25,7 @@ mod detach;
 mod evict;
 mod flush;
 mod read;
+mod repair;
 mod seal;
 mod write;
 
@@ -43,6 +44,7 @@ use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, 
 use commit::Commit;
 use evict::Evict;
 use flush::Round;
+use repair::Repair;
 use seal::Seal;
 
 /// When dirty data is sealed and when writes are delayed.
@@ -125,6 +127,10 @@ struct Request {
     side: Side,
     pending: u32,
     failed: Option<Errno>,
+    /// Of a read: a part on a side failed.
+    unreadable: Option<Errno>,
+    /// It was planned anew for that.
+    again: bool,
     /// A read with parts on a side: what [`Evict::read_ended`] wants to know.
     on_side: Option<u8>,
 }
@@ -155,6 +161,7 @@ pub struct Volume<M> {
     checkpointed: Seq,
     checkpointing: bool,
     closing_round: Option<u64>,
+    repair: Repair,
     /// The device is gone.
     leaving: bool,
     unix_ms_at_zero: u64,
@@ -263,6 +270,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointed: Seq(0),
             checkpointing: false,
             closing_round: None,
+            repair: Repair::default(),
             leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
@@ -304,6 +312,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     return;
                 }
             }
+            Event::Fetched { id, result } => self.fetched(id, result, out),
             Event::Evicted { result } => self.evicted(result, out),
             Event::Space { excess_bytes, room_bytes } => self.space_measured(excess_bytes, room_bytes, out),
             Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
@@ -320,6 +329,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
                 self.leaving = true;
             }
+            Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
             Event::Tick => {
                 self.unpark(out);
                 self.look_for_fence(out);
@@ -354,7 +364,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let slot = &mut self.requests[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
         let side = self.map.active();
-        *slot = Some(Request { op, range, side, pending: 0, failed: None, on_side: None });
+        *slot = Some(Request {
+            op,
+            range,
+            side,
+            pending: 0,
+            failed: None,
+            unreadable: None,
+            again: false,
+            on_side: None,
+        });
         if !inside || !matches!(self.lifecycle, Lifecycle::Serving) {
             return self.complete(id, Err(Errno::EIO), out);
         }
@@ -385,19 +404,29 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let slot = self.in_slot(id);
-        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
-        if let Err(errno) = result {
-            slot.failed = Some(errno);
+        match slot.op {
+            Op::Read => slot.unreadable = slot.unreadable.or(result.err()),
+            Op::Write | Op::Discard | Op::WriteZeroes => slot.failed = result.err(),
+            Op::Flush => unreachable!("a flush moves no bytes"),
         }
+        self.part_ended(id, out);
+    }
+
+    fn fetched(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let slot = self.in_slot(id);
+        slot.failed = slot.failed.or(result.err());
+        self.part_ended(id, out);
+    }
+
+    fn part_ended(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        let slot = self.in_slot(id);
+        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
         if slot.pending > 0 {
             return;
         }
         let request = *slot;
-        if let Some(turn) = slot.on_side.take() {
-            self.evict.read_ended(turn);
-        }
         match request.op {
-            Op::Read => self.complete(id, request.failed.map_or(Ok(()), Err), out),
+            Op::Read => self.read(id, request, out),
             Op::Write | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
             Op::Flush => unreachable!("a flush moves no bytes"),
         }
@@ -472,12 +501,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Drives what follows from the state: rounds, the seal, the commit, the end.
     fn advance(&mut self, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
-            return;
+            return self.advance_keep(out);
         }
         if self.leaving && self.lifecycle == Lifecycle::Serving {
             self.lifecycle = Lifecycle::Detaching;
         }
         self.advance_evict(out);
+        self.advance_repair(out);
         self.advance_seal(out);
         self.advance_checkpoint(out);
         self.advance_detach(out);

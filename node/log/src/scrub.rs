@@ -31,7 +31,7 @@ pub use repair::repair_checkpoints;
 const PARALLEL_SEGMENTS: usize = 4;
 
 /// How far a scrub is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// Bytes of segments read so far.
     pub read_bytes: u64,
@@ -67,7 +67,7 @@ pub enum Fault {
     #[error("has a damaged trailer")]
     Trailer,
     /// Some of a segment's frames.
-    #[error("has {count} damaged frames")]
+    #[error("has damaged frames ({count})")]
     Frames {
         /// How many.
         count: u64,
@@ -156,7 +156,7 @@ pub async fn scrub(
         let read_bytes = read.fetch_add(bytes, Ordering::Relaxed) + bytes;
         tell(Progress { read_bytes, total_bytes });
     };
-    let scans: Vec<segment::Scan> = stream::iter(manifest.segments())
+    let scans: Vec<segment::Scan> = stream::iter(manifest.segments().to_vec())
         .map(|segment| segment::scan(objects, volume, segment, &meter))
         .buffered(PARALLEL_SEGMENTS)
         .try_collect()

@@ -253,7 +253,7 @@ impl World {
                 let stamps = stamps(range.start.block(), &bytes).skip(first).take(range.sectors as usize);
                 let request = self.hosts[host].device.as_mut().expect("a read has a device").request(id);
                 request.fill(range, at, stamps);
-                Event::Moved { id, result: Ok(()) }
+                Event::Fetched { id, result: Ok(()) }
             }
         };
         self.tell_engine(host, event);
@@ -276,11 +276,11 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) => {
+            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
                 Invariant::CompletedOnce
                     .check(!self.sound_disks, || "a sound disk is said to have failed".into());
             }
-            Report::Committed(_) => {}
+            Report::Committed(_) | Report::Kept | Report::Repaired => {}
             Report::Detached => {
                 here.process = None;
                 here.tmpfs.remove();
@@ -299,6 +299,7 @@ impl World {
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {
                         here.expect.is_durable(cut.at);
+                        here.committed = cut;
                     }
                 }
                 Landed::Attach(nonce, node) => {
@@ -319,7 +320,9 @@ impl World {
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
             Invariant::FencedIsKept
                 .check(!holds, || "what a fenced writer left is taken for the volume's".into());
-            here.expect = Expect::after(&self.store.last_cut());
+            let cut = self.store.last_cut();
+            here.expect = Expect::after(&cut);
+            here.committed = cut.of_another();
         }
         self.last_writer = Some(host);
     }

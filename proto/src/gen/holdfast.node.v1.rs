@@ -171,6 +171,83 @@ pub struct TransportCapability {
     #[prost(string, optional, tag = "3")]
     pub refusal: ::core::option::Option<::prost::alloc::string::String>,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ScrubRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Name of a store of the daemon's configuration; only for a volume that is not attached here.
+    #[prost(string, optional, tag = "2")]
+    pub store: ::core::option::Option<::prost::alloc::string::String>,
+    /// Repair what can be repaired.
+    #[prost(bool, tag = "3")]
+    pub repair: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ScrubResponse {
+    #[prost(oneof = "scrub_response::Step", tags = "1, 2")]
+    pub step: ::core::option::Option<scrub_response::Step>,
+}
+/// Nested message and enum types in `ScrubResponse`.
+pub mod scrub_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Step {
+        #[prost(message, tag = "1")]
+        Progress(super::ScrubProgress),
+        #[prost(message, tag = "2")]
+        Report(super::ScrubReport),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ScrubProgress {
+    /// Bytes of segments read so far; a repair reads all of them again.
+    #[prost(uint64, tag = "1")]
+    pub read_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub total_bytes: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ScrubReport {
+    #[prost(uint64, tag = "1")]
+    pub records: u64,
+    #[prost(uint64, tag = "2")]
+    pub checkpoints: u64,
+    #[prost(uint64, tag = "3")]
+    pub segments: u64,
+    /// Frames whose bytes were read.
+    #[prost(uint64, tag = "4")]
+    pub frames: u64,
+    /// Bytes of segments read.
+    #[prost(uint64, tag = "5")]
+    pub read_bytes: u64,
+    #[prost(message, repeated, tag = "6")]
+    pub findings: ::prost::alloc::vec::Vec<ScrubFinding>,
+}
+/// One damaged object.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ScrubFinding {
+    /// Its key in the store, or its path on the node.
+    #[prost(string, tag = "1")]
+    pub object: ::prost::alloc::string::String,
+    /// What is wrong with it.
+    #[prost(string, tag = "2")]
+    pub fault: ::prost::alloc::string::String,
+    #[prost(enumeration = "ScrubEffect", tag = "3")]
+    pub effect: i32,
+    /// What a repair changed.
+    #[prost(enumeration = "ScrubRepair", tag = "4")]
+    pub repair: i32,
+    /// The bytes of the volume that are lost, after the repair if there was one.
+    #[prost(message, repeated, tag = "5")]
+    pub lost: ::prost::alloc::vec::Vec<ByteRange>,
+}
+/// Bytes of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ByteRange {
+    #[prost(uint64, tag = "1")]
+    pub offset_bytes: u64,
+    #[prost(uint64, tag = "2")]
+    pub length_bytes: u64,
+}
 /// How a device's requests reach the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -239,6 +316,82 @@ impl VolumeState {
             "VOLUME_STATE_ATTACHED" => Some(Self::Attached),
             "VOLUME_STATE_DETACHING" => Some(Self::Detaching),
             "VOLUME_STATE_FENCED" => Some(Self::Fenced),
+            _ => None,
+        }
+    }
+}
+/// Whom damage hurts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ScrubEffect {
+    Unspecified = 0,
+    /// Nobody: something newer replaces what is damaged, or no reader needs it.
+    Harmless = 1,
+    /// Reads of the blocks that hold the lost bytes fail, until these are written again.
+    Unreadable = 2,
+    /// The volume cannot be attached.
+    NoAttach = 3,
+}
+impl ScrubEffect {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SCRUB_EFFECT_UNSPECIFIED",
+            Self::Harmless => "SCRUB_EFFECT_HARMLESS",
+            Self::Unreadable => "SCRUB_EFFECT_UNREADABLE",
+            Self::NoAttach => "SCRUB_EFFECT_NO_ATTACH",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SCRUB_EFFECT_UNSPECIFIED" => Some(Self::Unspecified),
+            "SCRUB_EFFECT_HARMLESS" => Some(Self::Harmless),
+            "SCRUB_EFFECT_UNREADABLE" => Some(Self::Unreadable),
+            "SCRUB_EFFECT_NO_ATTACH" => Some(Self::NoAttach),
+            _ => None,
+        }
+    }
+}
+/// What a repair changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum ScrubRepair {
+    Unspecified = 0,
+    /// None was asked for, or none was needed.
+    None = 1,
+    /// The damage hurts nobody any more.
+    Done = 2,
+    /// Some of the lost bytes were stored anew.
+    Partly = 3,
+    /// There was nothing to repair it with.
+    Impossible = 4,
+}
+impl ScrubRepair {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "SCRUB_REPAIR_UNSPECIFIED",
+            Self::None => "SCRUB_REPAIR_NONE",
+            Self::Done => "SCRUB_REPAIR_DONE",
+            Self::Partly => "SCRUB_REPAIR_PARTLY",
+            Self::Impossible => "SCRUB_REPAIR_IMPOSSIBLE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SCRUB_REPAIR_UNSPECIFIED" => Some(Self::Unspecified),
+            "SCRUB_REPAIR_NONE" => Some(Self::None),
+            "SCRUB_REPAIR_DONE" => Some(Self::Done),
+            "SCRUB_REPAIR_PARTLY" => Some(Self::Partly),
+            "SCRUB_REPAIR_IMPOSSIBLE" => Some(Self::Impossible),
             _ => None,
         }
     }
@@ -471,6 +624,32 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Capabilities"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
+        /// Ends with its report, unless the caller hangs up before.
+        pub async fn scrub(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ScrubRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ScrubResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/Scrub",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "Scrub"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -519,6 +698,18 @@ pub mod node_server {
             tonic::Response<super::CapabilitiesResponse>,
             tonic::Status,
         >;
+        /// Server streaming response type for the Scrub method.
+        type ScrubStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ScrubResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
+        /// Ends with its report, unless the caller hangs up before.
+        async fn scrub(
+            &self,
+            request: tonic::Request<super::ScrubRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ScrubStream>, tonic::Status>;
     }
     /// The node daemon, on its local socket: volumes are created, attached and detached by name of a configured store.
     /// A daemon that runs under Kubernetes refuses Create, Attach and Detach: there, Volume objects say what it serves.
@@ -852,6 +1043,52 @@ pub mod node_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/Scrub" => {
+                    #[allow(non_camel_case_types)]
+                    struct ScrubSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::ServerStreamingService<super::ScrubRequest>
+                    for ScrubSvc<T> {
+                        type Response = super::ScrubResponse;
+                        type ResponseStream = T::ScrubStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ScrubRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::scrub(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ScrubSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -10,7 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::Render;
-use super::{Attach, Command, Target, exit};
+use super::{Attach, Command, Target, exit, scrub};
 use crate::failure::{Failure, chain};
 use crate::node::ErrorKind;
 
@@ -51,6 +51,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             let mut client = connect(&target).await?;
             finish(client.stats(StatsRequest { volume_id: volume }).await, &target, out)
         }
+        Command::Scrub(scrub) => scrub::run(scrub, out).await,
         Command::Capabilities { target } => {
             let mut client = connect(&target).await?;
             finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
@@ -58,7 +59,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
     }
 }
 
-async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
+pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
     let away = |error: &dyn std::error::Error| Failure {
         kind: ErrorKind::Unavailable,
         message: format!(
@@ -76,15 +77,17 @@ fn address(socket: &Path) -> String {
     format!("unix://{}", socket.display())
 }
 
+/// What a status tells of.
+pub(super) fn refused(status: Status) -> Failure {
+    Failure { kind: exit::kind(status.code()), message: status.message().to_owned() }
+}
+
 fn finish<T: Render>(
     answer: Result<Response<T>, Status>,
     target: &Target,
     out: &mut String,
 ) -> Result<(), Failure> {
-    let answer = answer.map_err(|status| Failure {
-        kind: exit::kind(status.code()),
-        message: status.message().to_owned(),
-    })?;
+    let answer = answer.map_err(refused)?;
     let answer = answer.into_inner();
     out.push_str(&if target.json { format!("{:#}\n", answer.json()) } else { answer.text() });
     Ok(())

@@ -1,6 +1,7 @@
 //! The command line against a real socket with a node without a kernel behind it.
 
 use holdfast_s3::{Credentials, S3Config};
+use holdfast_types::SectorRange;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
@@ -8,7 +9,7 @@ use super::*;
 use crate::api::{Api, bind, serve};
 use crate::config::Control;
 use crate::failure::Failure;
-use crate::node::ErrorKind;
+use crate::node::{ErrorKind, ScrubEffect, ScrubFinding, ScrubRepair, Scrubbed};
 use crate::volumes::tests::Fake;
 
 struct World {
@@ -30,12 +31,16 @@ impl World {
     }
 
     async fn ask(&self, line: &str) -> Result<String, Failure> {
+        let mut out = String::new();
+        self.ask_into(line, &mut out).await.map(|()| out)
+    }
+
+    async fn ask_into(&self, line: &str, out: &mut String) -> Result<(), Failure> {
         let socket = self.directory.path().join("new/node.sock");
         let socket = ["--socket", socket.to_str().unwrap()];
         let words = ["holdfast-node"].into_iter().chain(line.split(' ')).chain(socket);
         let cli = Cli::try_parse_from(words).unwrap();
-        let mut out = String::new();
-        client::ask(cli.command, &mut out).await.map(|()| out)
+        client::ask(cli.command, out).await
     }
 }
 
@@ -132,4 +137,56 @@ fn what_is_fenced_is_shown_without_a_daemon() {
     let refused = run(&["delete", "disk-1"]).unwrap_err();
     assert!(refused.message.contains("has no durable map"), "{}", refused.message);
     assert_eq!(run(&["delete", "disk-1", "--confirm-data-loss", "--json"]).unwrap(), "{}\n");
+}
+
+#[tokio::test]
+async fn a_scrub_that_finds_nothing_says_what_it_read() {
+    let world = World::start().await;
+    world.fake.find(Scrubbed { records: 5, checkpoints: 1, segments: 2, frames: 9, ..Scrubbed::default() });
+    let text = world.ask("scrub vol-1 --store main").await.unwrap();
+    assert_eq!(
+        text,
+        "read: log records 5, checkpoints 1, segments 2, frames 9, bytes of segments 0\nnothing is damaged\n"
+    );
+    let (volume, store, repair) = world.fake.scrubs().pop().unwrap();
+    assert_eq!((volume.as_str(), store.as_deref(), repair), ("vol-1", Some("main"), false));
+    let unknown = world.ask("scrub vol-1 --store other").await.unwrap_err();
+    assert!(unknown.message.contains("use main"), "{}", unknown.message);
+}
+
+#[tokio::test]
+async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
+    let world = World::start().await;
+    let finding = |object: &str, effect, repair, lost: &[(u64, u64)]| ScrubFinding {
+        object: object.to_owned(),
+        fault: "has damaged frames (1): frame of block 2 fails its checksum".to_owned(),
+        effect,
+        repair,
+        lost: lost.iter().map(|(start, sectors)| SectorRange::new(*start, *sectors)).collect(),
+    };
+    let harmless = finding("segments/1", ScrubEffect::Harmless, ScrubRepair::None, &[]);
+    let repaired = finding("segments/2", ScrubEffect::Unreadable, ScrubRepair::Done, &[]);
+    let many: Vec<(u64, u64)> = (0..10).map(|number| (number * 10, 2)).collect();
+    let lost = finding("segments/3", ScrubEffect::Unreadable, ScrubRepair::Impossible, &many);
+    world.fake.find(Scrubbed { findings: vec![harmless.clone(), repaired.clone()], ..Scrubbed::default() });
+    let text = world.ask("scrub vol-1 --repair").await.unwrap();
+    assert!(
+        text.contains("segments/2 has damaged frames (1): frame of block 2 fails its checksum\n  repaired\n")
+    );
+
+    world.fake.find(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
+    let mut text = String::new();
+    let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
+    assert_eq!((failure.kind, exit::code(failure.kind)), (ErrorKind::Corrupt, 6));
+    assert_eq!(failure.message, "damage is left that hurts the volume (objects: 1)");
+    assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
+    assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
+    let mut json = String::new();
+    world.ask_into("scrub vol-1 --json", &mut json).await.unwrap_err();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        json["findings"][2]["lost"][9],
+        serde_json::json!({ "offset_bytes": 90 * 4096, "length_bytes": 8192 })
+    );
+    assert_eq!(json["findings"][1]["repair"], "done");
 }

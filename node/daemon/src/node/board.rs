@@ -17,6 +17,8 @@ pub(crate) enum Phase {
     Fenced,
     /// The detach record is in the log.
     Detached,
+    /// Another writer holds the volume, the device is gone, and the durable map tells what the sides hold.
+    Kept,
 }
 
 /// Figures of what was done, which only grow, written by the ring thread at every tick, never per request; and what is
@@ -30,6 +32,7 @@ pub(crate) struct Counters {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     pub(crate) cold_reads: AtomicU64,
+    pub(crate) local_read_errors: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) cached_bytes: AtomicU64,
 }
@@ -39,6 +42,8 @@ pub(crate) struct Counters {
 pub(crate) struct Board {
     status: Mutex<Status>,
     phase: watch::Sender<Phase>,
+    /// How often what was damaged in the store was repaired.
+    repairs: watch::Sender<u64>,
     pub(crate) counters: Counters,
 }
 
@@ -47,6 +52,7 @@ impl Board {
         Self {
             status: Mutex::default(),
             phase: watch::Sender::new(Phase::Recovering),
+            repairs: watch::Sender::new(0),
             counters: Counters::default(),
         }
     }
@@ -64,6 +70,15 @@ impl Board {
 
     pub(crate) fn set_phase(&self, phase: Phase) {
         self.phase.send_replace(phase);
+    }
+
+    pub(crate) fn repaired(&self) {
+        self.repairs.send_modify(|count| *count += 1);
+    }
+
+    /// Hears of every repair from now on.
+    pub(crate) fn repairs(&self) -> watch::Receiver<u64> {
+        self.repairs.subscribe()
     }
 
     pub(crate) fn phase(&self) -> Phase {

@@ -5,6 +5,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
@@ -35,22 +36,33 @@ impl Node {
             present.remember()?;
             return Err(error);
         }
-        if present.board.phase() != Phase::Fenced {
-            present.ring.send(Message::Event { key: present.key, event: Event::Detach });
-        }
-        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Fenced)).await;
+        present.ring.send(Message::Event { key: present.key, event: Event::Detach });
+        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept)).await;
         present
             .ring
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
+        // Before anybody may take the files for those of a detached volume.
+        let kept = (end == Phase::Kept).then(|| self.keep_aside(volume, &present));
         self.volumes().remove(volume);
         present.local.forget_attached()?;
-        if end == Phase::Fenced {
-            let kept = present.local.set_aside(Epoch(present.epoch))?;
-            tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
+        if let Some(kept) = kept {
+            kept?;
             return Err(NodeError::Fenced(volume.clone()));
         }
+        Ok(())
+    }
+
+    /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
+    fn keep_aside(&self, volume: &VolumeId, present: &Present) -> Result<(), NodeError> {
+        let all_committed = matches!(present.local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
+        if all_committed {
+            tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
+            return present.local.discard();
+        }
+        let kept = present.local.set_aside(Epoch(present.epoch))?;
+        tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
         Ok(())
     }
 

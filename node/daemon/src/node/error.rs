@@ -117,9 +117,12 @@ pub(crate) enum NodeError {
     /// Size asked for at creation.
     #[error("size: {0} bytes is not valid: use a positive multiple of 4096")]
     Size(u64),
+    /// Nobody knows where the volume's objects are.
+    #[error("store: volume {0} is not attached on this node: name the store that holds it")]
+    StoreNeeded(VolumeId),
     /// The volume was fenced.
     #[error(
-        "volume {0} is fenced: another writer holds it; what was not uploaded is kept in the state directory"
+        "volume {0} is fenced: another writer holds it; `holdfast-node fenced list` shows what was not uploaded"
     )]
     Fenced(VolumeId),
 }
@@ -149,9 +152,11 @@ impl NodeError {
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
             Self::Busy { .. } | Self::InUse { .. } | Self::Contended(_) => ErrorKind::Busy,
             Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
-            Self::Refused(_) | Self::StoreConfig { .. } | Self::Size(_) | Self::RunDir(_) => {
-                ErrorKind::Invalid
-            }
+            Self::Refused(_)
+            | Self::StoreConfig { .. }
+            | Self::Size(_)
+            | Self::RunDir(_)
+            | Self::StoreNeeded(_) => ErrorKind::Invalid,
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
                 ErrorKind::Corrupt
             }

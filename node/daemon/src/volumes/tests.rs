@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
@@ -12,7 +13,8 @@ use holdfast_ublk::Transport;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, ServedCounts, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, VolumeState,
+    VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -26,6 +28,8 @@ struct Inner {
     created: BTreeMap<VolumeId, u64>,
     attached: BTreeMap<VolumeId, VolumeStatus>,
     requests: Vec<AttachRequest>,
+    scrubs: Vec<(VolumeId, Option<String>, bool)>,
+    scrubbed: Scrubbed,
     failure: Option<Failure>,
 }
 
@@ -38,6 +42,16 @@ impl Fake {
     /// Fails the next operation.
     pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
         self.inner.lock().unwrap().failure = Some(Failure { kind, message: message.to_owned() });
+    }
+
+    /// What a scrub finds from now on.
+    pub(crate) fn find(&self, scrubbed: Scrubbed) {
+        self.inner.lock().unwrap().scrubbed = scrubbed;
+    }
+
+    /// The scrubs so far: volume, store, repair.
+    pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
+        self.inner.lock().unwrap().scrubs.clone()
     }
 
     /// The requests to attach so far.
@@ -118,6 +132,20 @@ impl Volumes for Fake {
                 Err(Failure { kind: ErrorKind::NotFound, message })
             }
         }
+    }
+
+    async fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync + 'static,
+    ) -> Result<Scrubbed, Failure> {
+        tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
+        let mut inner = self.inner.lock().unwrap();
+        inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        Ok(inner.scrubbed.clone())
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

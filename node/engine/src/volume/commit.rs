@@ -174,7 +174,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn advance_checkpoint(&mut self, out: &mut Vec<Action>) {
         let Some(manifest) = &self.manifest else { return };
-        if !self.checkpointing && self.records_after_checkpoint(manifest) >= CHECKPOINT_EVERY {
+        let due =
+            self.records_after_checkpoint(manifest) >= CHECKPOINT_EVERY || self.repair.wants_checkpoint();
+        if !self.checkpointing && due {
             self.checkpointing = true;
             reach(CrashPoint::CheckpointMade);
             out.push(Action::WriteCheckpoint { seq: manifest.seq(), bytes: manifest.encode_checkpoint() });
@@ -185,6 +187,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.checkpointing = false;
         if written {
             reach(CrashPoint::CheckpointStored);
+            self.repair.checkpointed();
             self.checkpointed = self.checkpointed.max(seq);
         }
     }

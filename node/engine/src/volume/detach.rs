@@ -48,6 +48,26 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    /// The device of a fenced writer is gone: one last round makes the durable map tell what the sides hold. What a failed
+    /// round did not tell stays untold: the local disk is failing.
+    pub(super) fn advance_keep(&mut self, out: &mut Vec<Action>) {
+        if !self.leaving {
+            return;
+        }
+        let number = match self.closing_round {
+            Some(number) => number,
+            None => {
+                let number = self.want_round(out);
+                self.closing_round = Some(number);
+                number
+            }
+        };
+        if self.round.begun >= number && self.round.is_idle() {
+            self.leaving = false;
+            out.push(Action::Report(Report::Kept));
+        }
+    }
+
     /// The detach record is in the log: the header says so after one last round.
     pub(super) fn close(&mut self, seq: Seq, out: &mut Vec<Action>) {
         reach(CrashPoint::DetachWon);

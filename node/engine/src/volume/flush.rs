@@ -85,6 +85,10 @@ impl Round {
         }
     }
 
+    pub(super) fn is_idle(&self) -> bool {
+        self.step == Step::Idle
+    }
+
     pub(super) fn page_changed(&mut self, page: u64) {
         self.changed.insert(page);
     }

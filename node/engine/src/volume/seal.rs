@@ -122,6 +122,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             || self.dirty_bytes(side) >= self.limits.seal_bytes
             || age >= self.limits.max_age_ms
             || self.wants_other_side()
+            || self.repair.wants_seal(side)
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -167,6 +168,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.round.page_changed(page);
             }
             self.may_hold_more(side);
+            self.repair.committed(side);
             self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }

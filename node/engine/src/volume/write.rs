@@ -104,7 +104,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
-        self.record_failure(request.range, request.side);
+        self.mark_unstored(request.range, request.side);
         reach(CrashPoint::MarkedUncertain);
         // A full disk delays; eviction or the commit in progress will make room.
         if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
@@ -133,7 +133,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    fn record_failure(&mut self, range: SectorRange, side: Side) {
+    /// What is clean on `side` and newest there is not, or no longer, what the object store has: it becomes dirty. Returns
+    /// whether anything did.
+    pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
+        let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             if self.map.is_prepared(piece.start.chunk()) {
                 let (fresh, changed) = self.map.mark_uncertain(piece, side);
@@ -141,8 +144,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 if changed {
                     self.now_dirty(piece, side);
                 }
+                any |= changed;
             }
         }
+        any
     }
 
     fn now_dirty(&mut self, range: SectorRange, side: Side) {

@@ -1,6 +1,7 @@
 //! One segment: its length, its trailer, its index and every frame in it.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::segment::{Codec, Frame, FrameError, FrameIndex, TRAILER_BYTES, trailer, unpack};
@@ -36,7 +37,7 @@ pub(super) enum Verdict {
 pub(super) async fn scan(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    segment: &SegmentRef,
+    segment: Arc<SegmentRef>,
     meter: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<Scan, LogFailure> {
     let key = ObjectKey::Segment(volume.clone(), segment.id).to_string();
@@ -53,7 +54,7 @@ pub(super) async fn scan(
     }
     if have > segment.bytes {
         scan.blemishes.push(Fault::Length { have, need: segment.bytes });
-    } else if end.bytes != trailer(segment)[..] {
+    } else if end.bytes != trailer(&segment)[..] {
         scan.blemishes.push(Fault::Trailer);
     }
     let index_end = segment.index_offset + u64::from(segment.index_bytes);

@@ -227,3 +227,20 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
     let page = store.list("", None, 10).await.unwrap();
     assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
 }
+
+#[tokio::test]
+async fn a_store_that_is_known_to_be_away_is_asked_once_by_each_operation() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for _ in 0..5 {
+        server.trouble(Method::GET, Trouble::LostRequest);
+    }
+    for requests in [4, 5] {
+        assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert_eq!(store.counts().get, requests);
+    }
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound);
+    server.trouble(Method::GET, Trouble::LostRequest);
+    assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound, "it is there again");
+    assert_eq!(store.counts().get, 8);
+}

@@ -35,6 +35,8 @@ pub enum Scenario {
     Cramped,
     /// Two hosts attach at once.
     Race,
+    /// What is clean here is stored anew.
+    Repair,
 }
 
 /// `Err` is the host whose process was ended.
@@ -42,7 +44,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -51,13 +53,18 @@ impl Scenario {
         Self::BadDisk,
         Self::Cramped,
         Self::Race,
+        Self::Repair,
     ];
 
     pub(super) fn world(self, seed: u64) -> World {
         let faults = match self {
-            Self::Life | Self::Takeover | Self::Recovery | Self::Rival | Self::Cramped | Self::Race => {
-                Faults::default()
-            }
+            Self::Life
+            | Self::Takeover
+            | Self::Recovery
+            | Self::Rival
+            | Self::Cramped
+            | Self::Race
+            | Self::Repair => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -67,7 +74,7 @@ impl Scenario {
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
-            Self::Race | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
+            Self::Race | Self::Repair | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
         }
         world
     }
@@ -83,6 +90,7 @@ impl Scenario {
             Self::BadDisk => bad_disk(&mut stage),
             Self::Cramped => cramped(&mut stage),
             Self::Race => race(&mut stage),
+            Self::Repair => repair(&mut stage),
         }
     }
 }
@@ -181,6 +189,19 @@ fn cramped(stage: &mut Stage<'_>) -> Played {
         stage.ask(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
     }
     stage.ask(&[(Op::Flush, 0, 0)])
+}
+
+fn repair(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(World::holds_a_commit)?;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.world.repair(0, SectorRange::new(0, 8));
+    stage.goes_on()?;
+    stage.ask(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
+    for _ in 0..60 {
+        stage.step()?;
+    }
+    stage.ask(&[(Op::Read, 0, 8)])
 }
 
 /// Whether host 0 has a log record on its way.

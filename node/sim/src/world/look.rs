@@ -3,7 +3,7 @@
 use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Status, Volume};
 
-use super::World;
+use super::{Faults, World};
 use crate::calls::{Ask, Call, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
@@ -85,6 +85,12 @@ impl World {
     /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
         *self.hosts[host].killed_after.borrow_mut() = Some(changes);
+    }
+
+    /// From here on things go wrong so often.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.sound_disks &= faults.local.is_none();
+        self.faults = faults;
     }
 
     /// Goes on with other randomness.

@@ -93,7 +93,8 @@ impl Writer {
         while let Some(event) = events.pop() {
             let mut out = Vec::new();
             self.volume.handle(0, event, &mut out);
-            events.splice(0..0, out.into_iter().rev().filter_map(|action| self.act(action)));
+            let answers: Vec<_> = out.into_iter().filter_map(|action| self.act(action)).collect();
+            events.splice(0..0, answers.into_iter().rev());
         }
     }
 

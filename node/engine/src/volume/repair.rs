@@ -1,0 +1,75 @@
+//! Repairing the object store with what this node has: sectors that are clean here, and the manifest.
+//!
+//! The sectors become dirty again on the side that holds their newest bytes. Marks on the active side are sealed with it;
+//! a seal of the inactive side needs no swap, since nobody writes there. Either commit holds what the last one did and
+//! nothing that is newer on the other side: still a prefix of the writes (invariant 4 in `docs/invariants.md`). A checkpoint
+//! replaces every record before it.
+
+use holdfast_types::SectorRange;
+
+use super::commit::Commit;
+use super::seal::{Seal, only};
+use super::{Lifecycle, Volume};
+use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
+use crate::sector_map::Side;
+
+/// What is to be repaired, and how far that is.
+#[derive(Default)]
+pub(super) struct Repair {
+    asked: bool,
+    wanted: Vec<SectorRange>,
+    /// Sides with sectors that were marked and are not committed yet.
+    marked: [bool; 2],
+    checkpoint: bool,
+}
+
+impl Repair {
+    pub(super) fn ask(&mut self, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.asked = true;
+        self.wanted.extend(ranges);
+        self.checkpoint |= checkpoint;
+    }
+
+    /// Whether `side` is to be sealed although no limit is reached.
+    pub(super) fn wants_seal(&self, side: Side) -> bool {
+        self.marked[side as usize]
+    }
+
+    /// Whether a checkpoint is to be made although it is not due.
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.checkpoint
+    }
+
+    pub(super) fn committed(&mut self, side: Side) {
+        self.marked[side as usize] = false;
+    }
+
+    pub(super) fn checkpointed(&mut self) {
+        self.checkpoint = false;
+    }
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn advance_repair(&mut self, out: &mut Vec<Action>) {
+        let still = self.seal.is_open() && self.commit == Commit::Idle && self.evict.is_idle();
+        if !self.repair.asked || !still || self.lifecycle != Lifecycle::Serving || self.manifest.is_none() {
+            return;
+        }
+        let all = SectorRange::new(0, self.map.sectors());
+        for range in std::mem::take(&mut self.repair.wanted) {
+            let Some(range) = range.intersect(all) else { continue };
+            for side in Side::BOTH {
+                self.repair.marked[side as usize] |= self.mark_unstored(range, side);
+            }
+        }
+        reach(CrashPoint::MarkedForRepair);
+        let inactive = self.map.active().other();
+        if self.repair.marked[inactive as usize] {
+            self.seal = Seal::Draining(only(inactive));
+        } else if self.repair.marked == [false; 2] && !self.repair.checkpoint {
+            self.repair.asked = false;
+            out.push(Action::Report(Report::Repaired));
+        }
+    }
+}

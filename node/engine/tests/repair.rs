@@ -1,0 +1,245 @@
+//! A volume on a host of memory that answers at once: what is stored anew when the store lost it, and what a fenced writer
+//! leaves in its map.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
+use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
+use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::sector_map::{Side, map_bytes};
+use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
+
+const SECTORS: u64 = 1000;
+const MAX_AGE: u64 = 1000;
+const NONCE: Nonce = Nonce([7; 16]);
+
+struct Host {
+    volume: Volume<Vec<u8>>,
+    map: Vec<u8>,
+    /// What each segment was made of.
+    uploads: Vec<Vec<DirtyBlock>>,
+    reports: Vec<Report>,
+    /// Checkpoints tried; the first try fails.
+    checkpoints: Vec<Seq>,
+    reads: Vec<Source>,
+    /// Uploads are answered only while this is set.
+    store_answers: bool,
+    now: u64,
+}
+
+fn segment() -> Event {
+    let id = SegmentId::new(1, [0; 10]);
+    Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks: vec![(0, 1)] })
+}
+
+impl Host {
+    fn new() -> Self {
+        let mut manifest = Manifest::empty("v".parse().unwrap());
+        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned() };
+        for (epoch, body) in [(0, Body::Create { sectors: SECTORS }), (1, attach)] {
+            let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+            let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let header = Header {
+            volume: manifest.volume().clone(),
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            nonces: vec![NONCE],
+            active: Side::A,
+            closed_clean: false,
+            seq: Seq(0),
+            synced_generation: 0,
+        };
+        let limits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: MAX_AGE };
+        let setup = Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0 };
+        let memory = vec![0; map_bytes(SECTORS) as usize];
+        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        let map = vec![0; file_bytes(1) as usize];
+        let (uploads, reports, reads) = (Vec::new(), Vec::new(), Vec::new());
+        let checkpoints = Vec::new();
+        Self { volume, map, uploads, reports, checkpoints, reads, store_answers: true, now: 0 }
+    }
+
+    fn write(&mut self, start: u64, sectors: u64) {
+        self.tell(Event::Request {
+            id: RequestId(0),
+            op: Op::Write,
+            range: SectorRange::new(start, sectors),
+        });
+    }
+
+    /// Where a sector's newest bytes are read from.
+    fn read(&mut self, sector: u64) -> Source {
+        self.tell(Event::Request { id: RequestId(1), op: Op::Read, range: SectorRange::new(sector, 1) });
+        self.reads.pop().unwrap()
+    }
+
+    /// Time passes until what is dirty is too old.
+    fn commit(&mut self) {
+        self.now += MAX_AGE;
+        self.tell(Event::Tick);
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let mut out = Vec::new();
+            self.volume.handle(self.now, event, &mut out);
+            let answers: Vec<_> = out.into_iter().filter_map(|action| self.act(action)).collect();
+            events.splice(0..0, answers.into_iter().rev());
+        }
+    }
+
+    fn act(&mut self, action: Action) -> Option<Event> {
+        let done = Ok(());
+        Some(match action {
+            Action::Write { id, .. } => Event::Moved { id, result: done },
+            Action::Read { id, from, .. } => {
+                self.reads.push(from);
+                Event::Moved { id, result: done }
+            }
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: done },
+            Action::SyncSide { side } => Event::SideSynced { side, result: done },
+            Action::WriteMap(writes) => {
+                for write in writes {
+                    self.map[write.offset as usize..][..write.bytes.len()].copy_from_slice(&write.bytes);
+                }
+                Event::MapWritten { result: done }
+            }
+            Action::SyncMap => Event::MapSynced { result: done },
+            Action::Upload(dirty) => {
+                self.uploads.push(dirty);
+                return self.store_answers.then(segment);
+            }
+            Action::StorePending { .. } => Event::PendingStored { result: done },
+            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
+            Action::Report(report) => {
+                self.reports.push(report);
+                return None;
+            }
+            Action::Complete { result, .. } => {
+                assert_eq!(result, Ok(()));
+                return None;
+            }
+            Action::WriteCheckpoint { seq, .. } => {
+                self.checkpoints.push(seq);
+                Event::CheckpointWritten { seq, written: self.checkpoints.len() > 1 }
+            }
+            Action::ReadCold { .. } | Action::Punch { .. } | Action::Evict { .. } => {
+                unreachable!("{action:?}")
+            }
+        })
+    }
+
+    /// Sectors 0 to 3 are clean on the active side, 10 and 11 on the other.
+    fn with_clean_sectors_on_both_sides() -> Self {
+        let mut host = Self::new();
+        host.write(0, 4);
+        host.commit();
+        host.write(10, 2);
+        host.commit();
+        host.uploads.clear();
+        assert_eq!(host.volume.status().dirty_bytes, 0);
+        host
+    }
+}
+
+fn block(a: u32, b: u32) -> Vec<DirtyBlock> {
+    vec![DirtyBlock { block: Block(0), a: Mask(a), b: Mask(b) }]
+}
+
+#[test]
+fn what_is_clean_on_either_side_is_stored_anew() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.tell(Event::Repair {
+        ranges: vec![SectorRange::new(2, 30), SectorRange::new(999, 10)],
+        checkpoint: false,
+    });
+    assert_eq!(host.uploads, [block(0, 0b11 << 10), block(0b1100, 0)]);
+    assert_eq!(host.reports.last(), Some(&Report::Repaired));
+    assert_eq!(host.reports.iter().filter(|report| **report == Report::Repaired).count(), 1);
+    assert_eq!(host.volume.status().dirty_bytes, 0);
+}
+
+#[test]
+fn what_is_not_here_cannot_be_stored_anew_and_that_is_said_at_once() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(500, 10)], checkpoint: false });
+    assert!(host.uploads.is_empty());
+    assert_eq!(host.reports.last(), Some(&Report::Repaired));
+}
+
+#[test]
+fn the_guest_goes_on_while_the_inactive_side_is_stored_anew() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.store_answers = false;
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(10, 2)], checkpoint: false });
+    host.write(11, 1);
+    assert_eq!(host.read(10), Source::Side(Side::B));
+    assert_eq!(host.read(11), Source::Side(Side::A), "the newer bytes");
+    host.store_answers = true;
+    host.tell(segment());
+    assert_eq!(host.uploads, [block(0, 0b11 << 10)]);
+    assert_eq!(host.reports.last(), Some(&Report::Repaired));
+    assert_eq!(host.volume.status().dirty_bytes, 4096, "what was written since is not committed");
+    host.commit();
+    assert_eq!(host.uploads.last(), Some(&block(1 << 11, 0)));
+}
+
+#[test]
+fn a_repair_waits_for_the_commit_under_way() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.store_answers = false;
+    host.write(3, 1);
+    host.commit();
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 12)], checkpoint: false });
+    assert_eq!(host.uploads, [block(0b1000, 0)]);
+    host.store_answers = true;
+    host.tell(segment());
+    assert_eq!(host.uploads[1..], [block(0b1111, 0), block(0, 0b11 << 10)]);
+}
+
+#[test]
+fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.store_answers = false;
+    host.write(1, 1);
+    host.commit();
+    host.write(2, 2);
+    host.write(700, 1);
+    host.reports.clear();
+    // The commit's place in the log is taken.
+    let mut out = Vec::new();
+    host.volume.handle(host.now, segment(), &mut out);
+    host.volume.handle(host.now, Event::PendingStored { result: Ok(()) }, &mut out);
+    host.volume.handle(host.now, Event::CreateAnswered(CreateAnswer::Exists), &mut out);
+    host.tell(Event::RecordRead { seq: Seq(5), bytes: Some(b"another's".to_vec()) });
+    assert_eq!(host.reports, [Report::Fenced]);
+    host.tell(Event::Detach);
+    assert_eq!(host.reports, [Report::Fenced, Report::Kept]);
+    host.tell(Event::Tick);
+    assert_eq!(host.reports.len(), 2, "it is said once");
+    let (_, header) = Header::newest(&host.map[..8192]).unwrap().unwrap();
+    let pages = newest_pages(&header, &[(0, host.map[page_offset(0, 0) as usize..].to_vec())]).unwrap();
+    assert_eq!(
+        pages[0].dirty_runs().collect::<Vec<_>>(),
+        [
+            (SectorRange::new(1, 1), Side::A),
+            (SectorRange::new(2, 2), Side::B),
+            (SectorRange::new(700, 1), Side::B),
+        ]
+    );
+}
+
+#[test]
+fn a_lost_part_of_the_log_is_replaced_by_a_checkpoint() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    assert!(host.checkpoints.is_empty());
+    host.tell(Event::Repair { ranges: Vec::new(), checkpoint: true });
+    assert_eq!(host.checkpoints, [Seq(4); 2]);
+    assert_eq!(host.reports.last(), Some(&Report::Repaired));
+}
