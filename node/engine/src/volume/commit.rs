@@ -57,7 +57,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Sends what a predecessor had stored, unchanged.
     pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) {
         match Record::decode(&pending.bytes) {
-            Ok(record) if record.nonce == self.nonce && matches!(record.body, Body::Commit(_)) => {
+            Ok(record)
+                if record.nonce == self.nonce
+                    && record.seq == pending.seq
+                    && matches!(record.body, Body::Commit(_)) =>
+            {
                 reach(CrashPoint::RecordRepeated);
                 out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
                 self.commit = Commit::Creating(record, pending.bytes);
