@@ -43,11 +43,6 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// The same, of another writer, whose clock means nothing here.
-    pub(crate) fn of_another(&self) -> Rc<Self> {
-        Rc::new(Self { at: 0, sectors: self.sectors.clone() })
-    }
-
     /// Either of two cuts.
     pub(crate) fn or(&self, other: &Self) -> Self {
         let mut either = self.clone();

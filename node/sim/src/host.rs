@@ -62,10 +62,6 @@ pub(crate) struct Host {
     pub(crate) expect: Expect,
     /// What the side now sealed may read as.
     pub(crate) sealed: Option<Rc<Cut>>,
-    /// What the last commit that counts here captured.
-    pub(crate) committed: Rc<Cut>,
-    /// A repair may be under way: a seal captures the present, or once more what the last commit did.
-    pub(crate) repairs: bool,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
     /// What came of the last attach, until it is asked.
@@ -83,8 +79,6 @@ impl Host {
             nonce: None,
             expect: Expect::default(),
             sealed: None,
-            committed: Rc::default(),
-            repairs: false,
             killed_after: Rc::default(),
             killed_inside: false,
             came_of: None,
@@ -132,9 +126,9 @@ impl Host {
     pub(crate) fn begin(&mut self, volume: Volume<LiveMemory>, out: Vec<Action>, trace: &mut Trace) {
         let sealing = volume.status().sealing;
         self.sealed = match self.sealed.take() {
-            Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.present()))),
+            Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
             Some(cut) if sealing => Some(cut),
-            None if sealing => Some(self.present()),
+            None if sealing => Some(self.expect.cut()),
             Some(_) | None => None,
         };
         self.killed_inside = false;
@@ -144,24 +138,14 @@ impl Host {
         self.take(out, trace);
     }
 
-    /// What a seal that begins now captures.
-    fn present(&mut self) -> Rc<Cut> {
-        let cut = self.expect.cut();
-        if self.repairs { Rc::new(self.committed.or(&cut)) } else { cut }
-    }
-
     fn take(&mut self, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
         let sealing = process.volume.as_ref().is_some_and(|volume| volume.status().sealing);
         let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
         if sealing && (committed || !process.sealing) {
-            self.sealed = Some(self.present());
+            self.sealed = Some(self.expect.cut());
         }
-        let process = self.process.as_mut().expect("a process has things to do");
         process.sealing = sealing;
-        if out.contains(&Action::Report(Report::Repaired)) {
-            self.repairs = false;
-        }
         for action in out {
             trace.action(self.name, &action);
             process.begin(action, &mut self.device, &self.disk, self.sealed.as_ref());

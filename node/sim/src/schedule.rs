@@ -187,10 +187,6 @@ impl Schedule {
                 self.world.tick(host, passed);
             }
             6 if self.rng().once_in(4) => self.world.land_late(),
-            7 if self.rng().once_in(40) => {
-                let range = range(self.rng());
-                self.world.repair(host, range);
-            }
             _ => self.daemon(host),
         }
         self.disaster(host);

@@ -299,7 +299,6 @@ impl World {
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {
                         here.expect.is_durable(cut.at);
-                        here.committed = cut;
                     }
                 }
                 Landed::Attach(nonce, node) => {
@@ -320,9 +319,7 @@ impl World {
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
             Invariant::FencedIsKept
                 .check(!holds, || "what a fenced writer left is taken for the volume's".into());
-            let cut = self.store.last_cut();
-            here.expect = Expect::after(&cut);
-            here.committed = cut.of_another();
+            here.expect = Expect::after(&self.store.last_cut());
         }
         self.last_writer = Some(host);
     }

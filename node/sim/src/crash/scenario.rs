@@ -195,7 +195,7 @@ fn repair(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 12)])?;
     stage.until(World::holds_a_commit)?;
     stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
-    stage.world.repair(0, SectorRange::new(0, 8));
+    stage.world.repair(0, vec![SectorRange::new(0, 8)], true);
     stage.goes_on()?;
     stage.ask(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
     for _ in 0..60 {

@@ -94,7 +94,6 @@ impl World {
         let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
         let mut out = Vec::new();
         here.sealed = None;
-        here.repairs = false;
         let volume =
             here.run(|_| Volume::attach(setup, memory, manifest, &found, trust_clean, now, &mut out));
         here.device = Some(Device::new(DEPTH));

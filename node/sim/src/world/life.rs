@@ -7,8 +7,6 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::volume::{Setup, Volume};
 
-use holdfast_types::SectorRange;
-
 use super::{Attach, DEPTH, World};
 use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
@@ -30,12 +28,6 @@ impl World {
         {
             self.tell(host, Event::Detach);
         }
-    }
-
-    /// What `host` has of `range` is to be stored anew, and a checkpoint made.
-    pub(crate) fn repair(&mut self, host: usize, range: SectorRange) {
-        self.hosts[host].repairs = true;
-        self.tell(host, Event::Repair { ranges: vec![range], checkpoint: true });
     }
 
     /// `kill -9`.
@@ -152,7 +144,6 @@ impl World {
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
-        here.repairs = false;
         here.killed_inside = false;
         here.expect.lose_host();
     }
@@ -205,7 +196,6 @@ impl World {
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
-        here.repairs = false;
     }
 }
 
