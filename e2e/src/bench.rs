@@ -18,6 +18,7 @@ pub mod fio;
 pub mod kublk;
 mod main_job;
 mod proof;
+mod proof_faults;
 mod ring;
 
 /// One benchmark.
@@ -49,9 +50,15 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "proof",
-        about: "what the simulation played and found, how much of the engine it ran, what power cuts and outages cost",
+        about: "what the simulation plays and finds, and how much of the engine it runs",
         expected: Duration::from_secs(600),
         run: proof::run,
+    },
+    Benchmark {
+        name: "proof-faults",
+        about: "20 power cuts that lose unflushed writes, and three minutes without the store",
+        expected: Duration::from_secs(900),
+        run: proof_faults::run,
     },
 ];
 

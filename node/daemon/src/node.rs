@@ -467,7 +467,9 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                     "requests wait for the object store".to_owned()
                 }
             });
-            (VolumeState::Attached, waits)
+            let repairs =
+                || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
+            (VolumeState::Attached, waits.or_else(repairs))
         }
     };
     VolumeStatus {

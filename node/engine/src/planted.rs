@@ -1,4 +1,5 @@
-//! Safeguards that a simulation takes out, one at a time, to show that it would notice.
+//! Safeguards that a simulation takes out, one at a time, to show that it would notice: of the engine and of the background
+//! work.
 //!
 //! Without the feature `simulation` nothing can be taken out, and the compiler drops every question. With it a bug must
 //! still be planted at run time, in the thread that runs the engine: a build that has the feature only because the
@@ -42,11 +43,23 @@ pub enum Bug {
     PunchBeforeRound,
     /// Clean data is punched while reads that were planned on it are in flight (2).
     PunchUnderReads,
+    /// Sectors of a block that lie apart are packed as if they lay together (3).
+    SparseIsDense,
+    /// What a fenced writer never uploaded is thrown away (6).
+    NoSetAside,
+    /// A commit is made before its segment is stored (7).
+    SegmentNotStored,
+    /// What failed once is waited for, and never tried again (12).
+    NeverRetries,
+    /// What LIST shows counts as the whole log of a volume taken over (5).
+    ListIsTheEnd,
+    /// Dirty data is sealed when there is enough of it, however old it is (14).
+    NoAgeLimit,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 22] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -63,6 +76,12 @@ impl Bug {
         Self::DoubleCompletion,
         Self::PunchBeforeRound,
         Self::PunchUnderReads,
+        Self::SparseIsDense,
+        Self::NoSetAside,
+        Self::SegmentNotStored,
+        Self::NeverRetries,
+        Self::ListIsTheEnd,
+        Self::NoAgeLimit,
     ];
 }
 
@@ -77,12 +96,14 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
+/// Whether the safeguard is missing.
 #[cfg(feature = "simulation")]
-pub(crate) fn is_planted(bug: Bug) -> bool {
+pub fn is_planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }
 
+/// Whether the safeguard is missing: never.
 #[cfg(not(feature = "simulation"))]
-pub(crate) const fn is_planted(_: Bug) -> bool {
+pub const fn is_planted(_: Bug) -> bool {
     false
 }

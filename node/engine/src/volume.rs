@@ -105,6 +105,8 @@ pub struct Status {
     pub sealing: bool,
     /// No request may come before [`Report::Ready`].
     pub recovering: bool,
+    /// What is damaged in the object store is being repaired.
+    pub repairing: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -352,6 +354,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             evicted_bytes: self.evict.evicted_bytes,
             sealing: !self.seal.is_open(),
             recovering: self.lifecycle == Lifecycle::Recovering,
+            repairing: self.repair.is_asked(),
         }
     }
 

@@ -56,6 +56,7 @@ impl S3Store {
             let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
             let limit = if upload { self.patience.stretch(limit, &self.config.timeouts) } else { limit };
             let sent = Instant::now();
+            self.patience.admit(sent)?;
             let answer = self.attempt(verb, limit, request(), |error| error, failed).await;
             self.patience.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
             let error = match answer {
@@ -68,7 +69,7 @@ impl S3Store {
             }
             match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
                 Decision::GiveUp if unavailable => {
-                    self.patience.gave_up();
+                    self.patience.gave_up(Instant::now(), &error);
                     return Err(error);
                 }
                 Decision::GiveUp => return Err(error),

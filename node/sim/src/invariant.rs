@@ -30,11 +30,13 @@ pub enum Invariant {
     ComesToRest = 12,
     /// What was synced is found whole.
     SyncedIsWhole = 13,
+    /// While the store answers, no write waits longer for its commit than the limit and the time a commit takes.
+    CommittedInTime = 14,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -48,6 +50,7 @@ impl Invariant {
         Self::LogIsAChain,
         Self::ComesToRest,
         Self::SyncedIsWhole,
+        Self::CommittedInTime,
     ];
 
     /// Its number in `docs/invariants.md`.

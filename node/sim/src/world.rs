@@ -9,9 +9,11 @@ mod life;
 mod look;
 mod perform;
 mod space;
+mod timing;
 
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
@@ -57,6 +59,10 @@ pub struct World {
     /// Sectors that the sides of a host may hold; `None`: any number.
     pub(crate) share: Option<u64>,
     pub(crate) now: Millis,
+    /// Size to grow the volume to at the next attach, in sectors.
+    pub(crate) grow_to: Option<u64>,
+    /// With it, jobs take at most [`timing::JOB_MS`] each, and a commit comes in time.
+    pub(crate) timely: bool,
     /// Dirty data of fenced writers that was set aside.
     pub(crate) set_aside: u32,
     serial: u64,
@@ -112,6 +118,8 @@ impl World {
             sectors,
             share: None,
             now: 0,
+            grow_to: None,
+            timely: false,
             set_aside: 0,
             serial: 0,
             writers: Vec::new(),
@@ -139,9 +147,14 @@ impl World {
         Some(id)
     }
 
+    /// Somebody found what is stored for these sectors damaged.
+    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.tell(host, Event::Repair { ranges, checkpoint });
+    }
+
+    /// Time passes, and the engine of `host` hears of it.
     pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
-        self.now += passed;
-        self.clock.store(self.now, Ordering::Relaxed);
+        self.pass(passed);
         self.tell(host, Event::Tick);
         self.measure_space(host);
     }
@@ -191,6 +204,7 @@ impl World {
                     What::Call(call) => self.answer(host, &call.ask).map(Heard::Answer),
                 };
                 job.what = what;
+                job.since = self.now;
                 // In its old place: the order of the others is for the test to choose.
                 if job.heard.is_some()
                     && let Some(process) = &mut self.hosts[host].process
@@ -277,8 +291,9 @@ impl World {
                 }
             }
             Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
-                Invariant::CompletedOnce
-                    .check(!self.sound_disks, || "a sound disk is said to have failed".into());
+                Invariant::CompletedOnce.check(!self.sound_disks || here.was_full, || {
+                    "a sound disk is said to have failed".into()
+                });
             }
             Report::Committed(_) | Report::Kept | Report::Repaired => {}
             Report::Detached => {
@@ -295,10 +310,14 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
+                    for host in &mut self.hosts {
+                        host.committed = Rc::clone(&cut);
+                    }
                     let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {
                         here.expect.is_durable(cut.at);
+                        here.uncommitted.retain(|(ended, _)| *ended > cut.at);
                     }
                 }
                 Landed::Attach(nonce, node) => {
@@ -314,6 +333,7 @@ impl World {
     fn writer_attached(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
+        here.uncommitted.clear();
         if self.last_writer != Some(host) {
             let kept = read_map(&mut lock(&here.disk));
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));

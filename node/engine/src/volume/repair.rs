@@ -31,6 +31,10 @@ impl Repair {
         self.checkpoint |= checkpoint;
     }
 
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked
+    }
+
     /// Whether `side` is to be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
         self.marked[side as usize]

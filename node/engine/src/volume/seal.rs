@@ -120,7 +120,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
         self.lifecycle == Lifecycle::Detaching
             || self.dirty_bytes(side) >= self.limits.seal_bytes
-            || age >= self.limits.max_age_ms
+            || (age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit))
             || self.wants_other_side()
             || self.repair.wants_seal(side)
     }

@@ -37,6 +37,15 @@ impl World {
         words.collect::<Vec<_>>().join(", ")
     }
 
+    /// Whether a record of the process on `host` is on its way.
+    pub(crate) fn is_creating(&self, host: usize) -> bool {
+        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.into_iter().any(|job| match &job.what {
+            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
+            What::Action(_) => false,
+        })
+    }
+
     /// The oldest job on `host` that can go on now.
     pub(crate) fn first_due(&self, host: usize) -> Option<usize> {
         let jobs = self.hosts[host].process.as_ref().map_or(0, |process| process.jobs.len());

@@ -32,6 +32,9 @@ impl World {
                 request.fill(*range, *at, stamps.into_iter());
                 Event::Moved { id: *id, result: Ok(()) }
             }
+            Action::Write { id, .. } if here.trouble.full => {
+                Event::Moved { id: *id, result: Err(Errno::ENOSPC) }
+            }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
                 for sector in sectors(*range) {
@@ -63,7 +66,11 @@ impl World {
                     Invariant::CompletedOnce
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
+                let stores = device.request(*id).stores().is_some();
                 device.complete(*id, *result, &mut here.expect);
+                if self.timely && stores {
+                    here.uncommitted.push_back((here.expect.now(), self.now));
+                }
                 return None;
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
