@@ -9,6 +9,8 @@ mod life;
 mod look;
 mod perform;
 mod space;
+#[cfg(test)]
+mod tests;
 mod timing;
 
 use std::rc::Rc;

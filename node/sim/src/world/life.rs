@@ -40,6 +40,7 @@ impl World {
             (trouble.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
             (trouble.paused, before.paused, 72, ["the process goes on", "the process stands still"]),
             (trouble.full, before.full, 74, ["the disk has room again", "the disk is full"]),
+            (trouble.slow, before.slow, 76, ["the disk is fast again", "the disk is slow"]),
         ] {
             if now != before {
                 self.trace.befalls(host, tag + u8::from(now), words[usize::from(now)]);

@@ -4,7 +4,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Durability, Status, Volume};
 
 use super::{Faults, World};
-use crate::calls::{Ask, StoreAsk, lock};
+use crate::calls::{Ask, Call, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
 
@@ -52,6 +52,16 @@ impl World {
         jobs.into_iter().any(|job| match &job.what {
             What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
             What::Action(_) => false,
+        })
+    }
+
+    /// Whether the job at `index` takes long.
+    pub(crate) fn is_slow(&self, host: usize, index: usize) -> bool {
+        let here = &self.hosts[host];
+        let job = here.process.as_ref().and_then(|process| process.jobs.get(index));
+        job.is_some_and(|job| {
+            let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
+            job.slow || (local && here.trouble.slow)
         })
     }
 
