@@ -77,6 +77,8 @@ pub struct World {
     last_writer: Option<usize>,
     /// No disk ever failed.
     sound_disks: bool,
+    /// LIST always showed what was there.
+    sound_lists: bool,
 }
 
 /// Requests a device can have in flight.
@@ -130,6 +132,7 @@ impl World {
             clock: Arc::default(),
             last_writer: None,
             sound_disks: faults.local.is_none(),
+            sound_lists: faults.stale_list.is_none(),
         }
     }
 
