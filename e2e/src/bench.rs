@@ -17,6 +17,7 @@ use crate::world::World;
 pub mod fio;
 pub mod kublk;
 mod main_job;
+mod proof_faults;
 mod ring;
 
 /// One benchmark.
@@ -45,6 +46,12 @@ pub const ALL: &[Benchmark] = &[
         about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
         expected: Duration::from_secs(240),
         run: main_job::run,
+    },
+    Benchmark {
+        name: "proof-faults",
+        about: "20 power cuts that lose unflushed writes, and three minutes without the store",
+        expected: Duration::from_secs(900),
+        run: proof_faults::run,
     },
 ];
 

@@ -74,6 +74,16 @@ fn tidy(root: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Removes a file, unless another harness that tidies at the same time was faster.
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", path.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 fn keep_logs_only(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("list {}", dir.display()))? {
         let entry = entry?;
@@ -83,7 +93,7 @@ fn keep_logs_only(dir: &Path) -> Result<()> {
             // Not empty if a log is left in it.
             drop(fs::remove_dir(&path));
         } else if path.extension().is_none_or(|kind| kind != "log") {
-            fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
+            remove(&path)?;
         }
     }
     Ok(())

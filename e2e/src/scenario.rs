@@ -7,9 +7,11 @@ use anyhow::Result;
 use crate::world::World;
 
 mod api_rules;
+mod cache_disk;
 mod chart;
 mod control_plane;
 mod damage;
+mod fenced;
 mod load;
 mod node_loss;
 pub mod power_cuts;
@@ -111,7 +113,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "damage",
-        about: "a byte that decayed in a segment, a log record or the map is named and never served",
+        about: "a byte that decayed is named, never served, found by a scrub and mended from what the node holds",
         expected: Duration::from_secs(60),
         run: damage::run,
     },
@@ -120,6 +122,12 @@ pub const ALL: &[Scenario] = &[
         about: "a lost node's volume goes on elsewhere as a prefix; what is missing is told, kept on the node and exported",
         expected: Duration::from_secs(90),
         run: node_loss::run,
+    },
+    Scenario {
+        name: "fenced",
+        about: "what a replaced writer never uploaded is kept, listed, exported to a file and deleted only when meant",
+        expected: Duration::from_secs(60),
+        run: fenced::run,
     },
     Scenario {
         name: "s3-faults",
@@ -132,6 +140,12 @@ pub const ALL: &[Scenario] = &[
         about: "while the store is away nothing fails and writes wait at the quota; then all catches up, without a herd",
         expected: Duration::from_secs(200),
         run: s3_outage::run,
+    },
+    Scenario {
+        name: "cache-disk",
+        about: "a full disk delays writes, a disk that cannot read or flush is never hidden, nothing is lost",
+        expected: Duration::from_secs(70),
+        run: cache_disk::run,
     },
     Scenario {
         name: "power-cuts",

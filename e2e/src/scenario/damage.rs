@@ -1,5 +1,6 @@
 //! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed, named, and
-//! never served; with the byte back in its place everything is there again.
+//! never served; with the byte back in its place everything is there again. A scrub finds it before a reader does, and
+//! stores anew what the node still holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +14,10 @@ use crate::world::World;
 
 const BUCKET: &str = "damage";
 const VOLUME: &str = "disk";
+/// The volume that is scrubbed.
+const SCRUBBED: &str = "scrubbed";
+/// Bytes of an index with two frames: envelope, count, entries.
+const INDEX_BYTES: u64 = 32 + 4 + 2 * 48;
 /// Where the node keeps what it has of the volume.
 const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
 /// Bytes of a block, the unit of a read from S3.
@@ -41,9 +46,59 @@ pub(super) fn run(world: &World) -> Result<()> {
     ))?;
     node.cli(&["detach", VOLUME])?;
 
+    scrub(&s3, &node)?;
     segment(&s3, &node, &sound)?;
     record(&s3, &node)?;
     map(&node, &sound)
+}
+
+/// A byte of a segment, found by a scrub; what the node has of it is stored anew, so that another node reads it.
+fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
+    let vm = node.vm();
+    node.cli(&["create", SCRUBBED, "--size", "256Mi", "--store", "store"])?;
+    node.cli(&["attach", SCRUBBED, "--store", "store"])?;
+    vm.wait_block_device("/dev/ublkb0", LIMIT)?;
+    vm.exec(&format!(
+        "for block in {DAMAGED_BLOCK} {SOUND_BLOCK}; do \
+         dd if=/tmp/noise of=/dev/ublkb0 bs={BLOCK_BYTES} seek=$block oflag=direct status=none; done"
+    ))?;
+    node.cli(&["detach", SCRUBBED])?;
+    let sound = node.cli(&["scrub", SCRUBBED, "--store", "store"])?;
+    let end = format!("bytes of segments {}\nnothing is damaged\n", 2 * BLOCK_BYTES + INDEX_BYTES);
+    ensure!(sound.ends_with(&end), "{sound}");
+
+    let segments = s3.keys(BUCKET, &format!("volumes/{SCRUBBED}/segments/"))?;
+    let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
+    s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
+    let damaged =
+        node.cli(&["scrub", SCRUBBED, "--store", "store"]).err().context("the damage was not found")?;
+    let damaged = format!("{damaged:#}");
+    for part in [
+        "Code(6)",
+        &format!("{segment} has damaged frames (1): frame of block {DAMAGED_BLOCK} fails its checksum"),
+        &format!("lost: 128Ki at byte {}\n", DAMAGED_BLOCK * BLOCK_BYTES),
+        "damage is left that hurts the volume (objects: 1)",
+    ] {
+        ensure!(damaged.contains(part), "{part:?} is not in: {damaged}");
+    }
+
+    // The node still has what it wrote: it detached, and nobody wrote since.
+    node.cli(&["attach", SCRUBBED, "--store", "store"])?;
+    let repaired = node.cli(&["scrub", SCRUBBED, "--repair"])?;
+    ensure!(repaired.contains(segment) && repaired.contains("  repaired\n"), "{repaired}");
+    let after = node.cli(&["scrub", SCRUBBED])?;
+    ensure!(after.contains("  harmless: something newer replaces it"), "{after}");
+    node.cli(&["detach", SCRUBBED])?;
+    node.terminate()?;
+    vm.exec(&format!("rm -r /var/lib/holdfast/volumes/{SCRUBBED}"))?;
+    node.restart()?;
+    node.cli(&["attach", SCRUBBED, "--store", "store"])?;
+    vm.wait_block_device("/dev/ublkb0", LIMIT)?;
+    let noise = vm.exec("sha256sum < /tmp/noise")?;
+    for block in [DAMAGED_BLOCK, SOUND_BLOCK] {
+        ensure!(read(vm, "/dev/ublkb0", block)? == noise, "block {block} is not what was written");
+    }
+    node.cli(&["detach", SCRUBBED]).map(drop)
 }
 
 /// A byte of a segment: reads of its block fail, the log names the object, other blocks are served.

@@ -25,6 +25,8 @@ const VOLUMES: [(&str, Fault); 6] = [
     ("lost-reply", Fault::LostReply),
     ("black-hole", Fault::BlackHole),
 ];
+/// How often a volume is written and waited for until all is committed; once where every request costs seconds.
+const ROUNDS: u32 = 3;
 /// How often a user who is told of a failure asks again.
 const TRIES: u32 = 4;
 /// How long a commit may take whose every request is hit once; a silent store is given up after five seconds.
@@ -46,14 +48,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
     hit_all(&proxy);
     report::step("a volume for each fault: create, attach, write, commit, detach");
-    let written = each_volume(|name| write(&node, name))?;
+    let written =
+        each_volume(|name, fault| write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS }))?;
     // What is read from here on comes from the store alone.
     node.terminate()?;
     node.vm().exec(&format!("rm -r {LOCAL}"))?;
     node.restart()?;
     hit_all(&proxy);
     report::step("attach each on a node that has nothing of it, and compare");
-    let read = each_volume(|name| read_back(&node, name))?;
+    let read = each_volume(|name, _| read_back(&node, name))?;
     ensure!(read == written, "read {read:?}, written {written:?}");
 
     proxy.set_rules(Vec::new());
@@ -104,20 +107,21 @@ fn hit_all(proxy: &FaultProxy) {
 }
 
 /// Does something with all volumes at once.
-fn each_volume(work: impl Fn(&str) -> Result<String> + Sync) -> Result<Vec<String>> {
+fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
     std::thread::scope(|scope| {
         let work = &work;
-        let workers: Vec<_> = VOLUMES.map(|(name, _)| scope.spawn(move || work(name).context(name))).into();
+        let workers: Vec<_> =
+            VOLUMES.map(|(name, fault)| scope.spawn(move || work(name, fault).context(name))).into();
         let ends = workers.into_iter().map(|worker| worker.join());
         ends.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     })
 }
 
 /// The volume's life on its first node; returns the sum of its bytes.
-fn write(node: &Node, name: &str) -> Result<String> {
+fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
     ask(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
     let device = attach(node, name)?;
-    for round in 0..3 {
+    for round in 0..rounds {
         let mut script = String::new();
         for block in (round..16).step_by(2) {
             writeln!(
@@ -180,6 +184,6 @@ fn check_log(s3: &S3Server, name: &str) -> Result<()> {
     // Created once, attached twice, detached twice.
     let commits = records.len() - 5;
     let segments = s3.keys(BUCKET, &format!("volumes/{name}/segments/"))?.len();
-    ensure!(commits == segments && commits >= 3, "{name}: {commits} commits of {segments} segments");
+    ensure!(commits == segments && commits >= 1, "{name}: {commits} commits of {segments} segments");
     Ok(())
 }

@@ -25,11 +25,11 @@ const COLD: &str = "cold";
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8Mi\"\nmax_dirty_age = \"2s\"";
 const MOST_DIRTY_BYTES: f64 = 8_388_608.0;
 /// How long the store stays away in the scenario, in real time, once writes wait.
-const SHORT: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(45);
 const LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-/// Attempts to reach a store that is away, a second, of all volumes together.
-const MOST_ATTEMPTS_A_SECOND: f64 = 4.0;
+/// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a second.
+const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
 /// Requests in the first second of a store that came back, and under way at once: eight volumes wait for it.
 const MOST_AT_ONCE: usize = 16;
 
@@ -54,7 +54,7 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     let cold = attach(&node, COLD)?;
     let busy = create(&node, BUSY, "128Mi")?;
     let calm = CALM.map(|name| create(&node, name, "16Mi")).into_iter().collect::<Result<Vec<_>>>()?;
-    let seconds = u32::try_from(away.as_secs() + 120).context("minutes")?;
+    let seconds = u32::try_from(away.as_secs() + 75).context("minutes")?;
     let load = Load::start(vm, &busy, seconds)?;
 
     report::step("the store goes away; writes go on to the quota and wait there");

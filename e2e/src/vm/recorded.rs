@@ -277,3 +277,52 @@ fn surviving(left: Survivors, bytes: usize, chance: &mut Chance) -> Range<usize>
 fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").args(["--sparse=always", "--"]).arg(from).arg(to)).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rebuilt disk's first byte of each of four sectors.
+    fn rebuilt(disk: &RecordedDisk, position: usize, left: Survivors, to: &Path) -> Vec<u8> {
+        disk.rebuild(position, left, &mut Chance::new(1), to).unwrap();
+        std::fs::read(to).unwrap().chunks(4096).map(|sector| sector[0]).collect()
+    }
+
+    #[test]
+    fn a_cut_keeps_what_was_flushed_before_it_and_what_chance_leaves_of_the_rest() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, [1; 4 * 4096]).unwrap();
+        let disk = RecordedDisk::start(&image).unwrap();
+        disk.shared.write(0, &[2; 4096]).unwrap();
+        assert_eq!(disk.shared.flush(), 0);
+        let flushed = disk.position();
+        disk.shared.write(4096, &[3; 4096]).unwrap();
+        disk.shared.write(0, &[4; 4096]).unwrap();
+        let to = dir.path().join("cut");
+        let end = disk.position();
+        assert_eq!(rebuilt(&disk, flushed, Survivors::Nothing, &to), [2, 1, 1, 1]);
+        assert_eq!(rebuilt(&disk, end, Survivors::Nothing, &to), [2, 1, 1, 1]);
+        assert_eq!(rebuilt(&disk, end, Survivors::All, &to), [4, 3, 1, 1]);
+        assert_eq!(
+            rebuilt(&disk, flushed - 1, Survivors::Nothing, &to),
+            [1, 1, 1, 1],
+            "it was not flushed yet"
+        );
+        disk.fail_flushes(true);
+        assert_eq!(disk.shared.flush(), EIO);
+        assert_eq!(disk.position(), end, "a flush that failed makes nothing durable");
+    }
+
+    #[test]
+    fn reads_fail_where_they_are_told_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, [1; 4 * 4096]).unwrap();
+        let disk = RecordedDisk::start(&image).unwrap();
+        disk.fail_reads(vec![4096..8192]);
+        assert_eq!(disk.shared.read(0, 8192).unwrap().0, EIO);
+        assert_eq!(disk.shared.read(8192, 4096).unwrap(), (0, vec![1; 4096]));
+        assert_eq!(disk.failed_reads(), 1);
+    }
+}

@@ -1,14 +1,16 @@
 //! The manifest of a volume that was taken over while it was served.
 
 use holdfast_engine::manifest::Manifest;
-use holdfast_log::read_manifest;
+use holdfast_log::read_manifest_to_end;
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 
 use crate::TimeAndChance;
 use crate::backoff::Backoff;
 
-/// Reads the log, however long the store takes to answer. Reads of remote blocks, commits and a detach wait for it.
+/// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a detach wait for
+/// it. What LIST shows is not enough: a writer that knows less than its predecessor committed takes its own records for
+/// another's, and gives up its volume.
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -16,7 +18,7 @@ pub async fn load_manifest(
 ) -> Manifest {
     let mut backoff = Backoff::of_commits();
     loop {
-        match read_manifest(objects, volume).await {
+        match read_manifest_to_end(objects, volume).await {
             Ok(manifest) => return manifest,
             Err(error) => {
                 tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the log cannot be read yet");

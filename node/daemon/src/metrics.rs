@@ -57,7 +57,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 22] = [
+const VOLUME_METRICS: [VolumeMetric; 23] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -137,6 +137,12 @@ const VOLUME_METRICS: [VolumeMetric; 22] = [
     counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
         Some(v.served.cold_reads as f64)
     }),
+    counter(
+        "holdfast_volume_local_read_errors",
+        None,
+        "Reads that the local disk failed, served from the store where it has the data",
+        |v| Some(v.served.local_read_errors as f64),
+    ),
     counter("holdfast_volume_failed_requests", None, "Requests failed", |v| Some(v.served.errors as f64)),
 ];
 

@@ -11,6 +11,7 @@ mod cold;
 mod detach;
 mod error;
 pub(crate) mod fenced;
+mod leftover;
 mod live_map;
 mod local;
 mod outdated;
@@ -198,6 +199,8 @@ pub(crate) struct ServedCounts {
     pub(crate) written_bytes: u64,
     /// Reads of blocks that were in the object store only.
     pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
     /// Requests that failed.
     pub(crate) errors: u64,
 }
@@ -300,6 +303,7 @@ impl Node {
             volumes: Mutex::default(),
             _lock: lock,
         }));
+        leftover::bury(&node.0.config.state_dir)?;
         node.recover_all().await?;
         let ticking = node.clone();
         tokio::spawn(async move {
@@ -311,19 +315,7 @@ impl Node {
                 }
             }
         });
-        let measuring = node.clone();
-        tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(TICK);
-            loop {
-                ticks.tick().await;
-                if let Err(error) = measuring.measure_space().await {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "the cache could not be measured"
-                    );
-                }
-            }
-        });
+        tokio::spawn(node.clone().keep_quota());
         Ok(node)
     }
 
@@ -496,7 +488,9 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                     "requests wait for the object store".to_owned()
                 }
             });
-            (VolumeState::Attached, waits)
+            let repairs =
+                || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
+            (VolumeState::Attached, waits.or_else(repairs))
         }
     };
     VolumeStatus {
@@ -523,6 +517,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             read_bytes: Counters::get(&counters.read_bytes),
             written_bytes: Counters::get(&counters.written_bytes),
             cold_reads: Counters::get(&counters.cold_reads),
+            local_read_errors: Counters::get(&counters.local_read_errors),
             errors: Counters::get(&counters.errors),
         },
         store_requests: present.objects.store().counts(),

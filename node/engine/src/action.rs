@@ -44,6 +44,10 @@ pub enum Report {
     Fenced,
     /// The local disk failed a write of the map or of a pending record.
     LocalDiskFailed(Errno),
+    /// The local disk cannot read data that the store has: it is read from there. Which, within one request.
+    CleanUnreadable(SectorRange),
+    /// The local disk cannot read data that is nowhere else: the read failed. Which, within one request.
+    DirtyUnreadable(SectorRange),
     /// A commit is in the log.
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
@@ -68,7 +72,7 @@ pub enum Action {
         /// Where the bytes are.
         from: Source,
     },
-    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Moved`.
+    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Fetched`.
     ReadCold {
         /// The request.
         id: RequestId,

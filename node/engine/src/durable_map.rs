@@ -18,10 +18,10 @@
 //! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
 //! The header is written behind every round that writes pages for the first time, so that even those are vouched for.
 
-use holdfast_types::{Epoch, Nonce, SectorRange, Seq, VolumeId};
+use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
-use crate::sector_map::{Nibble, PAGE_BYTES, PAGE_SECTORS, Side};
+use crate::sector_map::{Nibble, PAGE_BYTES, PAGE_SECTORS, Side, chunk_pages};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Bytes of one slot.
@@ -129,6 +129,13 @@ pub const fn header_offset(slot: u8) -> u64 {
 /// Where slot `slot` of `page` lies.
 pub const fn page_offset(page: u64, slot: u8) -> u64 {
     2 * SLOT_BYTES as u64 + (page * 2 + slot as u64) * SLOT_BYTES as u64
+}
+
+/// The bytes of the file for the pages of `chunk`: `(offset, length)`.
+pub fn chunk_extent(sectors: u64, chunk: Chunk) -> (u64, u64) {
+    let pages = chunk_pages(chunk);
+    let end = pages.end.min(sectors.div_ceil(PAGE_SECTORS));
+    (page_offset(pages.start, 0), page_offset(end, 0) - page_offset(pages.start, 0))
 }
 
 /// Length of the file for a map of `pages` pages.

@@ -64,11 +64,18 @@ pub enum Event {
         /// Where.
         range: SectorRange,
     },
-    /// One `Read`, `ReadCold`, `Write` or `Punch` of a request ended; a short transfer is an error.
+    /// One `Read`, `Write` or `Punch` of a request ended; a short transfer is an error.
     Moved {
         /// The request.
         id: RequestId,
         /// How.
+        result: Result<(), Errno>,
+    },
+    /// One `ReadCold` of a request ended.
+    Fetched {
+        /// The request.
+        id: RequestId,
+        /// How; an error is one that no other try can mend.
         result: Result<(), Errno>,
     },
     /// One `Evict` ended.

@@ -401,6 +401,19 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         released
     }
 
+    /// Makes every sector of `range` that is dirty nowhere and has its newest bytes in a side remote. Returns the sectors
+    /// that became remote.
+    pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
+        let mut forgotten = 0;
+        for sector in range.start.0..range.end() {
+            if self.newest(sector).is_some() && self.nibble(sector).0 & 12 == 0 {
+                self.set_nibble(sector, Nibble(0));
+                forgotten += 1;
+            }
+        }
+        forgotten
+    }
+
     /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
     pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
         let at = self.nibbles_at + page as usize * PAGE_BYTES;
@@ -532,6 +545,17 @@ mod tests {
         ranges.clear();
         assert_eq!(map.release(0, Side::A, &mut ranges), 0);
         assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
+    }
+
+    #[test]
+    fn only_clean_sectors_are_forgotten() {
+        let mut map = map(100);
+        map.mark_written(SectorRange::new(0, 10), Side::A);
+        map.clear_dirty(0, Side::A);
+        map.mark_written(SectorRange::new(4, 2), Side::A);
+        assert_eq!(map.forget_clean(SectorRange::new(2, 20)), 6);
+        assert_eq!(map.first_run(SectorRange::new(0, 100)), (SectorRange::new(0, 2), Some(Side::A)));
+        assert_eq!(map.first_run(SectorRange::new(4, 96)), (SectorRange::new(4, 2), Some(Side::A)));
     }
 
     #[test]

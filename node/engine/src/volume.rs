@@ -114,6 +114,8 @@ pub struct Status {
     pub sealing: bool,
     /// No request may come before [`Report::Ready`].
     pub recovering: bool,
+    /// What is damaged in the object store is being repaired.
+    pub repairing: bool,
 }
 
 /// Why writes wait.
@@ -147,6 +149,10 @@ struct Request {
     side: Side,
     pending: u32,
     failed: Option<Errno>,
+    /// Of a read: a part on a side failed.
+    unreadable: Option<Errno>,
+    /// It was planned anew for that.
+    again: bool,
     /// A read with parts on a side: what [`Evict::read_ended`] wants to know.
     on_side: Option<u8>,
 }
@@ -334,6 +340,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     return;
                 }
             }
+            Event::Fetched { id, result } => self.fetched(id, result, out),
             Event::Evicted { result } => self.evicted(result, out),
             Event::Space { excess_bytes, room_bytes } => self.space_measured(excess_bytes, room_bytes, out),
             Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
@@ -377,6 +384,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             evicted_bytes: self.evict.evicted_bytes,
             sealing: !self.seal.is_open(),
             recovering,
+            repairing: self.repair.is_asked(),
         }
     }
 
@@ -398,7 +406,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let slot = &mut self.requests[id.0 as usize];
         assert!(slot.is_none(), "a request id is in use once");
         let side = self.map.active();
-        *slot = Some(Request { op, range, side, pending: 0, failed: None, on_side: None });
+        *slot = Some(Request {
+            op,
+            range,
+            side,
+            pending: 0,
+            failed: None,
+            unreadable: None,
+            again: false,
+            on_side: None,
+        });
         if !inside || !matches!(self.lifecycle, Lifecycle::Serving) {
             return self.complete(id, Err(Errno::EIO), out);
         }
@@ -429,19 +446,29 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let slot = self.in_slot(id);
-        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
-        if let Err(errno) = result {
-            slot.failed = Some(errno);
+        match slot.op {
+            Op::Read => slot.unreadable = slot.unreadable.or(result.err()),
+            Op::Write | Op::Discard | Op::WriteZeroes => slot.failed = result.err(),
+            Op::Flush => unreachable!("a flush moves no bytes"),
         }
+        self.part_ended(id, out);
+    }
+
+    fn fetched(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let slot = self.in_slot(id);
+        slot.failed = slot.failed.or(result.err());
+        self.part_ended(id, out);
+    }
+
+    fn part_ended(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        let slot = self.in_slot(id);
+        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
         if slot.pending > 0 {
             return;
         }
         let request = *slot;
-        if let Some(turn) = slot.on_side.take() {
-            self.evict.read_ended(turn);
-        }
         match request.op {
-            Op::Read => self.complete(id, request.failed.map_or(Ok(()), Err), out),
+            Op::Read => self.read(id, request, out),
             Op::Write | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
             Op::Flush => unreachable!("a flush moves no bytes"),
         }

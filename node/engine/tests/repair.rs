@@ -8,7 +8,7 @@ use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::{Side, map_bytes};
-use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 1000;
@@ -54,7 +54,9 @@ impl Host {
             synced_generation: 0,
         };
         let limits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: MAX_AGE };
-        let setup = Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0 };
+        let durability = Durability::Local;
+        let setup =
+            Setup { requests: 4, limits, durability, header, header_generation: 0, unix_ms_at_zero: 0 };
         let memory = vec![0; map_bytes(SECTORS) as usize];
         let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         let map = vec![0; file_bytes(1) as usize];

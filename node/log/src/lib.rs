@@ -2,7 +2,8 @@
 //!
 //! Owns: the sequence of requests that reads, extends, provisions, removes and scrubs a log. What the records mean is the
 //! engine's; what the requests mean is the store's.
-//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each;
+//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each (and
+//! one more to be sure that there is none);
 //! provisioning is one PUT; a record is one PUT.
 //! On failure: nothing is guessed: a create that did not answer clearly is read back.
 
@@ -12,7 +13,7 @@ mod remove;
 pub mod scrub;
 
 pub use create::{CreateOutcome, create_record, provision, write_checkpoint};
-pub use read::read_manifest;
+pub use read::{read_manifest, read_manifest_to_end};
 pub use remove::remove;
 
 use holdfast_engine::DecodeError;

@@ -7,37 +7,80 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{Seq, VolumeId};
 
+use crate::remove::TRIES;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
-/// The volume's state at the end of its log; a manifest that does not exist when there is no log.
+/// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
+///
+/// A store may answer a LIST as of some time ago. For whoever goes on by creating the next record that is enough: its
+/// create meets what was not shown. Everybody else needs [`read_manifest_to_end`].
 ///
 /// # Errors
 /// [`LogFailure`]: a damaged or missing object is named, never skipped.
 pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, LogFailure> {
-    loop {
-        let mut manifest = Manifest::empty(volume.clone());
-        if let Some(seq) = newest_checkpoint(objects, volume).await? {
-            let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
-            match objects.get(&key, MAX_METADATA_BYTES).await {
-                Ok(bytes) => {
-                    manifest = Manifest::decode_checkpoint(&bytes)
-                        .map_err(|source| LogFailure::Damaged { key, source })?;
-                }
-                // The writer made a newer one and dropped this one in between.
-                Err(StoreError::NotFound { .. }) => continue,
-                Err(error) => return Err(store("read the checkpoint", volume)(error)),
-            }
+    for _ in 0..TRIES {
+        if let Some(manifest) = try_read(objects, volume).await? {
+            // Nobody is told that a volume does not exist because of a LIST alone.
+            return if manifest.exists() || manifest.is_deleted() {
+                Ok(manifest)
+            } else {
+                follow(objects, manifest).await
+            };
         }
-        let seqs = records_after(objects, volume, manifest.seq()).await?;
-        let records = try_join_all(seqs.iter().map(|seq| read_record(objects, volume, *seq))).await?;
-        if let Some(Record { body: Body::Delete, seq, .. }) = records.last() {
-            return Ok(Manifest::tombstone(volume.clone(), *seq));
-        }
-        for record in &records {
-            manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-        }
-        return Ok(manifest);
     }
+    Err(LogFailure::Contended(volume.clone()))
+}
+
+/// The volume's state at the end of its log, whatever LIST shows: one GET more.
+///
+/// # Errors
+/// As [`read_manifest`].
+pub async fn read_manifest_to_end(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+) -> Result<Manifest, LogFailure> {
+    let manifest = read_manifest(objects, volume).await?;
+    if manifest.exists() { follow(objects, manifest).await } else { Ok(manifest) }
+}
+
+/// Applies the records after `manifest`, one after the other, until there is none.
+async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
+    let volume = manifest.volume().clone();
+    loop {
+        match read_record(objects, &volume, manifest.seq().next()).await {
+            Ok(Record { body: Body::Delete, seq, .. }) => return Ok(Manifest::tombstone(volume, seq)),
+            Ok(record) => manifest
+                .apply(&record)
+                .map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?,
+            Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => return Ok(manifest),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// One try; nothing when a writer made a newer checkpoint and dropped the one that LIST shows.
+async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
+    let mut manifest = Manifest::empty(volume.clone());
+    if let Some(seq) = newest_checkpoint(objects, volume).await? {
+        let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
+        match objects.get(&key, MAX_METADATA_BYTES).await {
+            Ok(bytes) => {
+                manifest = Manifest::decode_checkpoint(&bytes)
+                    .map_err(|source| LogFailure::Damaged { key, source })?;
+            }
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(store("read the checkpoint", volume)(error)),
+        }
+    }
+    let seqs = records_after(objects, volume, manifest.seq()).await?;
+    let records = try_join_all(seqs.iter().map(|seq| read_record(objects, volume, *seq))).await?;
+    if let Some(Record { body: Body::Delete, seq, .. }) = records.last() {
+        return Ok(Some(Manifest::tombstone(volume.clone(), *seq)));
+    }
+    for record in &records {
+        manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
+    }
+    Ok(Some(manifest))
 }
 
 async fn newest_checkpoint(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Seq>, LogFailure> {

@@ -67,7 +67,7 @@ pub enum Fault {
     #[error("has a damaged trailer")]
     Trailer,
     /// Some of a segment's frames.
-    #[error("has {count} damaged frames")]
+    #[error("has damaged frames ({count})")]
     Frames {
         /// How many.
         count: u64,

@@ -1,11 +1,18 @@
 //! What a volume's log costs and survives, on the reference store.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, provision, read_manifest, remove, write_checkpoint,
+    CreateOutcome, LogFailure, create_record, provision, read_manifest, read_manifest_to_end, remove,
+    write_checkpoint,
 };
-use holdfast_objects::{Fault, MemoryStore, ObjectStore, Verb};
+use holdfast_objects::{
+    CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, StoreError, Suffix, Verb,
+};
 use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
@@ -114,4 +121,63 @@ async fn a_damaged_record_is_named_and_a_missing_one_breaks_the_log() {
     let _made = store.create("volumes/v/log/00000000000000000003", "garbage".into()).await.unwrap();
     let damaged = read_manifest(&store, &volume()).await.unwrap_err();
     assert_eq!(damaged.to_string(), "object volumes/v/log/00000000000000000003 is damaged");
+}
+
+/// A store whose LIST does not show the last objects yet.
+#[derive(Debug)]
+struct Behind {
+    store: MemoryStore,
+    hidden: Vec<String>,
+}
+
+#[async_trait]
+impl ObjectStore for Behind {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.store.get(key, max_bytes).await
+    }
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.store.get_range(key, range).await
+    }
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.store.get_suffix(key, len).await
+    }
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.store.create(key, body).await
+    }
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        self.store.put_segment(key, parts).await
+    }
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        let mut page = self.store.list(prefix, start_after, limit).await?;
+        page.entries.retain(|entry| !self.hidden.contains(&entry.key));
+        Ok(page)
+    }
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.store.delete(key).await
+    }
+}
+
+/// Found by the simulation: a daemon that was killed and restarted took its own last commits for another writer's.
+#[tokio::test]
+async fn records_that_list_does_not_show_yet_are_found() {
+    let store = log_of(6).await;
+    let keys = store.keys();
+    let behind = Behind { hidden: keys[3..].to_vec(), store: store.clone() };
+    assert_eq!(read_manifest_to_end(&behind, &volume()).await.unwrap().seq(), Seq(6));
+    let blind = Behind { hidden: keys, store: store.clone() };
+    assert!(read_manifest(&blind, &volume()).await.unwrap().exists(), "nobody is told that it is not there");
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert!(read_manifest_to_end(&store, &volume()).await.unwrap().is_deleted());
+}
+
+/// A LIST that goes on showing a checkpoint which is gone does not keep a reader for ever.
+#[tokio::test]
+async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
+    let store = log_of(4).await;
+    let gone = "volumes/v/checkpoints/00000000000000000004";
+    let made = store.create(gone, "x".into()).await;
+    assert!(made.is_ok());
+    store.fail_always(Verb::Get, Fault::Before(ErrorKind::NotFound));
+    let failed = read_manifest(&store, &volume()).await.unwrap_err();
+    assert!(matches!(failed, LogFailure::Contended(_)) && failed.is_transient());
 }

@@ -50,14 +50,28 @@ impl S3Store {
         Fut: Future<Output = Result<(T, BodyBytes), StoreError>>,
     {
         let begun = Instant::now();
+        let upload = matches!(verb, Verb::Put | Verb::UploadPart);
         let mut attempt = 1;
         loop {
             let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
-            let error = match self.attempt(verb, limit, request(), |error| error, failed).await {
+            let limit = if upload { self.patience.stretch(limit, &self.config.timeouts) } else { limit };
+            let sent = Instant::now();
+            self.patience.admit(sent)?;
+            let answer = self.attempt(verb, limit, request(), |error| error, failed).await;
+            self.patience.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
+            let error = match answer {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
+            let unavailable = error.kind() == ErrorKind::Unavailable;
+            if unavailable && self.patience.is_away() {
+                return Err(error);
+            }
             match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
+                Decision::GiveUp if unavailable => {
+                    self.patience.gave_up(Instant::now(), &error);
+                    return Err(error);
+                }
                 Decision::GiveUp => return Err(error),
                 Decision::RetryAfter(wait) => {
                     tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "trying again");

@@ -15,6 +15,7 @@ mod create;
 mod delete;
 mod get;
 mod list;
+mod patience;
 mod probe;
 mod put_segment;
 mod store;

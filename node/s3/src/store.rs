@@ -11,7 +11,7 @@ use holdfast_objects::{
 };
 use tokio::sync::Semaphore;
 
-use crate::config::S3Config;
+use crate::{config::S3Config, patience::Patience};
 
 /// An object store in one bucket. Share it behind an `Arc`: it holds connections and permits.
 pub struct S3Store {
@@ -20,6 +20,7 @@ pub struct S3Store {
     pub(crate) permits: Semaphore,
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
+    pub(crate) patience: Patience,
     root: String,
 }
 
@@ -31,6 +32,7 @@ impl S3Store {
             permits: Semaphore::new(config.max_concurrency),
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
+            patience: Patience::default(),
             root,
             config,
         }

@@ -17,6 +17,8 @@ pub(crate) struct Request {
     /// Of a read: what each sector may read as, and what was filled in.
     allowed: Vec<Vec<Stamp>>,
     filled: Vec<Option<Stamp>>,
+    /// A part of it failed: what is planned anew may fill again.
+    part_failed: bool,
 }
 
 impl Request {
@@ -29,6 +31,11 @@ impl Request {
         }
     }
 
+    /// A part of a read could not be filled.
+    pub(crate) fn fail_part(&mut self) {
+        self.part_failed = true;
+    }
+
     /// Fills `range`, `at` bytes into the request.
     pub(crate) fn fill(&mut self, range: SectorRange, at: u32, stamps: impl Iterator<Item = Stamp>) {
         Invariant::ReadsAreTiled.check(self.op == Op::Read, || format!("a {:?} is filled", self.op));
@@ -37,7 +44,8 @@ impl Request {
             .check(u64::from(at) == first * 4096, || format!("{range:?} is filled in at {at}"));
         for (index, stamp) in (first..first + range.sectors).zip(stamps) {
             let before = self.filled[index as usize].replace(stamp);
-            Invariant::ReadsAreTiled.check(before.is_none(), || format!("{range:?} is filled in twice"));
+            Invariant::ReadsAreTiled
+                .check(before.is_none() || self.part_failed, || format!("{range:?} is filled in twice"));
         }
     }
 }
@@ -81,6 +89,7 @@ impl Device {
         for (at, slot) in self.slots.iter_mut().enumerate() {
             if let Some(request) = slot {
                 request.filled.fill(None);
+                request.part_failed = false;
                 again.push((RequestId(at as u32), request.op, request.range));
             }
         }
@@ -95,8 +104,15 @@ impl Device {
         serial: u64,
         expect: &mut Expect,
     ) {
-        let mut request =
-            Request { op, range, serial, issued: expect.now(), allowed: Vec::new(), filled: Vec::new() };
+        let mut request = Request {
+            op,
+            range,
+            serial,
+            issued: expect.now(),
+            allowed: Vec::new(),
+            filled: Vec::new(),
+            part_failed: false,
+        };
         if op == Op::Read {
             request.allowed = sectors(range).map(|sector| expect.allowed(sector)).collect();
             request.filled = vec![None; range.sectors as usize];

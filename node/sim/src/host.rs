@@ -55,6 +55,8 @@ pub(crate) struct Host {
     pub(crate) expect: Expect,
     /// What the side now sealed may read as.
     pub(crate) sealed: Option<Rc<Cut>>,
+    /// What the last commit captured.
+    pub(crate) committed: Rc<Cut>,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
     /// What came of the last attach, until it is asked.
@@ -72,6 +74,7 @@ impl Host {
             nonce: None,
             expect: Expect::default(),
             sealed: None,
+            committed: Rc::default(),
             killed_after: Rc::default(),
             killed_inside: false,
             came_of: None,
@@ -112,6 +115,7 @@ impl Host {
         self.sealed = match self.sealed.take() {
             Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
             Some(cut) if sealing => Some(cut),
+            None if sealing && self.killed_inside => Some(self.committed_or_now()),
             None if sealing => Some(self.expect.cut()),
             Some(_) | None => None,
         };
@@ -122,13 +126,23 @@ impl Host {
         self.take(out, trace);
     }
 
+    /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It vouches for
+    /// nothing that was not committed.
+    fn committed_or_now(&mut self) -> Rc<Cut> {
+        let mut cut = self.committed.or(&self.expect.cut());
+        cut.at = 0;
+        Rc::new(cut)
+    }
+
     fn take(&mut self, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
-        let sealing = process.volume.as_ref().is_some_and(|volume| volume.status().sealing);
+        let status = process.volume.as_ref().map(Volume::status).unwrap_or_default();
+        let sealing = status.sealing;
         let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
         if sealing && (committed || !process.sealing) {
-            self.sealed = Some(self.expect.cut());
+            self.sealed = Some(if status.repairing { self.committed_or_now() } else { self.expect.cut() });
         }
+        let process = self.process.as_mut().expect("it is still there");
         process.sealing = sealing;
         for action in out {
             trace.action(self.name, &action);

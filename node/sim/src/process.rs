@@ -203,6 +203,10 @@ impl Process {
             Action::SyncSide { side } => mark = Some(lock(disk).sides[side as usize].mark()),
             Action::SyncMap => mark = Some(lock(disk).map.mark()),
             Action::Report(Report::Fenced) => self.fenced = true,
+            Action::Complete { id, result: Err(_) } => {
+                let device = device.as_mut().expect("requests come from a device");
+                self.check_failure(device.request(id).op);
+            }
             Action::Read { .. }
             | Action::Complete { .. }
             | Action::PrepareMap { .. }
@@ -259,6 +263,14 @@ impl Process {
         Invariant::StoresItsOwnRange.check(!uploaded && !stored, || {
             format!("{range:?} of {side:?} is given up while it is uploaded or written")
         });
+    }
+
+    /// A read fails only where the disk lost what is nowhere else.
+    fn check_failure(&self, op: Op) {
+        let status = self.volume.as_ref().expect("it completes requests").status();
+        let lost = status.fenced || status.oldest_dirty_ms.is_some();
+        Invariant::CompletedOnce
+            .check(lost || op != Op::Read, || "a read failed although the store has everything".into());
     }
 
     fn check_commit(&self) {

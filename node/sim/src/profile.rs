@@ -76,7 +76,7 @@ impl Profile {
 
     pub(crate) fn faults(self) -> Faults {
         let bad_store =
-            Faults { local: None, create: Some(3), store: Some(12), read: Some(200), stale_list: None };
+            Faults { local: None, create: Some(3), store: Some(12), read: Some(200), stale_list: Some(4) };
         match self {
             Self::Calm => Faults::default(),
             Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => bad_store,

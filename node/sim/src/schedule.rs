@@ -109,6 +109,10 @@ impl Schedule {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
+        // A record on its way is the worst thing to leave behind.
+        if self.deaths.kill.is_some() && self.world.is_creating(host) && self.rng().once_in(25) {
+            self.world.kill(host);
+        }
         if self.chance(self.deaths.kill_inside) {
             let after = *self.rng().pick(&[0, 1, 3, 10, 60, 300]);
             *self.world.hosts[host].killed_after.borrow_mut() = Some(after);
@@ -190,7 +194,12 @@ impl Schedule {
                 let passed = self.rng().below(400) as u64;
                 self.world.tick(host, passed);
             }
-            6 if self.rng().once_in(4) => self.world.land_late(),
+            6 if self.rng().once_in(16) => self.world.land_late(),
+            7 if self.rng().once_in(20) => {
+                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng())).collect();
+                let checkpoint = self.rng().once_in(4);
+                self.world.repair(host, ranges, checkpoint);
+            }
             _ => self.daemon(host),
         }
         self.disaster(host);

@@ -110,6 +110,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
     match event {
         Event::Request { id, op, range } => (1, [id.0.into(), *op as u64, range.start.0, range.sectors]),
         Event::Moved { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
+        Event::Fetched { id, result } => (17, [id.0.into(), came_of(*result), 0, 0]),
         Event::Evicted { result } => (15, [came_of(*result), 0, 0, 0]),
         Event::Space { excess_bytes, room_bytes } => (16, [*excess_bytes, *room_bytes, 0, 0]),
         Event::MapPrepared { chunk, result } => (3, [chunk.0, came_of(*result), 0, 0]),
@@ -241,6 +242,7 @@ fn event_words(event: &Event) -> String {
             format!("log/{} {}", seq.0, if bytes.is_some() { "holds a record" } else { "is free" })
         }
         Event::Moved { .. }
+        | Event::Fetched { .. }
         | Event::Evicted { .. }
         | Event::Space { .. }
         | Event::MapPrepared { .. }

@@ -10,6 +10,7 @@ mod look;
 mod perform;
 mod space;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -140,6 +141,11 @@ impl World {
         Some(id)
     }
 
+    /// Somebody found what is stored for these sectors damaged.
+    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.tell(host, Event::Repair { ranges, checkpoint });
+    }
+
     pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
         self.now += passed;
         self.clock.store(self.now, Ordering::Relaxed);
@@ -251,7 +257,7 @@ impl World {
                 let stamps = stamps(range.start.block(), &bytes).skip(first).take(range.sectors as usize);
                 let request = self.hosts[host].device.as_mut().expect("a read has a device").request(id);
                 request.fill(range, at, stamps);
-                Event::Moved { id, result: Ok(()) }
+                Event::Fetched { id, result: Ok(()) }
             }
         };
         self.tell_engine(host, event);
@@ -274,7 +280,7 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) => {
+            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
                 Invariant::CompletedOnce
                     .check(!self.sound_disks, || "a sound disk is said to have failed".into());
             }
@@ -293,6 +299,9 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
+                    for host in &mut self.hosts {
+                        host.committed = Rc::clone(&cut);
+                    }
                     let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {

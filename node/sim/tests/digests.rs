@@ -5,22 +5,22 @@ use holdfast_sim::case::Case;
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
 /// engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 16] = [
-    "b542e4d689f661042f8be033a82243d2",
-    "3243b66c26074860d996f0bd4c9f350d",
-    "ffd41b1d83f76d6f8c89f965badf1b1a",
-    "a05f1e4b182202962c2c915847c66f0c",
-    "4d6be25e827ab7ad524fa3e0862e9bf8",
-    "07719f769698713cb5a221e6a26a5379",
-    "cd3110cafb65a4a88b830bc417eff94c",
-    "90be087b349e081784478742bc2f3dbc",
-    "01ac24f65e7509756c3a149004b2fc10",
-    "9d48b00057791c706c3e68bfbe96976a",
-    "9f111c885442c501f2703f44aca51156",
-    "04a08f6cf037549261571ac645879266",
-    "fff89883c4af947cfa378c3435d740e2",
-    "29c515fe406370c0637d23b1a8210463",
-    "3544a9c9003af7d6ede5c565f927dfd9",
-    "996a9d559d9c191b1e7abfba0423a911",
+    "9f0a1da25e3775c5950d131db052f392",
+    "c93c47c1228f012966df8e024e3661f3",
+    "c08009ce1ff11aae09c0dc0e0b5feeea",
+    "67a8bd7af514af6ae82cc19de4e98428",
+    "c44edb9dce6445c33f9d51b98c377e0a",
+    "5271b10eb74563e93fda205cfc6f1808",
+    "a79a2a07e6aebe250a9fd5b1308da6c4",
+    "1a2a7cc123aa845f1088be7ac31bf530",
+    "95e7c5bab7d1611e450f766b9e673459",
+    "11fd70e8503774d426039908950a55a8",
+    "b993949ec31bec8327d94d0cbd3b6468",
+    "5df1c3eaa1e6684066bf94827027d904",
+    "02868184a9b7481c673671c370d9b3f6",
+    "dcab8bcea78e2935e78e207e5885eca7",
+    "1f8f9710bdd3fb3b69e06c36ac60ac13",
+    "ac1a1f411c7c289d0595203ceb4ee3a6",
 ];
 
 #[test]

@@ -206,8 +206,17 @@ impl From<VolumeStatus> for wire::Volume {
 
 /// What a volume has done.
 pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
-    let ServedCounts { reads, writes, flushes, discards, read_bytes, written_bytes, cold_reads, errors } =
-        status.served;
+    let ServedCounts {
+        reads,
+        writes,
+        flushes,
+        discards,
+        read_bytes,
+        written_bytes,
+        cold_reads,
+        local_read_errors: _,
+        errors,
+    } = status.served;
     wire::VolumeStats {
         volume_id: status.volume.to_string(),
         read_requests: reads,

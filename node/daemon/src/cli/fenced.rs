@@ -88,7 +88,7 @@ impl Fenced {
                     format!("{answer:#}\n")
                 } else {
                     format!(
-                        "{}: {}, of which {} in {} ranges were not uploaded; {} lists them\n",
+                        "{}: {}, of which {} were not uploaded (ranges: {}, listed in {})\n",
                         done.image.display(),
                         ByteSize(done.size_bytes),
                         ByteSize(done.bytes),

@@ -48,7 +48,7 @@ fn verdict(report: &ScrubReport) -> Result<(), Failure> {
     match report.findings.iter().filter(hurts).count() {
         0 => Ok(()),
         count => {
-            let message = format!("damage in {count} objects is left that hurts the volume");
+            let message = format!("damage is left that hurts the volume (objects: {count})");
             Err(Failure { kind: ErrorKind::Corrupt, message })
         }
     }
@@ -68,7 +68,7 @@ impl Render for ScrubReport {
     fn text(&self) -> String {
         let Self { records, checkpoints, segments, frames, read_bytes, findings } = self;
         let mut text = format!(
-            "{records} log records, {checkpoints} checkpoints, {segments} segments with {frames} frames in {read_bytes} bytes\n"
+            "read: log records {records}, checkpoints {checkpoints}, segments {segments}, frames {frames}, bytes of segments {read_bytes}\n"
         );
         for finding in findings {
             text.push_str(&format!("{} {}\n", finding.object, finding.fault));

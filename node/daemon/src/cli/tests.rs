@@ -151,7 +151,7 @@ async fn a_scrub_that_finds_nothing_says_what_it_read() {
     let text = world.ask("scrub vol-1 --store main").await.unwrap();
     assert_eq!(
         text,
-        "5 log records, 1 checkpoints, 2 segments with 9 frames in 0 bytes\nnothing is damaged\n"
+        "read: log records 5, checkpoints 1, segments 2, frames 9, bytes of segments 0\nnothing is damaged\n"
     );
     let (volume, store, repair) = world.fake.scrubs().pop().unwrap();
     assert_eq!((volume.as_str(), store.as_deref(), repair), ("vol-1", Some("main"), false));
@@ -164,7 +164,7 @@ async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
     let world = World::start().await;
     let finding = |object: &str, effect, repair, lost: &[(u64, u64)]| ScrubFinding {
         object: object.to_owned(),
-        fault: "has 1 damaged frames: frame of block 2 fails its checksum".to_owned(),
+        fault: "has damaged frames (1): frame of block 2 fails its checksum".to_owned(),
         effect,
         repair,
         lost: lost.iter().map(|(start, sectors)| SectorRange::new(*start, *sectors)).collect(),
@@ -176,14 +176,14 @@ async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
     world.fake.find(Scrubbed { findings: vec![harmless.clone(), repaired.clone()], ..Scrubbed::default() });
     let text = world.ask("scrub vol-1 --repair").await.unwrap();
     assert!(
-        text.contains("segments/2 has 1 damaged frames: frame of block 2 fails its checksum\n  repaired\n")
+        text.contains("segments/2 has damaged frames (1): frame of block 2 fails its checksum\n  repaired\n")
     );
 
     world.fake.find(Scrubbed { findings: vec![harmless, repaired, lost], ..Scrubbed::default() });
     let mut text = String::new();
     let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
     assert_eq!((failure.kind, exit::code(failure.kind)), (ErrorKind::Corrupt, 6));
-    assert_eq!(failure.message, "damage in 1 objects is left that hurts the volume");
+    assert_eq!(failure.message, "damage is left that hurts the volume (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
     let mut json = String::new();

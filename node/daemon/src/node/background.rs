@@ -23,12 +23,19 @@ use tokio::task::{JoinSet, spawn_blocking};
 use super::cold::ColdReads;
 use super::local::{Local, random};
 use super::ring_thread::{Message, RingHandle, VolumeKey};
+use super::slab::SlabSlot;
 use super::unix_ms;
 
 /// A piece of work.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Cold { ticket: u32, block: Block, layers: Layers },
+    /// Get a block into the slab; again when the disk cannot read the slot it was in.
+    Cold {
+        ticket: u32,
+        block: Block,
+        layers: Layers,
+        unreadable: Option<SlabSlot>,
+    },
     Other(holdfast_background::Work),
 }
 
@@ -119,7 +126,13 @@ impl VolumeWork {
 
     async fn perform(&self, piece: Work) {
         let work = match piece {
-            Work::Cold { ticket, block, layers } => return self.read_cold(ticket, block, &layers).await,
+            Work::Cold { ticket, block, layers, unreadable } => {
+                if let Some(slot) = unreadable {
+                    tracing::warn!(volume = %self.background.volume, block = block.0, "the slab cannot be read here: the block is fetched anew");
+                    self.cold.forget(&slot);
+                }
+                return self.read_cold(ticket, block, &layers).await;
+            }
             Work::Other(work) => work,
         };
         let _permit = match &work {

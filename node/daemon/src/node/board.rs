@@ -32,6 +32,7 @@ pub(crate) struct Counters {
     pub(crate) read_bytes: AtomicU64,
     pub(crate) written_bytes: AtomicU64,
     pub(crate) cold_reads: AtomicU64,
+    pub(crate) local_read_errors: AtomicU64,
     pub(crate) errors: AtomicU64,
     pub(crate) cached_bytes: AtomicU64,
 }

@@ -25,6 +25,11 @@ impl ColdReads {
         Self { slab, indexes: Indexes::new(INDEXES, INDEX_CACHE_BYTES) }
     }
 
+    /// The disk cannot read what is in `slot`.
+    pub(crate) fn forget(&self, slot: &SlabSlot) {
+        self.slab.forget(slot);
+    }
+
     /// The slab slot that holds `block` as `layers` compose it.
     ///
     /// # Errors

@@ -43,10 +43,12 @@ impl Node {
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
+        // Before anybody may take the files for those of a detached volume.
+        let kept = (end == Phase::Kept).then(|| self.keep_aside(volume, &present));
         self.volumes().remove(volume);
         present.local.forget_attached()?;
-        if end == Phase::Kept {
-            self.keep_aside(volume, &present)?;
+        if let Some(kept) = kept {
+            kept?;
             return Err(NodeError::Fenced(volume.clone()));
         }
         Ok(())

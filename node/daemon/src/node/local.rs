@@ -7,6 +7,7 @@
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
+//! <state>/doomed/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/<id>/map                    the live map (tmpfs)
 //! <run>/<id>/attached.json          what a restarted daemon needs to take the device up again (tmpfs)
@@ -98,7 +99,7 @@ impl Local {
         Self { volume: volume.clone(), state_dir: state_dir.to_owned(), run_dir: run_dir.to_owned() }
     }
 
-    fn dir(&self) -> PathBuf {
+    pub(crate) fn dir(&self) -> PathBuf {
         self.state_dir.join("volumes").join(self.volume.as_str())
     }
 
@@ -309,15 +310,15 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     Ok(Some(FoundMap { generation, header, pages }))
 }
 
-/// The volumes with a directory under `<run>`.
-pub(crate) fn left_attached(run_dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
-    let entries = fs::read_dir(run_dir).map_err(file(run_dir, "listed"))?;
+/// The volumes with a directory under `dir`: `<run>` or `<state>/volumes`.
+pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
+    let entries = fs::read_dir(dir).map_err(file(dir, "listed"))?;
     let mut volumes = Vec::new();
     for entry in entries {
-        let name = entry.map_err(file(run_dir, "listed"))?.file_name();
+        let name = entry.map_err(file(dir, "listed"))?.file_name();
         // Other files of the run directory (sockets) are no volumes.
         if let Some(volume) = name.to_str().and_then(|name| name.parse().ok())
-            && run_dir.join(&name).is_dir()
+            && dir.join(&name).is_dir()
         {
             volumes.push(volume);
         }

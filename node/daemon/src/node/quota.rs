@@ -1,6 +1,7 @@
 //! The node's cache quota: how much the sides of each volume may hold.
 //!
-//! Owns: measuring the sides and dividing the quota. What a volume gives up is its engine's to choose.
+//! Owns: measuring the sides and dividing the quota. What a volume gives up is its engine's to choose; what detached
+//! volumes left goes first (`leftover`).
 //! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
 //! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
 //! what some do not need, the others may have. Up to the quota there is room for everybody.
@@ -16,8 +17,9 @@ use rustix::fs::StatVfs;
 
 use super::attach::blocking;
 use super::error::{NodeError, file};
+use super::leftover::{Leftovers, Needed};
 use super::ring_thread::Message;
-use super::{Entry, Node, Present};
+use super::{Entry, Node, NodeConfig, Present, TICK};
 
 /// `st_blocks` counts in these. Source: stat(3type).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -30,8 +32,26 @@ struct Space {
 }
 
 impl Node {
-    /// Measures the sides of all volumes and tells each engine how it stands.
-    pub(super) async fn measure_space(&self) -> Result<(), NodeError> {
+    /// Measures all sides four times a second.
+    pub(super) async fn keep_quota(self) {
+        let mut needed = Needed::default();
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            ticks.tick().await;
+            let node = self.clone();
+            let measured = blocking(move || {
+                node.measure_space(&mut needed)?;
+                Ok(needed)
+            });
+            needed = measured.await.unwrap_or_else(|error| {
+                tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
+                Needed::default()
+            });
+        }
+    }
+
+    /// Measures the sides of all volumes, makes room and tells each engine how it stands.
+    fn measure_space(&self, needed: &mut Needed) -> Result<(), NodeError> {
         let volumes: Vec<Arc<Present>> = self
             .volumes()
             .values()
@@ -40,18 +60,17 @@ impl Node {
                 Entry::Attaching { .. } => None,
             })
             .collect();
-        let config = &self.0.config;
-        let (state_dir, set, slab) = (config.state_dir.clone(), config.cache_bytes, config.slab_bytes);
-        let (volumes, held, quota) = blocking(move || {
-            let held: Vec<u64> =
-                volumes.iter().map(|present| present.local.held_bytes()).collect::<Result<_, _>>()?;
-            let disk =
-                rustix::fs::statvfs(&state_dir).map_err(|errno| file(&state_dir, "read")(errno.into()))?;
-            let quota = quota(&disk, set, slab, held.iter().sum());
-            Ok((volumes, held, quota))
-        })
-        .await?;
-        for ((present, held), space) in volumes.iter().zip(&held).zip(divide(quota, &held)) {
+        let held: Vec<u64> =
+            volumes.iter().map(|present| present.local.held_bytes()).collect::<Result<_, _>>()?;
+        let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
+        let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;
+        let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
+        let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
+        let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
+        // Those who are attached give nothing up as long as others can.
+        leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed)?;
+        let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
+        for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
@@ -81,9 +100,14 @@ fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u
     configured.unwrap_or(share).min(held_bytes + free.saturating_sub(reserve))
 }
 
+/// What all together should hold, for there to be room for writes.
+fn target(quota_bytes: u64) -> u64 {
+    quota_bytes - quota_bytes / 8
+}
+
 /// Divides `quota_bytes` among volumes that hold `held` bytes each.
 fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
-    let level = level(quota_bytes - quota_bytes / 8, held);
+    let level = level(target(quota_bytes), held);
     let free = quota_bytes.saturating_sub(held.iter().sum());
     held.iter()
         .map(|held| {

@@ -15,14 +15,14 @@ use super::background::NodeTime;
 use super::board::Phase;
 use super::error::{Damage, NodeError};
 use super::live_map::LiveMap;
-use super::local::{AttachedRecord, left_attached};
+use super::local::{AttachedRecord, volumes_under};
 use super::ring_thread::{Message, Start};
 use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES};
 
 impl Node {
     /// Takes up every volume of the run directory, all at once. One that cannot be taken up is logged and left alone.
     pub(super) async fn recover_all(&self) -> Result<(), NodeError> {
-        let volumes = left_attached(&self.0.config.run_dir)?;
+        let volumes = volumes_under(&self.0.config.run_dir)?;
         let recovered = join_all(volumes.iter().map(|volume| self.recover(volume))).await;
         for (volume, result) in volumes.iter().zip(recovered) {
             if let Err(error) = result {

@@ -201,6 +201,8 @@ struct RingThread {
     volumes: Arc<AtomicUsize>,
     clock: Clock,
     leaving: Option<Instant>,
+    /// Volumes to let go of once no operation of theirs is under way: its answer would be taken for another's.
+    removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RingError>>)>,
 }
 
 impl RingThread {
@@ -216,7 +218,16 @@ impl RingThread {
             slab: ring.register_file(slab.as_fd())?,
             zeros: ring.register_file(zeros.as_fd())?,
         };
-        Ok(Self { ring, shared, served: Vec::new(), messages, volumes, clock, leaving: None })
+        Ok(Self {
+            ring,
+            shared,
+            served: Vec::new(),
+            messages,
+            volumes,
+            clock,
+            leaving: None,
+            removed: Vec::new(),
+        })
     }
 
     fn run(&mut self) -> Result<(), RingError> {
@@ -240,12 +251,27 @@ impl RingThread {
                     self.on_message(message, now);
                 }
             }
+            self.release_removed();
             if let Some(since) = self.leaving
                 && (self.is_still() || since.elapsed() > LEAVE_WITHIN)
             {
                 return self.leave();
             }
         }
+    }
+
+    fn release_removed(&mut self) {
+        let mut waiting = Vec::new();
+        for (key, done) in std::mem::take(&mut self.removed) {
+            let place = &mut self.served[usize::from(key.index)];
+            if let Some((_, served)) = place.take_if(|(_, served)| served.is_still()) {
+                self.volumes.fetch_sub(1, Ordering::Relaxed);
+                drop(done.send(served.release(&mut self.ring)));
+            } else {
+                waiting.push((key, done));
+            }
+        }
+        self.removed = waiting;
     }
 
     fn is_still(&self) -> bool {
@@ -282,11 +308,8 @@ impl RingThread {
                 }
             }
             Message::Remove { key, done } => {
-                if self.find(key).is_some()
-                    && let Some((_, served)) = self.served[usize::from(key.index)].take()
-                {
-                    self.volumes.fetch_sub(1, Ordering::Relaxed);
-                    drop(done.send(served.release(&mut self.ring)));
+                if self.find(key).is_some() {
+                    self.removed.push((key, done));
                 }
             }
             Message::Event { key, event } => {

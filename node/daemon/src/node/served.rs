@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 
 use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Report, Source};
+use holdfast_engine::durable_map;
 use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
+use holdfast_engine::manifest::Layers;
 use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_ring::{Completion, FileRange, FileSlot, HeapBuffer, Ring, RingError, UserData};
@@ -38,6 +40,8 @@ pub(super) const MAP_WRITE_KIND: u8 = 20;
 pub(super) const SYNC_MAP_KIND: u8 = 21;
 /// Live-map memory allocated; aux: the chunk.
 pub(super) const PREPARE_KIND: u8 = 22;
+/// The chunk's place in the durable map allocated; aux: the chunk.
+pub(super) const PREPARE_DURABLE_KIND: u8 = 24;
 /// A hole punched where clean data was given up.
 pub(super) const EVICT_KIND: u8 = 23;
 
@@ -56,8 +60,11 @@ struct Ticket {
     id: RequestId,
     range: SectorRange,
     at: u32,
+    layers: Layers,
     /// Held from the fetch to the end of the read.
     slot: Option<SlabSlot>,
+    /// A slot could not be read before.
+    again: bool,
 }
 
 #[derive(Default)]
@@ -69,6 +76,7 @@ struct Tally {
     read_bytes: u64,
     written_bytes: u64,
     cold_reads: u64,
+    local_read_errors: u64,
     errors: u64,
 }
 
@@ -202,8 +210,16 @@ impl Served {
                 Event::Moved { id, result: exactly(completion, length * SECTOR_BYTES as u32) }
             }
             COLD_KIND => {
-                let ticket = self.tickets[data.aux() as usize].take().expect("its read was under way");
-                Event::Moved { id: ticket.id, result: exactly(completion, bytes(ticket.range)) }
+                let ticket = self.tickets[data.aux() as usize].as_mut().expect("its read was under way");
+                let result = exactly(completion, bytes(ticket.range));
+                let slot = ticket.slot.take();
+                if result.is_err() && !std::mem::replace(&mut ticket.again, true) {
+                    self.tally.local_read_errors += 1;
+                    return self.fetch(data.aux(), slot);
+                }
+                let id = ticket.id;
+                self.tickets[data.aux() as usize] = None;
+                Event::Fetched { id, result }
             }
             PUNCH_KIND => {
                 let id = RequestId(data.aux() * self.depth + u32::from(data.tag()));
@@ -225,8 +241,12 @@ impl Served {
                 Event::MapWritten { result: self.map_write_failed.take().map_or(Ok(()), Err) }
             }
             SYNC_MAP_KIND => Event::MapSynced { result: plain(completion) },
-            PREPARE_KIND => {
-                Event::MapPrepared { chunk: Chunk(u64::from(data.aux())), result: plain(completion) }
+            PREPARE_KIND => match plain(completion) {
+                Ok(()) => return self.prepare_durable(ring, data.aux()),
+                failed => Event::MapPrepared { chunk: Chunk(data.aux().into()), result: failed },
+            },
+            PREPARE_DURABLE_KIND => {
+                Event::MapPrepared { chunk: Chunk(data.aux().into()), result: plain(completion) }
             }
             kind => unreachable!("nothing of kind {kind} was started"),
         };
@@ -259,7 +279,7 @@ impl Served {
             Err(errno) => {
                 let id = ticket.id;
                 self.tickets[number as usize] = None;
-                self.tell(ring, Event::Moved { id, result: Err(errno) }, now);
+                self.tell(ring, Event::Fetched { id, result: Err(errno) }, now);
             }
         }
     }
@@ -292,8 +312,8 @@ impl Served {
             }
             Action::ReadCold { id, range, at, layers } => {
                 self.tally.cold_reads += 1;
-                let ticket = self.new_ticket(Ticket { id, range, at, slot: None });
-                self.send(Work::Cold { ticket, block: range.start.block(), layers });
+                let number = self.new_ticket(Ticket { id, range, at, layers, slot: None, again: false });
+                self.fetch(number, None);
             }
             Action::Write { id, range, side } => {
                 let part =
@@ -348,7 +368,7 @@ impl Served {
         }
     }
 
-    fn report(&self, report: Report) {
+    fn report(&mut self, report: Report) {
         match report {
             Report::Ready => self.board.set_phase(Phase::Ready),
             Report::Fenced => {
@@ -363,6 +383,24 @@ impl Served {
                     device = self.index,
                     errno = errno.0,
                     "the local disk failed to keep the volume's map"
+                );
+            }
+            Report::CleanUnreadable(range) => {
+                self.tally.local_read_errors += 1;
+                tracing::warn!(
+                    device = self.index,
+                    sector = range.start.0,
+                    sectors = range.sectors,
+                    "the local disk cannot read cached data: it is read from the object store"
+                );
+            }
+            Report::DirtyUnreadable(range) => {
+                self.tally.local_read_errors += 1;
+                tracing::error!(
+                    device = self.index,
+                    sector = range.start.0,
+                    sectors = range.sectors,
+                    "the local disk cannot read data that is nowhere else: the read fails"
                 );
             }
             Report::Committed(seq) => tracing::debug!(device = self.index, %seq, "committed"),
@@ -411,6 +449,14 @@ impl Served {
         self.operations += 1;
     }
 
+    /// A chunk's pages find their place in the durable map before anything is written there: no flush fails for space.
+    fn prepare_durable(&mut self, ring: &mut Ring, number: u32) {
+        let (offset_bytes, len_bytes) = durable_map::chunk_extent(self.sectors, Chunk(number.into()));
+        let data = UserData::new(PREPARE_DURABLE_KIND, self.index, 0, number);
+        ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, data);
+        self.operations += 1;
+    }
+
     fn punch(&mut self, ring: &mut Ring, side: Side, range: SectorRange, data: UserData) {
         let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
         ring.punch_hole(self.slots.sides[side as usize], whole, data);
@@ -428,6 +474,13 @@ impl Served {
         });
         self.tickets[free] = Some(ticket);
         u32::try_from(free).expect("at most a few for each request")
+    }
+
+    /// Asks for the block of a ticket, which was not readable in the slot it was in.
+    fn fetch(&self, number: u32, unreadable: Option<SlabSlot>) {
+        let ticket = self.tickets[number as usize].as_ref().expect("its read is under way");
+        let (block, layers) = (ticket.range.start.block(), ticket.layers.clone());
+        self.send(Work::Cold { ticket: number, block, layers, unreadable });
     }
 
     fn write_map(&mut self, ring: &mut Ring, writes: &[MapWrite]) {
@@ -452,6 +505,7 @@ impl Served {
             (tally.read_bytes, &shown.read_bytes),
             (tally.written_bytes, &shown.written_bytes),
             (tally.cold_reads, &shown.cold_reads),
+            (tally.local_read_errors, &shown.local_read_errors),
             (tally.errors, &shown.errors),
         ] {
             counter.store(value, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_engine::compose::ContentKey;
@@ -28,7 +29,7 @@ pub(crate) struct Slab {
 }
 
 /// A block in the slab; it stays while this is held.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct SlabSlot(Arc<OwnedSlot>);
 
 impl SlabSlot {
@@ -38,25 +39,34 @@ impl SlabSlot {
     }
 }
 
+#[derive(Debug)]
 struct OwnedSlot {
     number: u32,
+    key: ContentKey,
+    /// The disk failed a write or a read of it: it is the last to be used again.
+    failed: AtomicBool,
     free: Arc<FreeSlots>,
 }
 
 impl Drop for OwnedSlot {
     fn drop(&mut self) {
-        self.free.give_back(self.number);
+        self.free.give_back(self.number, *self.failed.get_mut());
     }
 }
 
+#[derive(Debug)]
 struct FreeSlots {
+    /// The last is used first.
     numbers: Mutex<Vec<u32>>,
     returned: Notify,
 }
 
 impl FreeSlots {
-    fn give_back(&self, number: u32) {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(number);
+    fn give_back(&self, number: u32, failed: bool) {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = if failed { 0 } else { numbers.len() };
+        numbers.insert(place, number);
+        drop(numbers);
         self.returned.notify_one();
     }
 
@@ -102,15 +112,24 @@ impl Slab {
             .get_or_insert_async(key, async {
                 let block = fetch.await?;
                 let number = self.free.take().await;
-                let slot = SlabSlot(Arc::new(OwnedSlot { number, free: Arc::clone(&self.free) }));
+                let (failed, free) = (AtomicBool::new(false), Arc::clone(&self.free));
+                let slot = SlabSlot(Arc::new(OwnedSlot { number, key: *key, failed, free }));
                 let (file, offset) = (Arc::clone(&self.file), slot.offset_bytes());
                 let written = tokio::task::spawn_blocking(move || {
                     std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)
                 });
-                written.await.map_err(std::io::Error::other)??;
+                let written = written.await.map_err(std::io::Error::other)?;
+                slot.0.failed.store(written.is_err(), Ordering::Relaxed);
+                written?;
                 Ok(slot)
             })
             .await
+    }
+
+    /// The disk cannot read this slot: its content is fetched anew, into another.
+    pub(crate) fn forget(&self, slot: &SlabSlot) {
+        slot.0.failed.store(true, Ordering::Relaxed);
+        self.index.remove_if(&slot.0.key, |held| Arc::ptr_eq(&held.0, &slot.0));
     }
 }
 
@@ -151,6 +170,24 @@ mod tests {
         let mut found = block(0);
         slab.file().read_exact_at(&mut found, held.offset_bytes()).unwrap();
         assert!(found.iter().all(|byte| *byte == 1));
+    }
+
+    #[tokio::test]
+    async fn a_slot_that_cannot_be_read_is_filled_anew_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
+        let bad = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        slab.forget(&bad);
+        let fresh = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();
+        assert_ne!(fresh.offset_bytes(), bad.offset_bytes());
+        // Told of again, late: the fresh one stays.
+        slab.forget(&bad);
+        let bad_offset = bad.offset_bytes();
+        drop(bad);
+        let again = slab.slot::<io::Error>(&key(1), async { unreachable!("it is there") }).await.unwrap();
+        assert_eq!(again.offset_bytes(), fresh.offset_bytes());
+        let other = slab.slot::<io::Error>(&key(2), async { Ok(block(2)) }).await.unwrap();
+        assert_ne!(other.offset_bytes(), bad_offset, "it is the last to be used again");
     }
 
     #[tokio::test]

@@ -2,8 +2,8 @@
 
 use holdfast_types::{BLOCK_SECTORS, SECTOR_BYTES, SectorRange};
 
-use super::Volume;
-use crate::action::{Action, Source};
+use super::{Lifecycle, Request, Volume};
+use crate::action::{Action, Report, Source};
 use crate::event::RequestId;
 use crate::planted::{Bug, is_planted};
 
@@ -50,7 +50,41 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let turn = on_side.then(|| self.evict.read_began());
         let slot = self.in_slot(id);
         slot.on_side = turn;
+        slot.unreadable = None;
         slot.pending = u32::try_from(out.len() - planned_from).expect("at most one action a sector");
+    }
+
+    /// All parts of a read ended.
+    pub(super) fn read(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
+        if let Some(turn) = request.on_side {
+            self.evict.read_ended(turn);
+        }
+        let range = request.range;
+        match (request.failed, request.unreadable) {
+            (None, None) => self.complete(id, Ok(()), out),
+            (Some(errno), _) => self.complete(id, Err(errno), out),
+            (None, Some(errno)) if self.lifecycle != Lifecycle::Serving => self.complete(id, Err(errno), out),
+            (None, Some(errno)) => {
+                if self.forget_clean(range) {
+                    out.push(Action::Report(Report::CleanUnreadable(range)));
+                } else if request.again {
+                    out.push(Action::Report(Report::DirtyUnreadable(range)));
+                    return self.complete(id, Err(errno), out);
+                }
+                // Even with nothing forgotten: what failed may have been given up or written anew since.
+                self.in_slot(id).again = true;
+                self.plan_read(id, range, out);
+            }
+        }
+    }
+
+    /// What the sides and the store both have is only in the store from here on. Whether there was any.
+    fn forget_clean(&mut self, range: SectorRange) -> bool {
+        let forgotten = self.map.forget_clean(range) > 0;
+        if forgotten {
+            self.round.range_changed(range);
+        }
+        forgotten
     }
 }
 

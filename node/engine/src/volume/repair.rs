@@ -30,6 +30,10 @@ impl Repair {
         self.checkpoint |= checkpoint;
     }
 
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked
+    }
+
     /// Whether `side` is to be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
         self.marked[side as usize]
@@ -64,6 +68,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         let inactive = self.map.active().other();
         if self.repair.marked[inactive as usize] {
+            // No flush waits for this one: what flushes cover is dirty on the active side, or committed.
             self.seal = Seal::Draining(only(inactive));
         } else if self.repair.marked == [false; 2] && !self.repair.checkpoint {
             self.repair.asked = false;

@@ -67,7 +67,13 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     let mut replay = Replay::new(volume, first == Seq::FIRST);
     let mut seq = first;
     while seq <= last {
-        replay.record(seq, records.remove(&seq), seq < trimmed_before);
+        let may_be_trimmed = seq < trimmed_before;
+        let record = match records.remove(&seq) {
+            // A LIST may be answered as of some time ago.
+            None if !may_be_trimmed => Some(readable(read_record(objects, volume, seq).await)?),
+            listed => listed,
+        };
+        replay.record(seq, record);
         if let Some(bytes) = checkpoints.get(&seq) {
             replay.checkpoint(seq, bytes, checkpoints.range(seq.next()..).next().is_some());
         }
@@ -111,13 +117,13 @@ impl Replay {
         }
     }
 
-    fn record(&mut self, seq: Seq, record: Option<Result<Record, Fault>>, may_be_trimmed: bool) {
+    /// `None`: it may have been trimmed.
+    fn record(&mut self, seq: Seq, record: Option<Result<Record, Fault>>) {
         let fault = match record {
-            None if may_be_trimmed => {
+            None => {
                 self.current = false;
                 return;
             }
-            None => Fault::Missing,
             Some(Err(fault)) => fault,
             // After a gap, the next checkpoint says where the log stands.
             Some(Ok(record)) if !self.current => {

@@ -227,3 +227,24 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
     let page = store.list("", None, 10).await.unwrap();
     assert_eq!(page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), [KEY]);
 }
+
+#[tokio::test]
+async fn a_store_that_is_known_to_be_away_is_asked_by_one_request_at_a_time() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    for _ in 0..5 {
+        server.trouble(Method::GET, Trouble::LostRequest);
+    }
+    let mut unsent = 0;
+    while store.counts().get < 5 {
+        let sent = store.counts().get;
+        assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
+        assert!([0, 4].contains(&sent), "one operation asks once, after the first gave up");
+        unsent += u32::from(store.counts().get == sent);
+    }
+    assert!(unsent > 0, "every operation asked");
+    assert!(matches!(store.create(KEY, BODY).await, Err(CreateError::Failed(_))), "a create was sent");
+    while store.get(KEY, 64).await.unwrap_err().kind() != ErrorKind::NotFound {}
+    assert_eq!(store.counts().get, 6);
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+}

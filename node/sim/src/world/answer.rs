@@ -52,6 +52,10 @@ impl World {
 
     fn ask_store(&mut self, host: usize, ask: &StoreAsk) -> Answer {
         let cut = self.cut_of(host, ask);
+        if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
+            // The worst moment for an older one to arrive.
+            self.land_late();
+        }
         match self.fate(ask) {
             Fate::Fine => {
                 let lists = matches!(ask, StoreAsk::List { .. });

@@ -4,7 +4,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::event::Millis;
 use holdfast_engine::volume::{Durability, Status, Volume};
 
-use super::World;
+use super::{Faults, World};
 use crate::calls::{Ask, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
@@ -45,6 +45,15 @@ impl World {
             What::Call(call) => format!("{:?}", call.ask),
         });
         words.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether a record of the process on `host` is on its way.
+    pub(crate) fn is_creating(&self, host: usize) -> bool {
+        let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.into_iter().any(|job| match &job.what {
+            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
+            What::Action(_) => false,
+        })
     }
 
     /// The oldest job on `host` that can go on now.
@@ -96,6 +105,12 @@ impl World {
     /// Time passes, and the process on `host` is told so.
     pub fn pass(&mut self, host: usize, time: Millis) {
         self.tick(host, time);
+    }
+
+    /// From here on things go wrong so often.
+    pub fn set_faults(&mut self, faults: Faults) {
+        self.sound_disks &= faults.local.is_none();
+        self.faults = faults;
     }
 
     /// Goes on with other randomness.

@@ -18,15 +18,20 @@ impl World {
         let mut disk = lock(&here.disk);
         Some(match action {
             Action::Read { id, range, at, from } => {
-                if !local {
-                    let stamps = sectors(*range).map(|sector| match from {
-                        Source::Side(side) => disk.sides[*side as usize].read(sector),
-                        Source::Zeros => 0,
-                    });
-                    let request = here.device.as_mut().expect("a read has a device").request(*id);
-                    request.fill(*range, *at, stamps);
-                }
-                Event::Moved { id: *id, result }
+                let request = here.device.as_mut().expect("a read has a device").request(*id);
+                let stamps: Vec<u64> = match from {
+                    Source::Side(_) if local => {
+                        request.fail_part();
+                        return Some(Event::Moved { id: *id, result });
+                    }
+                    Source::Side(side) => {
+                        sectors(*range).map(|sector| disk.sides[*side as usize].read(sector)).collect()
+                    }
+                    // A hole: the disk is not asked.
+                    Source::Zeros => vec![0; range.sectors as usize],
+                };
+                request.fill(*range, *at, stamps.into_iter());
+                Event::Moved { id: *id, result: Ok(()) }
             }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;

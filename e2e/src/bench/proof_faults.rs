@@ -1,0 +1,46 @@
+//! The proof's figures that need machines: power cuts, and a store that is away for minutes.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::{Bar, Figure};
+use crate::report;
+use crate::scenario::{power_cuts, s3_outage};
+use crate::setup::Profile;
+use crate::world::World;
+
+const POWER_CUTS: usize = 20;
+/// How many lines of each log are shown when something else fails.
+const LOG_LINES: usize = 60;
+const OUTAGE: Duration = Duration::from_secs(180);
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    let outcome = play(world, "power-cuts", |world| power_cuts::cut(world, POWER_CUTS))?;
+    for lost in &outcome.lost {
+        report::step(lost);
+    }
+    let errors = play(world, "s3-outage", |world| s3_outage::outage(world, OUTAGE))?;
+    let figure = |name: &str, value: f64, against: &str, due: f64| Figure {
+        name: name.to_owned(),
+        value,
+        unit: "count",
+        against: against.to_owned(),
+        bar: Some(Bar::Exactly(due)),
+    };
+    Ok(vec![
+        figure("vm_power_cuts", outcome.cuts as f64, "20 cuts that lose unflushed writes", POWER_CUTS as f64),
+        figure("vm_power_cuts_lost", outcome.lost.len() as f64, "none", 0.0),
+        figure("s3_outage_io_errors", errors as f64, "none, in 180 s without the store", 0.0),
+    ])
+}
+
+/// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts here.
+fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
+    let own = World::new(world.toolbox(), name, Profile::Dev)?;
+    let played = scenario(&own);
+    if played.is_err() {
+        eprintln!("{}", own.logs(LOG_LINES));
+    }
+    played
+}

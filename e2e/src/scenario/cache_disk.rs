@@ -1,0 +1,210 @@
+//! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is read from
+//! there, what it has not fails loudly, and a flush that was not done is not called done.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::node::{Control, Node, PROGRAM};
+use crate::report;
+use crate::s3::proxy::FaultProxy;
+use crate::vm::machine::{Options, State};
+use crate::vm::recorded::RecordedDisk;
+use crate::vm::{Vm, bash};
+use crate::wait::until;
+use crate::wire::Exit;
+use crate::world::World;
+
+const BUCKET: &str = "disk";
+const STATE_BYTES: u64 = 1 << 30;
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
+/// Where the node keeps its volumes.
+const LOCAL: &str = "/var/lib/holdfast/volumes";
+/// Uploaded at once.
+const CLEAN: &str = "clean";
+/// Not uploaded before it is detached.
+const DIRTY: &str = "dirty";
+/// Written until the disk is full.
+const FULL: &str = "full";
+/// The unit of extents, in bytes: a block of the state disk's ext4.
+const EXTENT_BYTES: u64 = 4096;
+/// The part of a volume whose reads fail: the second MiB.
+const DAMAGED: Range<u64> = 1 << 20..2 << 20;
+const LIMIT: Duration = Duration::from_secs(300);
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let proxy = FaultProxy::start(s3.port())?;
+    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let options = Options { state: State::Recorded(STATE_BYTES), ..Options::node() };
+    let vm = world.vm_with("a", || options)?;
+    let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
+    let disk = vm.recorded_disk()?;
+    report::step("the disk cannot read data that the store has");
+    clean(&node, disk)?;
+    report::step("the disk cannot read data that is nowhere else");
+    let (device, sum) = dirty(&node, disk)?;
+    report::step("the disk is full");
+    full(&node, &proxy)?;
+    report::step("the disk cannot flush");
+    no_flush(&node, disk, &device, &sum)
+}
+
+/// Reads of uploaded data go to the store.
+fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
+    let device = create(node, CLEAN, "16Mi", "1s")?;
+    let sum = write_noise(node.vm(), &device, 4)?;
+    wait_committed(node, CLEAN)?;
+    disk.fail_reads(extents(node.vm(), CLEAN)?);
+    ensure!(read(node.vm(), &device, 4)? == sum, "what was read is not what was written");
+    ensure!(disk.failed_reads() > 0, "no read of the disk failed");
+    disk.fail_reads(Vec::new());
+    let errors = node.metric("holdfast_volume_local_read_errors_total", CLEAN)?;
+    ensure!(errors > Some(0.0), "local read errors: {errors:?}");
+    let failed = node.metric("holdfast_volume_failed_requests_total", CLEAN)?;
+    ensure!(failed == Some(0.0), "failed requests: {failed:?}");
+    node.cli(&["detach", CLEAN]).map(drop)
+}
+
+/// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device and the sum.
+fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
+    let device = create(node, DIRTY, "16Mi", "1h")?;
+    let sum = write_noise(node.vm(), &device, 4)?;
+    disk.fail_reads(extents(node.vm(), DIRTY)?);
+    let error = read(node.vm(), &device, 4).err().context("what the disk cannot read was served")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    node.vm().wait_log(PROGRAM, "the local disk cannot read data that is nowhere else", LIMIT)?;
+    let failed = node.metric("holdfast_volume_failed_requests_total", DIRTY)?;
+    ensure!(failed > Some(0.0), "failed requests: {failed:?}");
+    disk.fail_reads(Vec::new());
+    ensure!(read(node.vm(), &device, 4)? == sum, "what was read is not what was written");
+    Ok((device, sum))
+}
+
+/// Writes wait for space and for the store, and go on.
+fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
+    let vm = node.vm();
+    let device = create(node, FULL, "256Mi", "1s")?;
+    let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
+    // Nothing can be uploaded, so nothing can be given up.
+    proxy.go_away();
+    vm.exec(
+        "free=$(df --output=avail -B1 /state | tail -1); fallocate -l $((free - (64 << 20))) /state/filler; df /state >&2",
+    )?;
+    vm.spawn(
+        "dd",
+        &bash(&format!("exec dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none")),
+    )?;
+    until("writes that wait", LIMIT, || {
+        let ended = vm.status("dd")?;
+        ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("dd")?);
+        Ok((node.metric("holdfast_volume_waiting_requests", FULL)? > Some(0.0)).then_some(()))
+    })?;
+    report::step(format_args!("writes wait\n{}", node.cli(&["list"])?));
+    vm.exec("rm /state/filler")?;
+    proxy.come_back();
+    let exit = vm.wait("dd", LIMIT)?;
+    ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
+    ensure!(read(vm, &device, 96)? == sum, "what was read is not what was written");
+    let failed = node.metric("holdfast_volume_failed_requests_total", FULL)?;
+    ensure!(failed == Some(0.0), "failed requests: {failed:?}");
+    node.cli(&["detach", FULL])?;
+    vm.exec(&format!("rm -r {LOCAL}/{FULL}"))?;
+    let device = attach(node, FULL, "1s")?;
+    ensure!(read(vm, &device, 96)? == sum, "the store has not what was written");
+    node.cli(&["detach", FULL]).map(drop)
+}
+
+/// A flush fails with the disk's; what was flushed before is there after a power cut.
+fn no_flush(node: &Node, disk: &RecordedDisk, device: &str, sum: &str) -> Result<()> {
+    let vm = node.vm();
+    disk.fail_flushes(true);
+    let flushed = vm.exec(&format!(
+        "dd if=/dev/urandom of={device} bs=64k count=1 seek=200 oflag=direct conv=fsync status=none"
+    ));
+    let error = flushed.err().context("a flush that was not done was called done")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    vm.cut_power();
+    disk.fail_flushes(false);
+    vm.boot()?;
+    node.restart()?;
+    let device = attach(node, DIRTY, "1h")?;
+    ensure!(read(vm, &device, 4)? == sum, "what was flushed is not there");
+    node.cli(&["detach", DIRTY])?;
+    node.terminate()
+}
+
+fn create(node: &Node, name: &str, size: &str, age: &str) -> Result<String> {
+    node.cli(&["create", name, "--size", size, "--store", "store"])?;
+    attach(node, name, age)
+}
+
+fn attach(node: &Node, name: &str, age: &str) -> Result<String> {
+    let attached = node.cli(&["attach", name, "--store", "store", "--max-dirty-age", age])?;
+    let device = attached.trim().to_owned();
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}
+
+/// Fills the first `mib` MiB and returns their sum.
+fn write_noise(vm: &Vm, device: &str, mib: u32) -> Result<String> {
+    vm.exec(&format!(
+        "head -c {mib}M /dev/urandom > /tmp/noise; dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none; \
+         sha256sum < /tmp/noise"
+    ))
+}
+
+/// The sum of the first `mib` MiB.
+fn read(vm: &Vm, device: &str, mib: u32) -> Result<String> {
+    vm.exec(&format!("dd if={device} bs=1M count={mib} iflag=direct status=none | sha256sum"))
+}
+
+fn wait_committed(node: &Node, name: &str) -> Result<()> {
+    until("the commit", LIMIT, || {
+        Ok((node.metric("holdfast_volume_dirty_bytes", name)? == Some(0.0)).then_some(()))
+    })
+}
+
+/// Where on the state disk both sides of a volume keep [`DAMAGED`].
+fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
+    let text = vm.exec(&format!("cd {LOCAL}/{name}; filefrag -v -b{EXTENT_BYTES} a.data b.data"))?;
+    let found: Vec<Range<u64>> = text.lines().filter_map(extent).collect();
+    ensure!(!found.is_empty(), "no extents of {name} in\n{text}");
+    Ok(found)
+}
+
+/// The part of [`DAMAGED`] that a line of `filefrag -v` is about, in bytes of the disk. Lines of extents look like
+/// `   0:        0..     511:      34816..     35327:    512:             last,eof`.
+fn extent(line: &str) -> Option<Range<u64>> {
+    let mut columns = line.split(':').skip(1);
+    let mut span = || {
+        let (first, last) = columns.next()?.split_once("..")?;
+        let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        Some(first * EXTENT_BYTES..(last + 1) * EXTENT_BYTES)
+    };
+    let (logical, physical) = (span()?, span()?);
+    let start = logical.start.max(DAMAGED.start);
+    let end = logical.end.min(DAMAGED.end);
+    (start < end).then(|| physical.start + start - logical.start..physical.start + end - logical.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_where_a_file_lies() {
+        let line = "   0:        0..     511:      34816..     35327:    512:             last,eof";
+        let first = 34816 * EXTENT_BYTES;
+        assert_eq!(extent(line), Some(first + (1 << 20)..first + (2 << 20)));
+        assert_eq!(extent("File size of a.data is 16777216 (4096 blocks of 4096 bytes)"), None);
+        assert_eq!(
+            extent(" ext:     logical_offset:        physical_offset: length:   expected: flags:"),
+            None
+        );
+    }
+}

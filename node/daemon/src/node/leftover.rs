@@ -1,0 +1,234 @@
+//! Local files of volumes that were detached: kept as cache for their next attach, until others need the space.
+//!
+//! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is thrown away: all
+//! of it is in the store.
+//! Runs on: threads that may block.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use holdfast_types::VolumeId;
+
+use super::Entry;
+use super::error::{NodeError, file};
+use super::local::{Local, volumes_under};
+
+/// Directory of what is being thrown away.
+const DOOMED: &str = "doomed";
+
+/// The local files of a volume that is not attached.
+struct Leftover {
+    volume: VolumeId,
+    held_bytes: u64,
+    /// When its map was last written.
+    used: SystemTime,
+}
+
+/// Leftovers that cannot be thrown away, by when they were last written.
+#[derive(Default)]
+pub(super) struct Needed(BTreeMap<VolumeId, SystemTime>);
+
+/// What volumes left that are not among `volumes`.
+pub(super) struct Leftovers<'a> {
+    state_dir: &'a Path,
+    run_dir: &'a Path,
+    volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+    /// The longest unused first.
+    found: Vec<Leftover>,
+}
+
+impl<'a> Leftovers<'a> {
+    pub(super) fn find(
+        state_dir: &'a Path,
+        run_dir: &'a Path,
+        volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+    ) -> Result<Self, NodeError> {
+        let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
+        // What could not be taken up may have a live map that knows more than the durable one.
+        let live = volumes_under(run_dir)?;
+        for volume in volumes_under(&state_dir.join("volumes"))? {
+            if live.contains(&volume) || leftovers.in_use().contains_key(&volume) {
+                continue;
+            }
+            let local = Local::new(state_dir, run_dir, &volume);
+            if let Some(used) = written_at(&local.map_path())? {
+                leftovers.found.push(Leftover { held_bytes: local.held_bytes()?, volume, used });
+            }
+        }
+        leftovers.found.sort_unstable_by_key(|leftover| leftover.used);
+        Ok(leftovers)
+    }
+
+    fn in_use(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What they all hold, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.found.iter().map(|leftover| leftover.held_bytes).sum()
+    }
+
+    /// Throws leftovers away until `excess_bytes` are given up, or there is none left that is not `needed`.
+    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) -> Result<(), NodeError> {
+        let mut given_up = 0;
+        let mut kept = Vec::new();
+        for leftover in std::mem::take(&mut self.found) {
+            let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
+            if given_up < excess_bytes && !is_needed {
+                if self.throw_away(&leftover)? {
+                    given_up += leftover.held_bytes;
+                    continue;
+                }
+                needed.0.insert(leftover.volume.clone(), leftover.used);
+            }
+            kept.push(leftover);
+        }
+        self.found = kept;
+        Ok(())
+    }
+
+    /// Whether the leftover could be thrown away.
+    fn throw_away(&self, leftover: &Leftover) -> Result<bool, NodeError> {
+        let Leftover { volume, held_bytes, used } = leftover;
+        let local = Local::new(self.state_dir, self.run_dir, volume);
+        let closed_clean = match local.read_map() {
+            Ok(found) => found.is_some_and(|found| found.header.closed_clean),
+            Err(error) => {
+                tracing::warn!(%volume, error = &error as &dyn std::error::Error, "local files are kept");
+                false
+            }
+        };
+        if !closed_clean || !self.doom(volume, &local, *used)? {
+            return Ok(false);
+        }
+        bury(self.state_dir)?;
+        tracing::info!(%volume, bytes = held_bytes, "the cache of a detached volume made room");
+        Ok(true)
+    }
+
+    /// Takes the files away from the volume unless somebody used them since.
+    fn doom(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
+        let doomed = self.state_dir.join(DOOMED);
+        fs::create_dir_all(&doomed).map_err(file(&doomed, "created"))?;
+        // Held to the end: an attach takes its entry before it touches a file.
+        let in_use = self.in_use();
+        if in_use.contains_key(volume) || written_at(&local.map_path())? != Some(used) {
+            return Ok(false);
+        }
+        let dir = local.dir();
+        fs::rename(&dir, doomed.join(volume.as_str())).map_err(file(&dir, "thrown away"))?;
+        Ok(true)
+    }
+}
+
+/// Deletes what is doomed, what an earlier process left too.
+pub(super) fn bury(state_dir: &Path) -> Result<(), NodeError> {
+    let doomed = state_dir.join(DOOMED);
+    match fs::remove_dir_all(&doomed) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&doomed, "removed")(error)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
+    match fs::metadata(path).and_then(|metadata| metadata.modified()) {
+        Ok(time) => Ok(Some(time)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(file(path, "measured")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use holdfast_background::LocalState;
+    use holdfast_engine::durable_map::Header;
+    use holdfast_engine::sector_map::Side;
+    use holdfast_types::{Epoch, Seq};
+
+    use super::*;
+
+    /// A volume's files, as a detach leaves them or a lost host; used so many seconds after others.
+    async fn leave(dirs: &Path, name: &str, closed_clean: bool, used: u64) {
+        let volume: VolumeId = name.parse().unwrap();
+        let local = Local::new(dirs, &dirs.join("run"), &volume);
+        let header = Header {
+            volume,
+            sectors: 256,
+            epoch: Epoch(1),
+            nonces: Vec::new(),
+            active: Side::A,
+            closed_clean,
+            seq: Seq(3),
+            synced_generation: 0,
+        };
+        let files = local.open(256).await.unwrap();
+        local.write_header(&files, &header, 1).await.unwrap();
+        std::os::unix::fs::FileExt::write_all_at(
+            &fs::File::options().write(true).open(local.dir().join("a.data")).unwrap(),
+            &[1; 8192],
+            0,
+        )
+        .unwrap();
+        files.map.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used)).unwrap();
+        local.forget_attached().unwrap();
+    }
+
+    fn left(dirs: &Path) -> Vec<String> {
+        let mut names: Vec<String> = volumes_under(&dirs.join("volumes"))
+            .unwrap()
+            .iter()
+            .map(|volume| volume.as_str().to_owned())
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[tokio::test]
+    async fn the_longest_unused_cache_goes_first_and_what_is_not_uploaded_never() {
+        let dirs = tempfile::tempdir().unwrap();
+        let (dirs, run) = (dirs.path(), dirs.path().join("run"));
+        for (name, closed_clean, used) in [
+            ("new", true, 30),
+            ("dirty", false, 5),
+            ("old", true, 10),
+            ("attached", true, 1),
+            ("live", true, 2),
+        ] {
+            leave(dirs, name, closed_clean, used).await;
+        }
+        fs::create_dir(run.join("live")).unwrap();
+        let durability = holdfast_engine::volume::Durability::Local;
+        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability };
+        let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
+        let mut needed = Needed::default();
+
+        let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
+        assert!(leftovers.held_bytes() >= 3 * 8192);
+        leftovers.give_up(0, &mut needed).unwrap();
+        assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
+        leftovers.give_up(1, &mut needed).unwrap();
+        assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
+        leftovers.give_up(u64::MAX, &mut needed).unwrap();
+        assert_eq!(left(dirs), ["attached", "dirty", "live"]);
+        assert!(!dirs.join(DOOMED).exists());
+    }
+
+    #[tokio::test]
+    async fn files_used_meanwhile_are_kept() {
+        let dirs = tempfile::tempdir().unwrap();
+        leave(dirs.path(), "v", true, 10).await;
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        // Attached and detached again in between.
+        leave(dirs.path(), "v", true, 20).await;
+        leftovers.give_up(u64::MAX, &mut Needed::default()).unwrap();
+        assert_eq!(left(dirs.path()), ["v"]);
+    }
+}

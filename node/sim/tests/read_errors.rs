@@ -1,0 +1,65 @@
+//! What the local disk cannot read any more.
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::event::{Errno, Op};
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_types::SectorRange;
+
+use holdfast_sim::drive;
+use holdfast_sim::world::{Faults, World};
+
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: 2000 };
+const DEAD_DISK: Faults = Faults { local: Some(1), create: None, store: None, read: None, stale_list: None };
+
+/// A host whose guest wrote `range`, on a disk that reads nothing any more.
+fn unreadable(range: SectorRange, committed: bool) -> World {
+    let mut world = World::new(0, 2, 70_000, LIMITS, Faults::default());
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    world.request(0, Op::Write, range).expect("the device is idle");
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    if committed {
+        drive::until(&mut world, 0, |world| world.status(0).is_some_and(|status| status.dirty_bytes == 0));
+    }
+    while world.jobs(0).next().is_some() {
+        drive::step(&mut world, 0);
+    }
+    world.set_faults(DEAD_DISK);
+    world
+}
+
+/// The guest reads `range`: what it was answered, and what was reported.
+fn read(world: &mut World, range: SectorRange) -> (Result<(), Errno>, Vec<Report>) {
+    world.request(0, Op::Read, range).expect("the device is idle");
+    let mut answer = None;
+    let mut reports = Vec::new();
+    while !drive::is_idle(world, 0) {
+        match world.jobs(0).next() {
+            Some(Action::Complete { result, .. }) => answer = Some(*result),
+            Some(Action::Report(report)) => reports.push(*report),
+            Some(_) | None => {}
+        }
+        drive::step(world, 0);
+    }
+    (answer.expect("it was completed"), reports)
+}
+
+#[test]
+fn what_the_store_has_is_read_from_there() {
+    let range = SectorRange::new(32_760, 40);
+    let mut world = unreadable(range, true);
+    assert_eq!(read(&mut world, range), (Ok(()), vec![Report::CleanUnreadable(range)]));
+    // The disk is not asked for it again.
+    assert_eq!(read(&mut world, range), (Ok(()), vec![]));
+    world.set_faults(Faults::default());
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn what_is_nowhere_else_fails_and_is_reported() {
+    let range = SectorRange::new(100, 8);
+    let mut world = unreadable(range, false);
+    assert_eq!(read(&mut world, range), (Err(Errno::EIO), vec![Report::DirtyUnreadable(range)]));
+    // It is not given up: the disk may recover.
+    world.set_faults(Faults::default());
+    drive::check_everywhere(&mut world, 0, 1);
+}
