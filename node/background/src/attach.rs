@@ -10,6 +10,7 @@ use std::error::Error;
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, LocalData, plan_attach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
+use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest};
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
@@ -72,7 +73,7 @@ pub async fn win<L: LocalState>(
             (LocalData::Ours { trust_clean: trusted }, Some(map)) => {
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
-            (LocalData::Foreign, Some(map)) if holds_dirty(&map.pages) => {
+            (LocalData::Foreign, Some(map)) if holds_dirty(&map.pages) && !is_planted(Bug::NoSetAside) => {
                 local.set_aside(map.header.epoch).await.map_err(AttachError::Local)?;
             }
             (LocalData::Foreign, _) => local.discard().await.map_err(AttachError::Local)?,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use holdfast_engine::planted::{Bug, is_planted};
+
 use crate::TimeAndChance;
 
 /// Waits that double up to a limit. Each is by chance between half and all of its length: volumes that began to wait at
@@ -27,6 +29,9 @@ impl Backoff {
     }
 
     pub(crate) async fn wait(&mut self, time: &impl TimeAndChance) {
+        if is_planted(Bug::NeverRetries) {
+            std::future::pending::<()>().await;
+        }
         let [chance] = time.random();
         let half = self.next / 2;
         time.sleep(half + half * u32::from(chance) / u32::from(u8::MAX)).await;

@@ -3,6 +3,7 @@
 use std::io;
 
 use holdfast_engine::action::DirtyBlock;
+use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::segment::SegmentBuilder;
@@ -48,6 +49,7 @@ pub fn build_segment(
         let all = a.union(*b);
         packed.clear();
         for (first, length) in all.runs() {
+            let first = if is_planted(Bug::SparseIsDense) { 0 } else { first };
             packed.extend_from_slice(&buffer.0[first as usize * SECTOR..(first + length) as usize * SECTOR]);
         }
         builder.push(*block, all, &packed);

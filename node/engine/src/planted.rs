@@ -1,4 +1,5 @@
-//! Safeguards that a simulation takes out, one at a time, to show that it would notice.
+//! Safeguards that a simulation takes out, one at a time, to show that it would notice: of the engine and of the background
+//! work.
 //!
 //! Without the feature `planted-bugs` nothing can be taken out, and the compiler drops every question. With it a bug must
 //! still be planted at run time, in the thread that runs the engine: a build that has the feature only because the
@@ -46,11 +47,23 @@ pub enum Bug {
     PunchBeforeRound,
     /// Clean data is punched while reads that were planned on it are in flight (2).
     PunchUnderReads,
+    /// Sectors of a block that lie apart are packed as if they lay together (3).
+    SparseIsDense,
+    /// What a fenced writer never uploaded is thrown away (6).
+    NoSetAside,
+    /// A commit is made before its segment is stored (7).
+    SegmentNotStored,
+    /// What failed once is waited for, and never tried again (12).
+    NeverRetries,
+    /// What LIST shows counts as the whole log of a volume taken over (5).
+    ListIsTheEnd,
+    /// Dirty data is sealed when there is enough of it, however old it is (14).
+    NoAgeLimit,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 24] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -69,6 +82,12 @@ impl Bug {
         Self::FlushJoinsSeal,
         Self::PunchBeforeRound,
         Self::PunchUnderReads,
+        Self::SparseIsDense,
+        Self::NoSetAside,
+        Self::SegmentNotStored,
+        Self::NeverRetries,
+        Self::ListIsTheEnd,
+        Self::NoAgeLimit,
     ];
 }
 
@@ -83,12 +102,14 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
+/// Whether the safeguard is missing.
 #[cfg(feature = "planted-bugs")]
-pub(crate) fn is_planted(bug: Bug) -> bool {
+pub fn is_planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }
 
+/// Whether the safeguard is missing: never.
 #[cfg(not(feature = "planted-bugs"))]
-pub(crate) const fn is_planted(_: Bug) -> bool {
+pub const fn is_planted(_: Bug) -> bool {
     false
 }

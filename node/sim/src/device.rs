@@ -54,6 +54,8 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct Device {
     slots: Vec<Option<Request>>,
+    /// Its size.
+    pub(crate) sectors: u64,
     /// The guest asks for nothing more.
     pub(crate) closing: bool,
     /// The engine said that it may be used.
@@ -63,8 +65,8 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(depth: u32) -> Self {
-        Self { slots: (0..depth).map(|_| None).collect(), ..Self::default() }
+    pub(crate) fn new(depth: u32, sectors: u64) -> Self {
+        Self { slots: (0..depth).map(|_| None).collect(), sectors, ..Self::default() }
     }
 
     pub(crate) fn free_slot(&self) -> Option<RequestId> {

@@ -1,6 +1,7 @@
 //! One simulated host: its disk, its tmpfs, the daemon's process, the device.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -42,6 +43,17 @@ impl Disk {
 /// A disk that the futures of a process reach too.
 pub(crate) type SharedDisk = Arc<Mutex<Disk>>;
 
+/// What of a host does not work for a while.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trouble {
+    /// The store does not hear it.
+    pub(crate) cut_off: bool,
+    /// Its process does not run; what it had sent goes on.
+    pub(crate) paused: bool,
+    /// Its disk takes no more data.
+    pub(crate) full: bool,
+}
+
 /// A host.
 pub(crate) struct Host {
     name: usize,
@@ -59,6 +71,12 @@ pub(crate) struct Host {
     pub(crate) committed: Rc<Cut>,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
+    /// What of it does not work.
+    pub(crate) trouble: Trouble,
+    /// Its disk was full at some time.
+    pub(crate) was_full: bool,
+    /// When the writes ended that no commit captured yet, oldest first: by the model's clock, and by the virtual one.
+    pub(crate) uncommitted: VecDeque<(u64, Millis)>,
     /// What came of the last attach, until it is asked.
     pub(crate) came_of: Option<Attach>,
 }
@@ -77,6 +95,9 @@ impl Host {
             committed: Rc::default(),
             killed_after: Rc::default(),
             killed_inside: false,
+            trouble: Trouble::default(),
+            was_full: false,
+            uncommitted: VecDeque::new(),
             came_of: None,
         }
     }
@@ -104,13 +125,19 @@ impl Host {
             process.volume.as_mut().expect("an attached one").handle(now, event, &mut out);
         });
         if told.is_some() {
-            self.take(out, trace);
+            self.take(now, out, trace);
         }
         told.is_some()
     }
 
     /// The process here begins to serve `volume`, with `out` to do.
-    pub(crate) fn begin(&mut self, volume: Volume<LiveMemory>, out: Vec<Action>, trace: &mut Trace) {
+    pub(crate) fn begin(
+        &mut self,
+        now: Millis,
+        volume: Volume<LiveMemory>,
+        out: Vec<Action>,
+        trace: &mut Trace,
+    ) {
         let sealing = volume.status().sealing;
         self.sealed = match self.sealed.take() {
             Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
@@ -123,7 +150,7 @@ impl Host {
         let process = self.process.as_mut().expect("a process serves");
         process.sealing = sealing;
         process.volume = Some(volume);
-        self.take(out, trace);
+        self.take(now, out, trace);
     }
 
     /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It vouches for
@@ -134,7 +161,7 @@ impl Host {
         Rc::new(cut)
     }
 
-    fn take(&mut self, out: Vec<Action>, trace: &mut Trace) {
+    fn take(&mut self, now: Millis, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
         let status = process.volume.as_ref().map(Volume::status).unwrap_or_default();
         let sealing = status.sealing;
@@ -146,7 +173,7 @@ impl Host {
         process.sealing = sealing;
         for action in out {
             trace.action(self.name, &action);
-            process.begin(action, &mut self.device, &self.disk, self.sealed.as_ref());
+            process.begin(action, now, &mut self.device, &self.disk, self.sealed.as_ref());
         }
     }
 }

@@ -30,13 +30,15 @@ pub enum Invariant {
     ComesToRest = 12,
     /// What was synced is found whole.
     SyncedIsWhole = 13,
+    /// While the store answers, no write waits longer for its commit than the limit and the time a commit takes.
+    CommittedInTime = 14,
     /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
     ObjectFlushSurvivesNode = 15,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -50,6 +52,7 @@ impl Invariant {
         Self::LogIsAChain,
         Self::ComesToRest,
         Self::SyncedIsWhole,
+        Self::CommittedInTime,
         Self::ObjectFlushSurvivesNode,
     ];
 

@@ -50,6 +50,8 @@ pub(crate) struct Job {
     pub(crate) what: What,
     /// Of a sync: what it covers.
     pub(crate) mark: Option<SyncMark>,
+    /// When it was asked for, or done.
+    pub(crate) since: Millis,
     /// Of a timer: when it ends.
     pub(crate) until: Option<Millis>,
     /// Once it was done.
@@ -165,6 +167,7 @@ impl Process {
     pub(crate) fn begin(
         &mut self,
         action: Action,
+        now: Millis,
         device: &mut Option<Device>,
         disk: &SharedDisk,
         sealed: Option<&Rc<Cut>>,
@@ -213,7 +216,7 @@ impl Process {
             | Action::WriteMap(_)
             | Action::Report(_) => {}
         }
-        self.add(What::Action(action), mark, None);
+        self.add(What::Action(action), mark, now, None);
     }
 
     /// What the futures asked for becomes jobs.
@@ -223,13 +226,13 @@ impl Process {
                 Ask::Sleep(time) => Some(now + time.as_millis() as Millis),
                 Ask::Store(_) | Ask::Local(_) => None,
             };
-            self.add(What::Call(call), None, until);
+            self.add(What::Call(call), None, now, until);
         }
     }
 
-    fn add(&mut self, what: What, mark: Option<SyncMark>, until: Option<Millis>) {
+    fn add(&mut self, what: What, mark: Option<SyncMark>, since: Millis, until: Option<Millis>) {
         let slow = self.slowness.once_in(4);
-        self.jobs.push(Job { what, mark, until, heard: None, slow });
+        self.jobs.push(Job { what, mark, since, until, heard: None, slow });
     }
 
     fn check_upload(&self, dirty: &[DirtyBlock]) {

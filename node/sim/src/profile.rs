@@ -21,9 +21,15 @@ pub enum Profile {
     Rivals,
     /// All of it.
     Everything,
+    /// Hosts are cut off from the store, processes stand still and go on after others took over.
+    Partitions,
+    /// Local disks fill up.
+    FullDisks,
+    /// Nothing takes long: what a lost host had not committed is young.
+    Timely,
 }
 
-/// Which deaths a run has, each once in so many steps; `None` is never.
+/// Which deaths and other misfortunes a run has, each once in so many steps; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deaths {
     pub(crate) kill: Option<u64>,
@@ -31,11 +37,16 @@ pub(crate) struct Deaths {
     pub(crate) lose_host: Option<u64>,
     pub(crate) take_over: Option<u64>,
     pub(crate) detach: Option<u64>,
+    pub(crate) cut_off: Option<u64>,
+    pub(crate) pause: Option<u64>,
+    pub(crate) fill: Option<u64>,
+    /// The volume grows at an attach.
+    pub(crate) grow: Option<u64>,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Calm,
         Self::BadStore,
         Self::BadDisk,
@@ -44,6 +55,9 @@ impl Profile {
         Self::LongLives,
         Self::Rivals,
         Self::Everything,
+        Self::Partitions,
+        Self::FullDisks,
+        Self::Timely,
     ];
 
     /// The profile of the runs of `seed`.
@@ -52,7 +66,15 @@ impl Profile {
     }
 
     pub(crate) fn deaths(self) -> Deaths {
-        let never = Deaths::default();
+        let never = Deaths { grow: Some(4), ..Deaths::default() };
+        let rivals = Deaths {
+            kill: Some(500),
+            kill_inside: Some(500),
+            lose_host: Some(700),
+            take_over: Some(300),
+            detach: Some(700),
+            ..never
+        };
         match self {
             Self::Calm | Self::BadStore | Self::BadDisk => Deaths { detach: Some(900), ..never },
             Self::Kills => Deaths { kill: Some(120), kill_inside: Some(120), detach: Some(900), ..never },
@@ -64,22 +86,35 @@ impl Profile {
                 ..never
             },
             Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
-            Self::Rivals | Self::Everything => Deaths {
-                kill: Some(500),
-                kill_inside: Some(500),
-                lose_host: Some(700),
-                take_over: Some(300),
-                detach: Some(700),
+            Self::Rivals => rivals,
+            Self::Everything => Deaths { cut_off: Some(900), pause: Some(900), fill: Some(1500), ..rivals },
+            Self::Partitions => Deaths {
+                kill: Some(1500),
+                lose_host: Some(3000),
+                cut_off: Some(300),
+                pause: Some(300),
+                take_over: Some(400),
+                detach: Some(1200),
+                ..never
             },
+            Self::FullDisks => {
+                Deaths { fill: Some(250), kill: Some(900), lose_host: Some(900), detach: Some(900), ..never }
+            }
+            Self::Timely => Deaths { lose_host: Some(900), detach: Some(1200), ..never },
         }
+    }
+
+    /// Whether every job takes a bounded time.
+    pub(crate) fn is_timely(self) -> bool {
+        self == Self::Timely
     }
 
     pub(crate) fn faults(self) -> Faults {
         let bad_store =
             Faults { local: None, create: Some(3), store: Some(12), read: Some(200), stale_list: Some(4) };
         match self {
-            Self::Calm => Faults::default(),
-            Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals => bad_store,
+            Self::Calm | Self::FullDisks | Self::Timely => Faults::default(),
+            Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Partitions => bad_store,
             Self::BadDisk => Faults { local: Some(25), create: Some(6), ..Faults::default() },
             Self::LongLives => Faults { local: Some(20), ..bad_store },
             Self::Everything => Faults { local: Some(60), ..bad_store },

@@ -4,6 +4,7 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
+use crate::host::Trouble;
 use crate::invariant::Invariant;
 use crate::profile::{Deaths, Profile};
 use crate::rng::Rng;
@@ -12,6 +13,8 @@ use crate::world::{Attach, AttachStep, Faults, World};
 
 /// Three chunks, the last one in part.
 const SECTORS: u64 = 70_000;
+/// What some volumes begin with: two chunks, the last page of the map in part. Then they grow.
+const FEWER_SECTORS: u64 = 50_001;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 /// What the sides may hold in a run that has a limit, in sectors.
@@ -30,19 +33,21 @@ pub(crate) struct Schedule {
     leaving: bool,
 }
 
-fn range(rng: &mut Rng) -> SectorRange {
+fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     let longest = if rng.once_in(60) { 1500 } else { *rng.pick(&[1, 2, 8, 64]) };
     let length = 1 + rng.below(longest) as u64;
-    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(SECTORS - 1);
-    SectorRange::new(start, length.min(SECTORS - start).min(1500))
+    let start = (rng.pick(&HOT) + rng.below(40) as u64).min(sectors - 1);
+    SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
 impl Schedule {
     /// Three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
         let profile = Profile::of(seed);
-        let mut world = World::new(seed, 3, SECTORS, LIMITS, profile.faults());
+        let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
+        let mut world = World::new(seed, 3, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
+        world.timely = profile.is_timely();
         // Every profile is run with both.
         if seed / Profile::ALL.len() as u64 % 2 == 1 {
             world.durability = Durability::Object;
@@ -63,6 +68,7 @@ impl Schedule {
 
     fn guest(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
+        let sectors = device.sectors;
         if !device.ready || device.closing || device.free_slot().is_none() {
             return;
         }
@@ -78,7 +84,7 @@ impl Schedule {
             Op::Discard,
             Op::WriteZeroes,
         ]);
-        let mut range = range(self.rng());
+        let mut range = range(self.rng(), sectors);
         match op {
             Op::Flush => range = SectorRange::new(0, 0),
             Op::Read | Op::Write => range.sectors = range.sectors.min(64),
@@ -131,6 +137,19 @@ impl Schedule {
         }
     }
 
+    /// What does not work for a while, begins or ends.
+    fn trouble(&mut self, host: usize) {
+        let Trouble { mut cut_off, mut paused, mut full } = self.world.hosts[host].trouble;
+        let turn = |run: &mut Self, now: bool, begins| {
+            if now { !run.rng().once_in(160) } else { run.chance(begins) }
+        };
+        cut_off = turn(self, cut_off, self.deaths.cut_off);
+        paused = turn(self, paused, self.deaths.pause);
+        full = turn(self, full, self.deaths.fill);
+        paused &= self.world.hosts[host].process.is_some();
+        self.world.set_trouble(host, Trouble { cut_off, paused, full });
+    }
+
     fn elsewhere(&mut self) -> usize {
         let hosts = self.world.hosts.len();
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
@@ -164,6 +183,7 @@ impl Schedule {
                 AttachStep::RecordSent,
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
+            self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
             self.world.begin_attach(host, true, dies);
         }
         if host == self.home && self.leaving {
@@ -187,6 +207,10 @@ impl Schedule {
         self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
+        self.trouble(host);
+        if self.world.hosts[host].trouble.paused {
+            return self.disaster(host);
+        }
         self.attend(host);
         match self.rng().below(20) {
             0..=4 => self.guest(host),
@@ -196,7 +220,12 @@ impl Schedule {
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
             7 if self.rng().once_in(20) => {
-                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng())).collect();
+                let ranges = (0..self.rng().below(4))
+                    .map(|_| {
+                        let sectors = self.world.sectors;
+                        range(self.rng(), sectors)
+                    })
+                    .collect();
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
@@ -211,6 +240,7 @@ impl Schedule {
         self.deaths = Deaths::default();
         for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
+            host.trouble = Trouble::default();
             if let Some(process) = &mut host.process {
                 process.dies = None;
             }

@@ -5,22 +5,22 @@ use holdfast_sim::case::Case;
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
 /// engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 16] = [
-    "9f0a1da25e3775c5950d131db052f392",
-    "c93c47c1228f012966df8e024e3661f3",
-    "c08009ce1ff11aae09c0dc0e0b5feeea",
-    "67a8bd7af514af6ae82cc19de4e98428",
-    "c44edb9dce6445c33f9d51b98c377e0a",
-    "5271b10eb74563e93fda205cfc6f1808",
-    "a79a2a07e6aebe250a9fd5b1308da6c4",
-    "1a2a7cc123aa845f1088be7ac31bf530",
-    "95e7c5bab7d1611e450f766b9e673459",
-    "11fd70e8503774d426039908950a55a8",
-    "b993949ec31bec8327d94d0cbd3b6468",
-    "5df1c3eaa1e6684066bf94827027d904",
-    "02868184a9b7481c673671c370d9b3f6",
-    "dcab8bcea78e2935e78e207e5885eca7",
-    "1f8f9710bdd3fb3b69e06c36ac60ac13",
-    "ac1a1f411c7c289d0595203ceb4ee3a6",
+    "0e8075df8f6449a4f5c05a119e1c096d",
+    "77109d50b36d51de358203114d220781",
+    "4fc372cca525bef2dd7e0327e772f8cc",
+    "5ebcff0a98288366e604444a6248e927",
+    "00fe5b7149930927f8dedd2d60b03e58",
+    "efd6de053fb89441422346475a7fc30b",
+    "bda14de94fb21f1df34478cbfed1a382",
+    "6d996959a76c48b9c47d9397bbb06f56",
+    "f1951f446429a836d5428f6ff937ddc1",
+    "14084762f79c088dbbb5c37dad43a75d",
+    "e4cb7b1acbc1e325ad4c0c80ed156b69",
+    "a6d4af6cf6b7e1eb1cdc65157442d583",
+    "a8fed9b9805115d185773d98380d75dc",
+    "4b9d1646ca91b36512edf266873c7aa1",
+    "90c82d547c041d1716d5bd283f2a6890",
+    "2621c271c6ffe3ea469ac32348e3f0d6",
 ];
 
 #[test]

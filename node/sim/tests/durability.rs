@@ -106,13 +106,13 @@ fn how_old_dirty_data_is_outlives_the_process() {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
     assert_eq!(world.attach(0, false, None), Attach::Won);
     drive::until(&mut world, 0, |world| world.is_ready(0));
-    world.pass(0, 1000);
+    world.tick(0, 1000);
     write(&mut world, 7);
     let until = world.status(0).unwrap().durable_until_unix_ms.unwrap();
-    world.pass(0, 4000);
+    world.tick(0, 4000);
     world.kill(0);
     drive::until(&mut world, 0, |world| world.status(0).is_some());
-    world.pass(0, 1000);
+    world.tick(0, 1000);
     let status = world.status(0).unwrap();
     assert_eq!(status.oldest_dirty_ms, Some(5000));
     assert_eq!(status.durable_until_unix_ms, Some(until));

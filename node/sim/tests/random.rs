@@ -55,6 +55,21 @@ fn everything_at_once() {
     runs(Profile::Everything, 25, 3500);
 }
 
+#[test]
+fn cut_off_and_paused() {
+    runs(Profile::Partitions, 20, 3500);
+}
+
+#[test]
+fn disks_fill_up() {
+    runs(Profile::FullDisks, 12, 2500);
+}
+
+#[test]
+fn commits_come_in_time() {
+    runs(Profile::Timely, 12, 3500);
+}
+
 /// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side, and what had
 /// been there before both was read.
 #[test]

@@ -116,7 +116,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.lifecycle == Lifecycle::Detaching
             || self.seals.is_wanted()
             || self.dirty_bytes(side) >= self.limits.seal_bytes
-            || age >= self.limits.max_age_ms
+            || (age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit))
             || self.wants_other_side()
             || self.repair.wants_seal(side)
     }

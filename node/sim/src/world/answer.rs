@@ -56,7 +56,8 @@ impl World {
             // The worst moment for an older one to arrive.
             self.land_late();
         }
-        match self.fate(ask) {
+        let fate = if self.hosts[host].trouble.cut_off { Fate::RequestLost } else { self.fate(ask) };
+        match fate {
             Fate::Fine => {
                 let lists = matches!(ask, StoreAsk::List { .. });
                 let stale = lists && Self::fails(&mut self.rng, self.faults.stale_list);
@@ -120,7 +121,11 @@ impl World {
     fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
         let is_last_writer = self.last_writer == Some(host);
         let fails = Self::fails(&mut self.rng, self.faults.local);
-        let mut disk = lock(&self.hosts[host].disk);
+        let here = &self.hosts[host];
+        let mut disk = lock(&here.disk);
+        if here.trouble.full && matches!(ask, LocalAsk::StorePending(_)) {
+            return Err(io::Error::from(io::ErrorKind::StorageFull).into());
+        }
         if let (LocalAsk::WriteHeader(write), true) = (ask, fails) {
             disk.map.write(write, || self.rng.once_in(2));
         }

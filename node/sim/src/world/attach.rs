@@ -39,7 +39,7 @@ impl World {
             node: host.to_string(),
             nonce: Nonce(self.rng.bytes()),
             unix_ms: self.now,
-            grow_to: None,
+            grow_to: self.grow_to,
             take_over,
         };
         self.begin_process(host);
@@ -98,11 +98,11 @@ impl World {
         here.sealed = None;
         let volume =
             here.run(|_| Volume::attach(setup, memory, manifest, &found, trust_clean, now, &mut out));
-        here.device = Some(Device::new(DEPTH));
+        here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
                 here.came_of = Some(Attach::Won);
-                here.begin(volume, out, &mut self.trace);
+                here.begin(now, volume, out, &mut self.trace);
             }
             None => self.process_died(host),
         }

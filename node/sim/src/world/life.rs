@@ -12,6 +12,7 @@ use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
 use crate::disk::{Fate, SyncMark, sectors};
 use crate::expect::Cut;
+use crate::host::Trouble;
 use crate::invariant::Invariant;
 use crate::process::What;
 
@@ -30,6 +31,22 @@ impl World {
         }
     }
 
+    /// Something of `host` ceases to work, or works again.
+    pub(crate) fn set_trouble(&mut self, host: usize, trouble: Trouble) {
+        let here = &mut self.hosts[host];
+        here.was_full |= trouble.full;
+        let before = std::mem::replace(&mut here.trouble, trouble);
+        for (now, before, tag, words) in [
+            (trouble.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
+            (trouble.paused, before.paused, 72, ["the process goes on", "the process stands still"]),
+            (trouble.full, before.full, 74, ["the disk has room again", "the disk is full"]),
+        ] {
+            if now != before {
+                self.trace.befalls(host, tag + u8::from(now), words[usize::from(now)]);
+            }
+        }
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self, host: usize) {
         if self.hosts[host].process.is_some() {
@@ -40,6 +57,7 @@ impl World {
     /// What was submitted may still be done, all or in part; nobody hears of it.
     pub(super) fn process_died(&mut self, host: usize) {
         let Some(process) = self.hosts[host].process.take() else { return };
+        self.hosts[host].trouble.paused = false;
         self.trace.befalls(host, 64, "the process dies");
         if process.volume.is_none() {
             self.hosts[host].came_of = Some(Attach::Died);
@@ -128,6 +146,8 @@ impl World {
         here.device = None;
         here.sealed = None;
         here.killed_inside = false;
+        here.uncommitted.clear();
+        here.trouble = Trouble::default();
         here.expect.lose_host();
     }
 
@@ -145,6 +165,7 @@ impl World {
             Ok(Some(found)) => found,
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
+        let sectors = header.sectors;
         let memory = here.tmpfs.map(0, here.killed_after.clone());
         let setup = Setup {
             requests: DEPTH,
@@ -165,8 +186,8 @@ impl World {
         let here = &mut self.hosts[host];
         let ready = !volume.status().recovering;
         here.process.as_mut().expect("just begun").load_manifest();
-        here.begin(volume, Vec::new(), &mut self.trace);
-        let device = here.device.get_or_insert_with(|| Device::new(DEPTH));
+        here.begin(self.now, volume, Vec::new(), &mut self.trace);
+        let device = here.device.get_or_insert_with(|| Device::new(DEPTH, sectors));
         device.ready |= ready;
         let again = device.reissue();
         for (id, op, range) in again {

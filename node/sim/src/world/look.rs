@@ -1,7 +1,6 @@
 //! What a test may see and set in a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::event::Millis;
 use holdfast_engine::volume::{Durability, Status, Volume};
 
 use super::{Faults, World};
@@ -97,20 +96,15 @@ impl World {
         *self.hosts[host].killed_after.borrow_mut() = Some(changes);
     }
 
-    /// What a FLUSH means from the next attach or takeover on.
-    pub fn set_durability(&mut self, durability: Durability) {
-        self.durability = durability;
-    }
-
-    /// Time passes, and the process on `host` is told so.
-    pub fn pass(&mut self, host: usize, time: Millis) {
-        self.tick(host, time);
-    }
-
     /// From here on things go wrong so often.
     pub fn set_faults(&mut self, faults: Faults) {
         self.sound_disks &= faults.local.is_none();
         self.faults = faults;
+    }
+
+    /// What a FLUSH means from the next attach or takeover on.
+    pub fn set_durability(&mut self, durability: Durability) {
+        self.durability = durability;
     }
 
     /// Goes on with other randomness.

@@ -33,6 +33,9 @@ impl World {
                 request.fill(*range, *at, stamps.into_iter());
                 Event::Moved { id: *id, result: Ok(()) }
             }
+            Action::Write { id, .. } if here.trouble.full => {
+                Event::Moved { id: *id, result: Err(Errno::ENOSPC) }
+            }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
                 for sector in sectors(*range) {
@@ -64,11 +67,15 @@ impl World {
                     Invariant::CompletedOnce
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
+                let stores = device.request(*id).stores().is_some();
                 // What a FLUSH vouches for is looked up in the log while this host is its newest writer.
                 let vouches = self.durability == Durability::Object && self.last_writer == Some(host);
                 let in_store = (vouches && device.request(*id).op == Op::Flush && result.is_ok())
                     .then(|| self.store.last_cut());
                 device.complete(*id, *result, &mut here.expect, in_store.as_deref());
+                if self.timely && stores {
+                    here.uncommitted.push_back((here.expect.now(), self.now));
+                }
                 return None;
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },

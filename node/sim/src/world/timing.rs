@@ -1,0 +1,53 @@
+//! Virtual time: it passes between steps, and in a timely world no job takes long.
+
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::event::Millis;
+
+use super::World;
+use crate::invariant::Invariant;
+
+/// The longest that half a job takes in a timely world: until it is done, and until that is heard.
+pub(super) const JOB_MS: Millis = 50;
+/// The longest that a commit takes there: a round that waits for another, the upload and the record are at most so many
+/// halves of jobs, one after the other.
+const COMMIT_MS: Millis = 36 * JOB_MS;
+/// The longest between two ticks there, and until each engine heard of one.
+const TICK_MS: Millis = 800;
+
+impl World {
+    /// Time passes on every host.
+    pub(super) fn pass(&mut self, passed: Millis) {
+        if !self.timely {
+            self.now += passed;
+            return self.clock.store(self.now, Ordering::Relaxed);
+        }
+        let end = self.now + passed;
+        while self.now < end {
+            self.now = (self.now + JOB_MS).min(end);
+            self.clock.store(self.now, Ordering::Relaxed);
+            for host in 0..self.hosts.len() {
+                while let Some(index) = self.first_overdue(host) {
+                    self.step_job(host, index);
+                }
+            }
+        }
+        self.check_age();
+    }
+
+    fn first_overdue(&self, host: usize) -> Option<usize> {
+        let jobs = &self.hosts[host].process.as_ref()?.jobs;
+        (0..jobs.len()).find(|index| jobs[*index].since + JOB_MS <= self.now && self.is_due(host, *index))
+    }
+
+    /// Invariant 14: were this host lost now, the store would hold all but the last writes.
+    fn check_age(&self) {
+        for here in self.hosts.iter().filter(|host| host.device.as_ref().is_some_and(|device| device.ready)) {
+            let Some((_, ended)) = here.uncommitted.front() else { continue };
+            let age = self.now - ended;
+            let most = self.limits.max_age_ms + TICK_MS + COMMIT_MS;
+            Invariant::CommittedInTime
+                .check(age <= most, || format!("a write that ended {age} ms ago is in no commit yet"));
+        }
+    }
+}
