@@ -101,7 +101,7 @@ impl Schedule {
             return;
         }
         let job = self.rng().below(jobs);
-        let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
+        let slow = self.world.is_slow(host, job);
         if self.world.is_due(host, job) && (!slow || self.rng().once_in(12)) {
             self.world.step_job(host, job);
         }
@@ -139,15 +139,16 @@ impl Schedule {
 
     /// What does not work for a while, begins or ends.
     fn trouble(&mut self, host: usize) {
-        let Trouble { mut cut_off, mut paused, mut full } = self.world.hosts[host].trouble;
+        let Trouble { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].trouble;
         let turn = |run: &mut Self, now: bool, begins| {
             if now { !run.rng().once_in(160) } else { run.chance(begins) }
         };
         cut_off = turn(self, cut_off, self.deaths.cut_off);
         paused = turn(self, paused, self.deaths.pause);
         full = turn(self, full, self.deaths.fill);
+        slow = turn(self, slow, self.deaths.slow);
         paused &= self.world.hosts[host].process.is_some();
-        self.world.set_trouble(host, Trouble { cut_off, paused, full });
+        self.world.set_trouble(host, Trouble { cut_off, paused, full, slow });
     }
 
     fn elsewhere(&mut self) -> usize {
@@ -184,7 +185,8 @@ impl Schedule {
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
             self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
-            self.world.begin_attach(host, true, dies);
+            let take_over = !self.rng().once_in(4);
+            self.world.begin_attach(host, take_over, dies);
         }
         if host == self.home && self.leaving {
             let here = &self.world.hosts[host];
@@ -220,12 +222,8 @@ impl Schedule {
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
             7 if self.rng().once_in(20) => {
-                let ranges = (0..self.rng().below(4))
-                    .map(|_| {
-                        let sectors = self.world.sectors;
-                        range(self.rng(), sectors)
-                    })
-                    .collect();
+                let sectors = self.world.sectors;
+                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng(), sectors)).collect();
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
@@ -321,7 +319,6 @@ impl Schedule {
         self.leaving = true;
         self.settle(|run| run.world.hosts[home].device.is_none());
         self.leaving = false;
-        let manifest = self.world.store.manifest();
-        !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
+        self.world.has_let_go(home)
     }
 }

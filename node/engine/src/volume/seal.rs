@@ -1,6 +1,13 @@
 //! Seals: the point in time that one commit captures.
 //!
-//! Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! 1. the sides are swapped (`SidesSwapped`);
+//! 2. operations in flight on the sealed side end (`SideStill`);
+//! 3. a round begun after that makes its map durable (`SealDurable`);
+//! 4. its dirty sectors become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
+//! 5. the commit record is created (`volume/commit.rs`);
+//! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
+//!
+//! The names are crash points. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
 //! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
@@ -8,6 +15,7 @@ use holdfast_types::{Block, Mask};
 use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
@@ -56,6 +64,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             && (Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
                 || is_planted(Bug::UploadInFlight))
         {
+            reach(CrashPoint::SideStill);
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
             match self.pending.take() {
                 Some(pending) if pending.seq == manifest.seq().next() => {
@@ -74,6 +83,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         if let Seal::Round(sides, number) = self.seal {
             if self.round.ended >= number {
+                reach(CrashPoint::SealDurable);
                 self.seal = Seal::Uploading(sides);
                 out.push(Action::Upload(self.dirty_blocks(sides)));
             } else if self.round.begun >= number && self.may_retry_round() {
@@ -94,6 +104,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn swap_sides(&mut self) -> Side {
         let active = self.map.active();
         self.map.set_active(active.other());
+        reach(CrashPoint::SidesSwapped);
         self.header.active = active.other();
         self.round.header_changed();
         self.evict.sides_swapped(self.now);
@@ -150,6 +161,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.lifecycle == Lifecycle::Fenced {
             return;
         }
+        reach(CrashPoint::SegmentStored);
         self.seal = Seal::Committing(sides);
         if is_planted(Bug::FlushAtUpload) {
             self.seal_committed(out);
@@ -170,10 +182,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }
+        reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;
         self.seal_committed(out);
         if self.lifecycle == Lifecycle::Recovering {
             self.map.set_recovering(false);
+            reach(CrashPoint::Recovered);
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
         }

@@ -65,7 +65,9 @@ impl World {
         let came_of = match came_of {
             Ok(won) => return self.serve(host, won),
             Err(AttachError::Refused(AttachRefused::AttachedElsewhere { .. })) => {
-                assert_ne!(self.last_writer, Some(host));
+                // What an older LIST shows may refuse it as well: then it is tried again.
+                let own = self.last_writer == Some(host) && self.faults.stale_list.is_none();
+                Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
             Err(AttachError::Local(LocalError::Damaged(words))) => Invariant::SyncedIsWhole.broken(&words),

@@ -4,7 +4,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Durability, Status, Volume};
 
 use super::{Faults, World};
-use crate::calls::{Ask, StoreAsk, lock};
+use crate::calls::{Ask, Call, StoreAsk, lock};
 use crate::process::What;
 use crate::rng::Rng;
 
@@ -55,10 +55,29 @@ impl World {
         })
     }
 
+    /// Whether the job at `index` takes long.
+    pub(crate) fn is_slow(&self, host: usize, index: usize) -> bool {
+        let here = &self.hosts[host];
+        let job = here.process.as_ref().and_then(|process| process.jobs.get(index));
+        job.is_some_and(|job| {
+            let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
+            job.slow || (local && here.trouble.slow)
+        })
+    }
+
     /// The oldest job on `host` that can go on now.
     pub(crate) fn first_due(&self, host: usize) -> Option<usize> {
         let jobs = self.hosts[host].process.as_ref().map_or(0, |process| process.jobs.len());
         (0..jobs).find(|index| self.is_due(host, *index))
+    }
+
+    /// Whether the process on `host` waits for the store to do something that is `like` this.
+    pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
+        let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.any(|job| match &job.what {
+            What::Call(Call { ask: Ask::Store(ask), .. }) => job.heard.is_none() && like(ask),
+            What::Call(_) | What::Action(_) => false,
+        })
     }
 
     /// Whether `host` has the device.
