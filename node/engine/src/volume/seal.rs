@@ -94,6 +94,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    /// Begins a seal that flushes may wait for.
     pub(super) fn begin_seal(&mut self, sides: Sides) {
         self.seals.begun += 1;
         self.seal = Seal::Draining(sides);
