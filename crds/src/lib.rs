@@ -32,11 +32,11 @@ pub use object_store::{
 };
 pub use size::MAX_SIZE_BYTES;
 pub use storage_node::{
-    Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
+    FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
 };
 pub use volume::{
-    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, ImageSource, SnapshotSource, Volume,
-    VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    AccessMode, Backend, CloneSource, CutOff, DeletionPolicy, Durability, Empty, FORCE_DETACH, ImageSource,
+    SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 

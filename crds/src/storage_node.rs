@@ -58,6 +58,10 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub transports: Vec<TransportSupport>,
+    /// What writers of this node that were replaced never uploaded; `holdfast-node fenced` on the node exports and deletes it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
+    pub fenced: Vec<FencedData>,
     /// The last time one daemon passed its devices to another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handoff: Option<Handoff>,
@@ -98,6 +102,28 @@ pub struct TransportSupport {
     /// Why it cannot be used, and what would help.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
+}
+
+/// What one replaced writer never uploaded.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FencedData {
+    /// By which `holdfast-node fenced` knows it: a directory below `fenced` in `stateDir`.
+    pub name: String,
+    /// The volume's identity in the object store (`status.volumeId` of its Volume).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_id: Option<String>,
+    /// The writer's fencing number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub epoch: Option<u64>,
+    /// Bytes never uploaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub bytes: Option<u64>,
+    /// Why the rest is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub damage: Option<String>,
 }
 
 /// One daemon passing its devices to another.

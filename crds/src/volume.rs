@@ -4,12 +4,13 @@
 //! - the user (or CSI) writes `spec`; `spec.nodeName` is the wish to have the volume served by that node;
 //! - the operator writes `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
 //!   `observedGeneration` and its own conditions;
-//! - the daemon named by `assignedNode` writes `node`, the device fields and the condition `Attached`, and clears them
-//!   once its final commit is done. Only then does the operator move the grant.
+//! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
+//!   final commit is done. Only then does the operator move the grant, or when the annotation [`FORCE_DETACH`] names that
+//!   node.
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,10 @@ use crate::{FieldError, duration, size};
 
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
 const MAX_DIRTY_AGE: Duration = Duration::from_secs(3600);
+
+/// Annotation: the name of a node that is lost. The operator takes the volume from it without its final commit; what it
+/// had not uploaded is missing afterwards.
+pub const FORCE_DETACH: &str = "holdfast.dev/force-detach";
 
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -90,10 +95,8 @@ pub struct VolumeSpec {
     /// How many nodes may use the volume at a time.
     #[serde(default)]
     pub access_mode: AccessMode,
-    /// When a FLUSH is complete.
+    /// When a FLUSH is complete. A change takes effect when the volume is attached next.
     #[serde(default)]
-    #[x_kube(validation = kube::core::Rule::new("self == 'local'")
-        .message("spec.durability `object` is not supported by this version: use `local`"))]
     pub durability: Durability,
     /// How old un-uploaded data may become while the object store answers, for example `30s`.
     #[serde(default = "default_max_dirty_age")]
@@ -279,6 +282,9 @@ pub struct VolumeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
+    /// When a FLUSH is complete on the attached device. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
     /// Last commit in the object store. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
@@ -291,12 +297,43 @@ pub struct VolumeStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub oldest_dirty_seconds: Option<u64>,
+    /// Every write that completed before then is in the object store; not renewed while nothing is dirty. Daemon.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durable_up_to: Option<Time>,
+    /// What the node that was cut off by force had reported last. Operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cut_off: Option<CutOff>,
     /// Size of the attached device, in bytes. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
-    /// Operator: `Provisioned`, `Assigned`, `Resized`. Daemon: `Attached`.
+    /// Operator: `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
+    /// `Writable`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A node that a volume was taken from by force, as it reported last.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CutOff {
+    /// The node. It keeps what it had not uploaded.
+    pub node: String,
+    /// When the volume was given to another.
+    pub time: Time,
+    /// Its fencing number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub epoch: Option<u64>,
+    /// When a FLUSH was complete on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
+    /// Bytes it had written and not committed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<i64>")]
+    pub dirty_bytes: Option<u64>,
+    /// Every write that completed before then is in the object store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durable_up_to: Option<Time>,
 }

@@ -13,6 +13,7 @@ mod control_plane;
 mod damage;
 mod fenced;
 mod load;
+mod node_loss;
 pub mod power_cuts;
 mod provisioning;
 mod s3;
@@ -121,6 +122,12 @@ pub const ALL: &[Scenario] = &[
         about: "what a replaced writer never uploaded is kept, listed, exported to a file and deleted only when meant",
         expected: Duration::from_secs(60),
         run: fenced::run,
+    },
+    Scenario {
+        name: "node-loss",
+        about: "a lost node's volume goes on elsewhere as a prefix; what is missing is told, kept on the node and exported",
+        expected: Duration::from_secs(90),
+        run: node_loss::run,
     },
     Scenario {
         name: "s3-faults",

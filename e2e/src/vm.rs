@@ -30,6 +30,9 @@ pub mod recorded;
 pub const HOST: &str = "10.0.2.2";
 /// How long a boot may take. Quiet it is 4 s; emulated machines on a busy host take ten times as long.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// How often a machine is turned on whose kernel dies while it boots: emulated, one in a hundred trips over the code that
+/// it patches into itself.
+const BOOT_TRIES: u32 = 3;
 /// How long one command may take unless the caller says otherwise.
 const EXEC_LIMIT: Duration = Duration::from_secs(600);
 /// How long a clean power-off may take before the machine is stopped anyway.
@@ -261,11 +264,18 @@ impl Vm {
     pub fn boot(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "{} runs already", self.name);
-        let (qemu, port) =
-            machine::launch(&self.name, &self.dir, &self.boot, &self.options, self.recorded.as_ref())?;
-        let mut started = Running { qemu, agent: Agent::new(&self.name, port) };
-        let up = started.agent.wait_ready(&mut started.qemu, BOOT_LIMIT);
-        up.with_context(|| format!("boot {}:\n{}", self.name, tail(&self.console(), 30)))?;
+        let mut tries = 1;
+        let started = loop {
+            let (qemu, port) =
+                machine::launch(&self.name, &self.dir, &self.boot, &self.options, self.recorded.as_ref())?;
+            let mut started = Running { qemu, agent: Agent::new(&self.name, port) };
+            let up = started.agent.wait_ready(&mut started.qemu, BOOT_LIMIT);
+            match up.with_context(|| format!("boot {}:\n{}", self.name, tail(&self.console(), 30))) {
+                Ok(()) => break started,
+                Err(_) if tries < BOOT_TRIES && started.qemu.ended()?.is_some() => tries += 1,
+                Err(error) => return Err(error),
+            }
+        };
         *running = Some(started);
         Ok(())
     }

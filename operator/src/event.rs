@@ -6,6 +6,7 @@ use kube::Client;
 use kube::runtime::events::{self, Event, EventType, Reporter};
 
 use crate::object_store::READY;
+use crate::volume::cut_off::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
 
 /// Longest note the API takes, in bytes.
@@ -52,9 +53,10 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
 }
 
 fn is_trouble(condition: &Condition) -> bool {
-    condition.status != "True"
-        && [PROVISIONED, READY].contains(&condition.type_.as_str())
-        && !["WaitingForDetach", "Deleting"].contains(&condition.reason.as_str())
+    condition.type_ == DATA_LOST
+        || condition.status != "True"
+            && [PROVISIONED, READY].contains(&condition.type_.as_str())
+            && !["WaitingForDetach", "Deleting"].contains(&condition.reason.as_str())
 }
 
 /// Reasons of conditions that are the ordinary course of things.

@@ -9,6 +9,9 @@ use crate::wire::Exit;
 
 /// What fio is called among the machine's programs.
 const PROGRAM: &str = "fio";
+const SIGINT: i32 = 2;
+/// How fio ends on that signal.
+const INTERRUPTED: Exit = Exit::Code(128);
 /// How long fio may take after the time it was given.
 const END_LIMIT: Duration = Duration::from_secs(300);
 
@@ -42,6 +45,15 @@ impl<'a> Load<'a> {
              echo \"$(writes) writes, began at $from\"; exit 1"
         );
         self.vm.exec(&script).map(drop)
+    }
+
+    /// Ends fio before its time: it saw no error and every byte was right.
+    pub(super) fn stop(self) -> Result<()> {
+        self.vm.signal(PROGRAM, SIGINT)?;
+        let exit = self.vm.wait(PROGRAM, END_LIMIT)?;
+        let log = self.vm.log(PROGRAM)?;
+        ensure!(exit == INTERRUPTED && log.contains("err= 0"), "fio ended by {exit:?}: {log}");
+        self.vm.exec("! dmesg | grep -i 'I/O error'").map(drop)
     }
 
     /// Waits for fio's end: it saw no error and every byte was right.

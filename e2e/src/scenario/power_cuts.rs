@@ -95,11 +95,17 @@ pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
     ));
     proxy.release();
 
-    let mut chance = Chance::new(SEED);
+    let mut aftermath = Aftermath {
+        world,
+        recorded: &vm,
+        s3: &s3,
+        reports: &reports,
+        chance: Chance::new(SEED),
+        machine: None,
+    };
     let mut lost = Vec::new();
     for (number, moment) in moments.iter().enumerate() {
-        let checked = after_cut(world, &vm, &s3, moment, &reports, number, &mut chance);
-        if let Err(error) = checked {
+        if let Err(error) = aftermath.play(number, moment) {
             report::step(format_args!("cut {number}: {error:#}"));
             lost.push(format!("cut {number}: {error:#}"));
         }
@@ -188,31 +194,39 @@ fn moment(
     Ok(Moment { positions, bucket })
 }
 
-/// Boots a machine on the disk that the cut left and compares what its volumes hold.
-fn after_cut(
-    world: &World,
-    recorded: &Vm,
-    s3: &S3Server,
-    moment: &Moment,
-    reports: &Reports,
-    number: usize,
-    chance: &mut Chance,
-) -> Result<()> {
-    let length = u64::try_from(moment.positions.len()).context("a short moment")?;
-    let position = moment.positions.start + usize::try_from(chance.below(length))?;
-    let left = [Survivors::Some, Survivors::Nothing, Survivors::Some, Survivors::All][number % 4];
-    let image = world.dir().join("cut.ext4");
-    let cut = recorded.recorded_disk()?.rebuild(position, left, chance, &image)?;
-    s3.bring_back(BUCKET, &moment.bucket)?;
-    report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
-    let options = Options { state: State::Image(image), ..Options::node() };
-    let vm = world.vm_with("after", || options)?;
-    if number > 0 {
-        vm.boot()?;
+/// What comes after the cuts.
+struct Aftermath<'a> {
+    world: &'a World,
+    recorded: &'a Vm,
+    s3: &'a S3Server,
+    reports: &'a Reports,
+    chance: Chance,
+    /// Boots on one rebuilt disk after the other.
+    machine: Option<Arc<Vm>>,
+}
+
+impl Aftermath<'_> {
+    /// Boots a machine on the disk that a cut left and compares what its volumes hold.
+    fn play(&mut self, number: usize, moment: &Moment) -> Result<()> {
+        let length = u64::try_from(moment.positions.len()).context("a short moment")?;
+        let position = moment.positions.start + usize::try_from(self.chance.below(length))?;
+        let left = [Survivors::Some, Survivors::Nothing, Survivors::Some, Survivors::All][number % 4];
+        let image = self.world.dir().join("cut.ext4");
+        let cut = self.recorded.recorded_disk()?.rebuild(position, left, &mut self.chance, &image)?;
+        self.s3.bring_back(BUCKET, &moment.bucket)?;
+        report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
+        let options = Options { state: State::Image(image), ..Options::node() };
+        let vm = match &mut self.machine {
+            Some(vm) => {
+                vm.boot()?;
+                vm
+            }
+            none @ None => none.insert(self.world.vm_with("after", || options)?),
+        };
+        let checked = check(vm, self.reports, position);
+        vm.cut_power();
+        checked
     }
-    let checked = check(&vm, reports, position);
-    vm.cut_power();
-    checked
 }
 
 fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {

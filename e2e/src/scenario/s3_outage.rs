@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::load::Load;
 use crate::node::{Control, Node};
@@ -26,6 +26,8 @@ const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8M
 const MOST_DIRTY_BYTES: f64 = 8_388_608.0;
 /// How long the store stays away in the scenario, in real time, once writes wait.
 const SHORT: Duration = Duration::from_secs(45);
+/// Longer than the scenario, in seconds of the machine's time.
+const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a second.
@@ -54,8 +56,7 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     let cold = attach(&node, COLD)?;
     let busy = create(&node, BUSY, "128Mi")?;
     let calm = CALM.map(|name| create(&node, name, "16Mi")).into_iter().collect::<Result<Vec<_>>>()?;
-    let seconds = u32::try_from(away.as_secs() + 75).context("minutes")?;
-    let load = Load::start(vm, &busy, seconds)?;
+    let load = Load::start(vm, &busy, LOAD_SECONDS)?;
 
     report::step("the store goes away; writes go on to the quota and wait there");
     proxy.go_away();
@@ -87,6 +88,12 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     ensure!(vm.status("cold-read")?.is_none(), "a cold read ended while the store was away");
     let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", BUSY)?.unwrap_or(0.0);
     ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
+    for name in [BUSY, CALM[0]] {
+        let told = node.metric("holdfast_volume_store_away_seconds", name)?;
+        ensure!(told >= Some(away.as_secs_f64()), "{name} says that the store is away for {told:?} s");
+    }
+    let delayed = node.metric("holdfast_volume_writes_delayed_seconds", BUSY)?;
+    ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
     let attempts = proxy.turned_away() - from.1;
     let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
     report::step(format_args!(
@@ -105,14 +112,16 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     load.goes_on()?;
     until("everything to be committed", LIMIT, || {
         for name in CALM {
-            if node.metric("holdfast_volume_dirty_bytes", name)? != Some(0.0) {
-                return Ok(None);
+            for figure in ["holdfast_volume_dirty_bytes", "holdfast_volume_store_away_seconds"] {
+                if node.metric(figure, name)? != Some(0.0) {
+                    return Ok(None);
+                }
             }
         }
         Ok(Some(()))
     })?;
     check_return(&proxy, back)?;
-    load.finish()?;
+    load.stop()?;
 
     let mut errors = 0.0;
     for name in CALM.into_iter().chain([BUSY, COLD]) {

@@ -42,7 +42,6 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 /// What a user would have noticed.
 pub fn run(world: &World, transport: &str) -> Result<()> {
     let s3 = world.s3()?;
-    s3.create_bucket(BUCKET)?;
     let operator = world.operator()?;
     provision(world, &s3)?;
 
@@ -121,6 +120,17 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
 
 fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
     report::step("apply an ObjectStore and two Volumes, of 1 GiB and 64 GiB");
+    provision_store(world, s3, BUCKET)?;
+    for (name, size) in [("small", "1Gi"), ("large", "64Gi")] {
+        apply(world, &volume(name, "store", size))?;
+        wait(world, &format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    show(world)
+}
+
+/// Applies the ObjectStore `store` with a new bucket of `s3`, and waits until it is Ready.
+pub(super) fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Result<()> {
+    s3.create_bucket(bucket)?;
     world.kubectl([
         "create",
         "secret",
@@ -131,17 +141,12 @@ fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
         &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
     ])?;
     // The operator runs beside the S3 server, the daemons in machines: one endpoint must do for both.
-    apply(world, &object_store("store", BUCKET, "store", &s3.endpoint_everywhere()))?;
-    wait(world, "objectstore/store", "condition=Ready")?;
-    for (name, size) in [("small", "1Gi"), ("large", "64Gi")] {
-        apply(world, &volume(name, "store", size))?;
-        wait(world, &format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
-    }
-    show(world)
+    apply(world, &object_store("store", bucket, "store", &s3.endpoint_everywhere()))?;
+    wait(world, "objectstore/store", "condition=Ready")
 }
 
 /// Has `node` serve a volume and returns its device.
-fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
+pub(super) fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
     let patch = format!("{{\"spec\":{{\"nodeName\":\"{}\"}}}}", node.vm().name());
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", &patch])?;
     device_of(world, node, name)

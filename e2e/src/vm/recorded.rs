@@ -320,9 +320,10 @@ mod tests {
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 4 * 4096]).unwrap();
         let disk = RecordedDisk::start(&image).unwrap();
-        disk.fail_reads(vec![4096..8192]);
+        disk.fail_reads(vec![4096..8192, 12288..16384]);
         assert_eq!(disk.shared.read(0, 8192).unwrap().0, EIO);
         assert_eq!(disk.shared.read(8192, 4096).unwrap(), (0, vec![1; 4096]));
-        assert_eq!(disk.failed_reads(), 1);
+        assert_eq!(disk.shared.read(12288, 512).unwrap().0, EIO);
+        assert_eq!(disk.failed_reads(), 2);
     }
 }

@@ -9,7 +9,7 @@ mod scrub;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
@@ -93,8 +93,21 @@ struct Attach {
     /// How old un-uploaded data may become, such as 30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
+    /// What a FLUSH waits for: the local disk, or the commit to the object store
+    #[arg(long, value_enum, default_value_t)]
+    durability: Class,
     #[command(flatten)]
     target: Target,
+}
+
+/// When a FLUSH is complete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Class {
+    /// When the data is safe on this node's disk
+    #[default]
+    Local,
+    /// When the data is committed to the object store
+    Object,
 }
 
 /// What to scrub and how.

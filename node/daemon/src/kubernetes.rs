@@ -13,6 +13,7 @@ mod operations;
 mod plan;
 mod retry;
 mod storage_node;
+mod trouble;
 mod volume;
 
 use std::path::PathBuf;

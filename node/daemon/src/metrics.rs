@@ -7,7 +7,9 @@ mod http;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::UNIX_EPOCH;
 
+use holdfast_engine::volume::Durability;
 use holdfast_objects::RequestCounts;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -55,7 +57,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 19] = [
+const VOLUME_METRICS: [VolumeMetric; 23] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -79,6 +81,33 @@ const VOLUME_METRICS: [VolumeMetric; 19] = [
         Some(Unit::Seconds),
         "Age of the oldest byte not committed, 0 without any",
         |v| Some(v.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
+    ),
+    gauge(
+        "holdfast_volume_durable_up_to_timestamp",
+        Some(Unit::Seconds),
+        "Unix time; every write that completed before then is committed",
+        |v| v.durable_up_to?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
+    ),
+    gauge(
+        "holdfast_volume_object_durability",
+        None,
+        "1 if a flush waits for the commit, 0 if for the local disk only",
+        |v| Some(f64::from(v.durability == Durability::Object)),
+    ),
+    gauge(
+        "holdfast_volume_store_away",
+        Some(Unit::Seconds),
+        "How long the volume's store has not answered this node, 0 while it does",
+        |v| {
+            let away = v.store_away.as_ref().and_then(|away| away.since.elapsed().ok());
+            Some(away.map_or(0.0, |away| away.as_secs_f64()))
+        },
+    ),
+    gauge(
+        "holdfast_volume_writes_delayed",
+        Some(Unit::Seconds),
+        "How long writes have waited for space or a commit, 0 while they do not",
+        |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
     ),
     gauge(
         "holdfast_volume_waiting_requests",

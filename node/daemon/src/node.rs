@@ -14,6 +14,7 @@ pub(crate) mod fenced;
 mod leftover;
 mod live_map;
 mod local;
+mod outdated;
 mod quota;
 mod recover;
 mod ring_thread;
@@ -21,6 +22,7 @@ mod scrub;
 mod served;
 mod slab;
 mod store;
+mod watched_store;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -30,15 +32,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{Delay, DirtyLimits, Durability};
 use holdfast_objects::RequestCounts;
-use holdfast_s3::{S3Config, S3Store};
+use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
+pub(crate) use watched_store::StoreAway;
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -47,6 +50,7 @@ use local::{Local, open_direct, random};
 use ring_thread::{Clock, Message, RingHandle, VolumeKey};
 use slab::Slab;
 use store::{StoreRecord, Stores};
+use watched_store::WatchedStore;
 
 /// `f_type` of a tmpfs. Source: `linux/magic.h`.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -109,6 +113,8 @@ pub(crate) struct AttachRequest {
     pub(crate) take_over: bool,
     /// In place of the node's own.
     pub(crate) max_dirty_age: Option<Duration>,
+    /// When a FLUSH is complete.
+    pub(crate) durability: Durability,
 }
 
 /// An attached volume.
@@ -156,6 +162,14 @@ pub(crate) struct VolumeStatus {
     pub(crate) dirty_bytes: u64,
     /// Age of the oldest of them.
     pub(crate) oldest_dirty: Option<Duration>,
+    /// When a FLUSH is complete.
+    pub(crate) durability: Durability,
+    /// Every write that completed before then is committed; none while nobody can say.
+    pub(crate) durable_up_to: Option<SystemTime>,
+    /// Its store does not answer this node.
+    pub(crate) store_away: Option<StoreAway>,
+    /// Why writes wait, and for how long.
+    pub(crate) delayed: Option<(Delay, Duration)>,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
     /// Bytes that its sides hold on the local disk.
@@ -221,7 +235,7 @@ struct Inner {
 /// What the node knows of one volume.
 #[derive(Clone)]
 enum Entry {
-    Attaching { store_name: String },
+    Attaching { store_name: String, durability: Durability },
     Present(Arc<Present>),
 }
 
@@ -230,7 +244,7 @@ struct Present {
     local: Local,
     store_name: String,
     store_record: StoreRecord,
-    objects: Arc<S3Store>,
+    objects: Arc<WatchedStore>,
     ring: RingHandle,
     key: VolumeKey,
     board: Arc<Board>,
@@ -238,6 +252,7 @@ struct Present {
     sectors: u64,
     epoch: u64,
     max_age_ms: u64,
+    durability: Durability,
     /// A detach was asked for; a restarted daemon goes on with it.
     detaching: AtomicBool,
     /// A detach is under way in this process.
@@ -404,10 +419,12 @@ impl Present {
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     fn remember(&self) -> Result<(), NodeError> {
         self.local.write_record(&local::AttachedRecord {
+            version: local::ATTACHED_VERSION,
             device_id: self.device().map(|device| device.id()),
             sectors: self.sectors,
             epoch: self.epoch,
             max_age_ms: self.max_age_ms,
+            durability: self.durability,
             detaching: self.is_detaching(),
             store_name: self.store_name.clone(),
             store: self.store_record.clone(),
@@ -427,7 +444,7 @@ impl Present {
 fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
     let present = match entry {
         Entry::Present(present) => present,
-        Entry::Attaching { store_name } => {
+        Entry::Attaching { store_name, durability } => {
             return VolumeStatus {
                 volume,
                 store_name: store_name.clone(),
@@ -437,6 +454,10 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 committed_seq: None,
                 dirty_bytes: 0,
                 oldest_dirty: None,
+                durability: *durability,
+                durable_up_to: None,
+                store_away: None,
+                delayed: None,
                 waiting_requests: 0,
                 cached_bytes: 0,
                 evicted_bytes: 0,
@@ -481,6 +502,10 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         committed_seq: status.committed.map(|seq| seq.0),
         dirty_bytes: status.dirty_bytes,
         oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+        durability: present.durability,
+        durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
+        store_away: present.objects.away(),
+        delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         waiting_requests: status.parked,
         cached_bytes: Counters::get(&counters.cached_bytes),
         evicted_bytes: status.evicted_bytes,
@@ -495,7 +520,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             local_read_errors: Counters::get(&counters.local_read_errors),
             errors: Counters::get(&counters.errors),
         },
-        store_requests: present.objects.counts(),
+        store_requests: present.objects.store().counts(),
     }
 }
 

@@ -26,6 +26,17 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Gives a volume up after its final commit; waits while the store is away.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
+    /// Whether this node has files of a volume that it does not serve.
+    fn keeps(&self, volume: &VolumeId) -> bool;
+
+    /// Clears away the files of a volume that another node holds: what was not uploaded is kept aside.
+    fn clear_outdated(
+        &self,
+        volume: &VolumeId,
+        store_name: &str,
+        store: &S3Config,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+
     /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
     fn scrub(
         &self,
@@ -59,6 +70,21 @@ impl Volumes for Node {
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
         Self::detach(self, volume).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    fn keeps(&self, volume: &VolumeId) -> bool {
+        Self::keeps(self, volume)
+    }
+
+    async fn clear_outdated(
+        &self,
+        volume: &VolumeId,
+        store_name: &str,
+        store: &S3Config,
+    ) -> Result<(), Failure> {
+        Self::clear_outdated(self, volume, store_name, store)
+            .await
+            .map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn scrub(

@@ -39,6 +39,10 @@ pub enum Bug {
     OldestFirst,
     /// A write is completed twice (8).
     DoubleCompletion,
+    /// With `durability: object` a flush is answered once the segment is stored, before its commit (15).
+    FlushAtUpload,
+    /// With `durability: object` a flush waits for the seal in progress only, whatever is dirty since (15).
+    FlushJoinsSeal,
     /// Clean data is punched before the durable map says that it is remote (1).
     PunchBeforeRound,
     /// Clean data is punched while reads that were planned on it are in flight (2).
@@ -59,7 +63,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -74,6 +78,8 @@ impl Bug {
         Self::NoZeroFill,
         Self::OldestFirst,
         Self::DoubleCompletion,
+        Self::FlushAtUpload,
+        Self::FlushJoinsSeal,
         Self::PunchBeforeRound,
         Self::PunchUnderReads,
         Self::SparseIsDense,

@@ -3,7 +3,7 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 recovering
+//!              u8 recovering, at 48 u64[2] since when each side is dirty, milliseconds since 1970
 //! 4096   p     one bit a map page: which of its two durable slots was synced last    (p = pages/8, whole 4 KiB)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
 //! ..     n     four bits a sector, 16 KiB a chunk: bits 0-1 newest (0 remote, 1 A, 2 B), bit 2 dirty in A, bit 3 in B
@@ -139,6 +139,10 @@ pub fn chunk_extent(sectors: u64, chunk: Chunk) -> (u64, u64) {
     (fixed_bytes(sectors) + chunk.0 * CHUNK_BYTES, CHUNK_BYTES)
 }
 
+fn since_at(side: Side) -> usize {
+    48 + 8 * side as usize
+}
+
 fn volume_hash(volume: &VolumeId) -> [u8; 16] {
     wire::checksum(&[volume.as_str().as_bytes()])
 }
@@ -213,6 +217,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_recovering(&mut self, recovering: bool) {
         self.memory.as_mut()[41] = u8::from(recovering);
+    }
+
+    /// Since when `side` is dirty, milliseconds since 1970, as last set; of no meaning while it is clean.
+    pub(crate) fn dirty_since(&self, side: Side) -> Option<u64> {
+        let at = since_at(side);
+        let since = u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"));
+        (since != 0).then_some(since)
+    }
+
+    pub(crate) fn set_dirty_since(&mut self, side: Side, unix_ms: u64) {
+        let at = since_at(side);
+        self.memory.as_mut()[at..at + 8].copy_from_slice(&unix_ms.to_le_bytes());
     }
 
     /// The generation of the newest durable write; each write takes the next.

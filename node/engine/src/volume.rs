@@ -22,6 +22,7 @@
 
 mod commit;
 mod detach;
+mod durability;
 mod evict;
 mod flush;
 mod read;
@@ -42,6 +43,8 @@ use crate::planted::{Bug, is_planted};
 use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
 
 use commit::Commit;
+pub use durability::Durability;
+use durability::Seals;
 use evict::Evict;
 use flush::Round;
 use repair::Repair;
@@ -65,6 +68,8 @@ pub struct Setup {
     pub requests: u32,
     /// Its limits.
     pub limits: DirtyLimits,
+    /// What a successful FLUSH means.
+    pub durability: Durability,
     /// The durable header as last written; its epoch and newest nonce are this writer's.
     pub header: Header,
     /// The header's generation.
@@ -87,18 +92,23 @@ pub struct Pending {
 pub struct Status {
     /// Bytes not yet committed.
     pub dirty_bytes: u64,
-    /// Age of the oldest of them.
+    /// Age of the oldest of them; after the loss of the host, since the attach.
     pub oldest_dirty_ms: Option<Millis>,
+    /// Every write that completed before then (milliseconds since 1970) is committed; none while nobody can say, until what
+    /// the host's loss left dirty is committed.
+    pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; none while the manifest is not loaded.
     pub committed: Option<Seq>,
     /// Another writer holds the volume.
     pub fenced: bool,
-    /// Requests that wait: for the manifest, for map memory, for a commit, for disk space.
+    /// Requests that wait: for the manifest, for map memory, for a commit (flushes too), for disk space.
     pub parked: usize,
     /// The local disk had no space for the last write tried.
     pub disk_full: bool,
     /// The volume's share of the node's cache is full: writes wait.
     pub cache_full: bool,
+    /// Why writes wait, and for how long requests have.
+    pub delayed: Option<(Delay, Millis)>,
     /// Clean bytes given up since this process took the volume.
     pub evicted_bytes: u64,
     /// A side is sealed: its commit is on the way.
@@ -107,6 +117,17 @@ pub struct Status {
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
+}
+
+/// Why writes wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Delay {
+    /// The volume holds [`DirtyLimits::most_bytes`] that are not committed.
+    DirtyLimit,
+    /// The volume's share of the node's cache holds nothing more that can be given up.
+    CacheFull,
+    /// The local disk had no space.
+    DiskFull,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,16 +168,21 @@ pub struct Volume<M> {
     lifecycle: Lifecycle,
     requests: Vec<Option<Request>>,
     parked: VecDeque<RequestId>,
+    /// Since when at least one request is parked.
+    parked_since: Option<Millis>,
     preparing: Vec<Chunk>,
     in_flight: [u32; 2],
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
     failed_early: Vec<RequestId>,
     dirty_sectors: [u64; 2],
-    dirty_since: [Option<Millis>; 2],
+    /// Milliseconds since 1970.
+    dirty_since: [Option<u64>; 2],
     /// Map pages with a sector dirty in the side.
     dirty_pages: [PageSet; 2],
     evict: Evict,
     round: Round,
+    durability: Durability,
+    seals: Seals,
     seal: Seal,
     commit: Commit,
     pending: Option<Pending>,
@@ -236,7 +262,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if volume.map.is_recovering() {
             volume.recover();
         } else if !volume.dirty_pages[sealed as usize].is_empty() {
-            volume.seal = Seal::Draining(seal::only(sealed));
+            volume.begin_seal(seal::only(sealed));
         }
         reach(CrashPoint::Resumed);
         Ok(volume)
@@ -245,7 +271,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// What the host's loss left dirty is one state of the volume: it is committed as one before anything else.
     fn recover(&mut self) {
         self.lifecycle = Lifecycle::Recovering;
-        self.seal = Seal::Draining([true, true]);
+        self.begin_seal([true, true]);
     }
 
     fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
@@ -256,9 +282,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             header: setup.header,
             manifest: None,
             limits: setup.limits,
+            durability: setup.durability,
+            seals: Seals::default(),
             lifecycle: Lifecycle::Serving,
             requests: vec![None; setup.requests as usize],
             parked: VecDeque::with_capacity(setup.requests as usize),
+            parked_since: None,
             preparing: Vec::new(),
             in_flight: [0; 2],
             failed_early: Vec::new(),
@@ -291,7 +320,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 if dirty > 0 {
                     volume.dirty_pages[side as usize].insert(page);
                     volume.dirty_sectors[side as usize] += dirty;
-                    volume.dirty_since[side as usize] = Some(now);
+                    volume.dirty_since[side as usize] =
+                        Some(volume.map.dirty_since(side).unwrap_or(volume.unix_now()));
                 }
             }
         }
@@ -342,20 +372,33 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Figures as of the last event.
     pub fn status(&self) -> Status {
-        let oldest = self.dirty_since.iter().flatten().min();
+        let now = self.unix_now();
+        let oldest = self.dirty_since.iter().flatten().min().copied();
+        let recovering = self.lifecycle == Lifecycle::Recovering;
         Status {
             dirty_bytes: self.dirty_bytes(Side::A) + self.dirty_bytes(Side::B),
-            oldest_dirty_ms: oldest.map(|since| self.now.saturating_sub(*since)),
+            oldest_dirty_ms: oldest.map(|since| now.saturating_sub(since)),
+            durable_until_unix_ms: (!recovering).then(|| oldest.unwrap_or(now)),
             committed: self.manifest.as_ref().map(Manifest::seq),
             fenced: self.lifecycle == Lifecycle::Fenced,
-            parked: self.parked.len(),
+            parked: self.parked.len() + self.waiting_flushes(),
             disk_full: self.disk_full,
             cache_full: self.evict.is_full(),
+            delayed: self.delay().zip(self.parked_since.map(|since| self.now.saturating_sub(since))),
             evicted_bytes: self.evict.evicted_bytes,
             sealing: !self.seal.is_open(),
-            recovering: self.lifecycle == Lifecycle::Recovering,
+            recovering,
             repairing: self.repair.is_asked(),
         }
+    }
+
+    fn is_fenced(&self) -> bool {
+        self.lifecycle == Lifecycle::Fenced
+    }
+
+    /// Now, milliseconds since 1970.
+    fn unix_now(&self) -> u64 {
+        self.unix_ms_at_zero + self.now
     }
 
     fn dirty_bytes(&self, side: Side) -> u64 {
@@ -388,7 +431,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Op::Read => self.plan_read(id, range, out),
             Op::Write => self.plan_write(id, range, out),
             Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, out),
-            Op::Flush => self.join_round(id, out),
+            Op::Flush => self.plan_flush(id, out),
         }
     }
 
@@ -437,15 +480,32 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn park(&mut self, id: RequestId) {
         self.parked.push_back(id);
+        self.parked_since = self.parked_since.or(Some(self.now));
+    }
+
+    /// Why writes wait now, if they do.
+    fn delay(&self) -> Option<Delay> {
+        if self.parked.is_empty() {
+            None
+        } else if self.disk_full {
+            Some(Delay::DiskFull)
+        } else if self.evict.is_full() {
+            Some(Delay::CacheFull)
+        } else {
+            (!self.has_room()).then_some(Delay::DirtyLimit)
+        }
     }
 
     /// Plans every parked request anew; those that still cannot go are parked again.
     fn unpark(&mut self, out: &mut Vec<Action>) {
         for _ in 0..self.parked.len() {
-            let Some(id) = self.parked.pop_front() else { return };
+            let Some(id) = self.parked.pop_front() else { break };
             let request = self.in_slot(id);
             let (op, range) = (request.op, request.range);
             self.plan(id, op, range, out);
+        }
+        if self.parked.is_empty() {
+            self.parked_since = None;
         }
     }
 
@@ -498,6 +558,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         while let Some(id) = self.parked.pop_front() {
             self.complete(id, Err(Errno::EIO), out);
         }
+        self.fail_waiting_flushes(out);
         out.push(Action::Report(Report::Fenced));
     }
 

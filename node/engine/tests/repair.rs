@@ -8,7 +8,7 @@ use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::{Side, map_bytes};
-use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 1000;
@@ -24,6 +24,8 @@ struct Host {
     /// Checkpoints tried; the first try fails.
     checkpoints: Vec<Seq>,
     reads: Vec<Source>,
+    /// What stands at the next place of the log.
+    late: Option<Vec<u8>>,
     /// Uploads are answered only while this is set.
     store_answers: bool,
     now: u64,
@@ -54,13 +56,20 @@ impl Host {
             synced_generation: 0,
         };
         let limits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: MAX_AGE };
-        let setup = Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0 };
+        let setup = Setup {
+            requests: 4,
+            limits,
+            header,
+            header_generation: 0,
+            unix_ms_at_zero: 0,
+            durability: Durability::Local,
+        };
         let memory = vec![0; map_bytes(SECTORS) as usize];
         let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         let map = vec![0; file_bytes(1) as usize];
         let (uploads, reports, reads) = (Vec::new(), Vec::new(), Vec::new());
         let checkpoints = Vec::new();
-        Self { volume, map, uploads, reports, checkpoints, reads, store_answers: true, now: 0 }
+        Self { volume, map, uploads, reports, checkpoints, reads, late: None, store_answers: true, now: 0 }
     }
 
     fn write(&mut self, start: u64, sectors: u64) {
@@ -116,7 +125,7 @@ impl Host {
             }
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
-            Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
+            Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.late.clone() },
             Action::Report(report) => {
                 self.reports.push(report);
                 return None;
@@ -242,4 +251,26 @@ fn a_lost_part_of_the_log_is_replaced_by_a_checkpoint() {
     host.tell(Event::Repair { ranges: Vec::new(), checkpoint: true });
     assert_eq!(host.checkpoints, [Seq(4); 2]);
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
+}
+
+/// Found by pausing hosts in the simulation: a process that was letting go died, its detach record came late, and its
+/// successor took it for another writer's.
+#[test]
+fn a_late_detach_of_its_own_fences_nobody() {
+    let late = |nonce| Record {
+        volume: "v".parse().unwrap(),
+        seq: Seq(3),
+        epoch: Epoch(1),
+        nonce,
+        unix_ms: 0,
+        body: Body::Detach,
+    };
+    for (nonce, end) in [(NONCE, Report::Detached), (Nonce([8; 16]), Report::Fenced)] {
+        let mut host = Host::new();
+        host.late = Some(late(nonce).encode());
+        host.commit();
+        host.tell(Event::Detach);
+        assert!(host.reports.contains(&end), "{:?}", host.reports);
+        assert_eq!(host.volume.status().fenced, end == Report::Fenced);
+    }
 }

@@ -4,7 +4,7 @@ use holdfast_engine::event::{Errno, Op, RequestId};
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
-use crate::expect::Expect;
+use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
 
 /// A request the guest waits for.
@@ -130,8 +130,14 @@ impl Device {
         self.slots[id.0 as usize] = Some(request);
     }
 
-    /// The guest gets its answer.
-    pub(crate) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, expect: &mut Expect) {
+    /// The guest gets its answer; of a FLUSH that vouches for the store too, with what is `in_store`.
+    pub(crate) fn complete(
+        &mut self,
+        id: RequestId,
+        result: Result<(), Errno>,
+        expect: &mut Expect,
+        in_store: Option<&Cut>,
+    ) {
         let Some(request) = self.slots[id.0 as usize].take() else {
             Invariant::CompletedOnce.broken(&format!("request {} is completed again", id.0))
         };
@@ -151,7 +157,12 @@ impl Device {
                     expect.saw(sector, stamp, request.issued);
                 }
             }
-            Op::Flush if result.is_ok() => expect.is_durable(request.issued),
+            Op::Flush if result.is_ok() => {
+                if let Some(cut) = in_store {
+                    expect.check_covered(cut, request.issued);
+                }
+                expect.is_durable(request.issued);
+            }
             Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {}
         }
     }

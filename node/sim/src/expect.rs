@@ -162,6 +162,18 @@ impl Expect {
         }
     }
 
+    /// Everything that had ended before `before` is in the commit that captured `cut`, or replaced by later writes there.
+    pub(crate) fn check_covered(&self, cut: &Cut, before: u64) {
+        for (sector, writes) in &self.sectors {
+            let stamps = cut.allowed(*sector);
+            let covered =
+                writes.iter().any(|w| stamps.contains(&w.stamp) && !w.is_superseded(writes, before));
+            Invariant::ObjectFlushSurvivesNode.check(covered, || {
+                format!("sector {sector} is {stamps:?} in the log's last commit when a FLUSH of later writes succeeds")
+            });
+        }
+    }
+
     /// The host is gone: any write that nothing durable supersedes may be what is left.
     pub(crate) fn lose_host(&mut self) {
         self.reads_by = Invariant::FlushedSurvives;

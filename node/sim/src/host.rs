@@ -59,6 +59,8 @@ pub(crate) struct Trouble {
     pub(crate) paused: bool,
     /// Its disk takes no more data.
     pub(crate) full: bool,
+    /// Its disk takes long.
+    pub(crate) slow: bool,
 }
 
 /// A host.

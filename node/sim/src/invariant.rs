@@ -32,11 +32,13 @@ pub enum Invariant {
     SyncedIsWhole = 13,
     /// While the store answers, no write waits longer for its commit than the limit and the time a commit takes.
     CommittedInTime = 14,
+    /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
+    ObjectFlushSurvivesNode = 15,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -51,6 +53,7 @@ impl Invariant {
         Self::ComesToRest,
         Self::SyncedIsWhole,
         Self::CommittedInTime,
+        Self::ObjectFlushSurvivesNode,
     ];
 
     /// Its number in `docs/invariants.md`.

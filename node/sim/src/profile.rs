@@ -40,6 +40,7 @@ pub(crate) struct Deaths {
     pub(crate) cut_off: Option<u64>,
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
+    pub(crate) slow: Option<u64>,
     /// The volume grows at an attach.
     pub(crate) grow: Option<u64>,
 }
@@ -87,7 +88,9 @@ impl Profile {
             },
             Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
             Self::Rivals => rivals,
-            Self::Everything => Deaths { cut_off: Some(900), pause: Some(900), fill: Some(1500), ..rivals },
+            Self::Everything => {
+                Deaths { cut_off: Some(900), pause: Some(900), fill: Some(1500), slow: Some(900), ..rivals }
+            }
             Self::Partitions => Deaths {
                 kill: Some(1500),
                 lose_host: Some(3000),
@@ -97,9 +100,14 @@ impl Profile {
                 detach: Some(1200),
                 ..never
             },
-            Self::FullDisks => {
-                Deaths { fill: Some(250), kill: Some(900), lose_host: Some(900), detach: Some(900), ..never }
-            }
+            Self::FullDisks => Deaths {
+                fill: Some(250),
+                slow: Some(400),
+                kill: Some(900),
+                lose_host: Some(900),
+                detach: Some(900),
+                ..never
+            },
             Self::Timely => Deaths { lose_host: Some(900), detach: Some(1200), ..never },
         }
     }

@@ -1,7 +1,7 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use crate::host::Trouble;
@@ -48,6 +48,10 @@ impl Schedule {
         let mut world = World::new(seed, 3, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
         world.timely = profile.is_timely();
+        // Every profile is run with both.
+        if seed / Profile::ALL.len() as u64 % 2 == 1 {
+            world.durability = Durability::Object;
+        }
         if world.rng.once_in(2) {
             world.age_headers();
         }
@@ -97,7 +101,7 @@ impl Schedule {
             return;
         }
         let job = self.rng().below(jobs);
-        let slow = self.world.hosts[host].process.as_ref().is_some_and(|process| process.jobs[job].slow);
+        let slow = self.world.is_slow(host, job);
         if self.world.is_due(host, job) && (!slow || self.rng().once_in(12)) {
             self.world.step_job(host, job);
         }
@@ -135,15 +139,16 @@ impl Schedule {
 
     /// What does not work for a while, begins or ends.
     fn trouble(&mut self, host: usize) {
-        let Trouble { mut cut_off, mut paused, mut full } = self.world.hosts[host].trouble;
+        let Trouble { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].trouble;
         let turn = |run: &mut Self, now: bool, begins| {
             if now { !run.rng().once_in(160) } else { run.chance(begins) }
         };
         cut_off = turn(self, cut_off, self.deaths.cut_off);
         paused = turn(self, paused, self.deaths.pause);
         full = turn(self, full, self.deaths.fill);
+        slow = turn(self, slow, self.deaths.slow);
         paused &= self.world.hosts[host].process.is_some();
-        self.world.set_trouble(host, Trouble { cut_off, paused, full });
+        self.world.set_trouble(host, Trouble { cut_off, paused, full, slow });
     }
 
     fn elsewhere(&mut self) -> usize {
@@ -180,7 +185,8 @@ impl Schedule {
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
             self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
-            self.world.begin_attach(host, true, dies);
+            let take_over = !self.rng().once_in(4);
+            self.world.begin_attach(host, take_over, dies);
         }
         if host == self.home && self.leaving {
             let here = &self.world.hosts[host];

@@ -9,6 +9,8 @@ mod life;
 mod look;
 mod perform;
 mod space;
+#[cfg(test)]
+mod tests;
 mod timing;
 
 use std::rc::Rc;
@@ -18,7 +20,7 @@ use std::sync::atomic::AtomicU64;
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
 use crate::calls::{Ask, Call, lock};
@@ -55,6 +57,8 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
+    /// What a FLUSH means to the guests.
+    pub(crate) durability: Durability,
     pub(crate) sectors: u64,
     /// Sectors that the sides of a host may hold; `None`: any number.
     pub(crate) share: Option<u64>,
@@ -115,6 +119,7 @@ impl World {
             trace: Trace::new(0),
             faults,
             limits,
+            durability: Durability::Local,
             sectors,
             share: None,
             now: 0,
@@ -153,7 +158,7 @@ impl World {
     }
 
     /// Time passes, and the engine of `host` hears of it.
-    pub(crate) fn tick(&mut self, host: usize, passed: Millis) {
+    pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
         self.tell(host, Event::Tick);
         self.measure_space(host);

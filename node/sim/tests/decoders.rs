@@ -18,7 +18,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::segment::{Frame, FrameIndex, unpack};
-use holdfast_engine::volume::{DirtyLimits, Pending, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
 use holdfast_types::key::ObjectKey;
@@ -285,6 +285,7 @@ fn pending_records() {
         let Some((seq, bytes)) = bent.split_first_chunk::<8>() else { continue };
         let pending = Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: bytes.to_vec() };
         let setup = Setup {
+            durability: Durability::Local,
             requests: 4,
             limits: DirtyLimits { seal_bytes: 1, ..LIMITS },
             header: header.clone(),
@@ -356,6 +357,7 @@ fn live_maps() {
         let setup = Setup {
             requests: 4,
             limits: LIMITS,
+            durability: Durability::Local,
             header: Header { epoch: Epoch(1), nonces: vec![Nonce([1; 16])], ..header.clone() },
             header_generation,
             unix_ms_at_zero: 0,

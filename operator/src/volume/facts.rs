@@ -1,9 +1,10 @@
 //! What one plan for a volume is made from.
 
 use holdfast_crds::{
-    ObjectStore, ObjectStoreStatus, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition,
-    is_true,
+    FORCE_DETACH, ObjectStore, ObjectStoreStatus, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus,
+    find_condition, is_true,
 };
+use kube::ResourceExt;
 
 use super::plan::PROVISIONED;
 use crate::object_store::READY;
@@ -23,6 +24,8 @@ pub(crate) struct Facts {
     pub(crate) finalizer: bool,
     /// Whether deletion was asked for.
     pub(crate) deleting: bool,
+    /// The node that the user gave up for lost, by annotation.
+    pub(crate) force_detach: Option<String>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
     /// Whether a StorageNode describes the node the volume shall go to, or the volume is there already.
@@ -80,6 +83,7 @@ impl Facts {
             status: volume.status.clone().unwrap_or_default(),
             finalizer: volume.metadata.finalizers.iter().flatten().any(|name| name == VOLUME_FINALIZER),
             deleting: volume.metadata.deletion_timestamp.is_some(),
+            force_detach: volume.annotations().get(FORCE_DETACH).cloned(),
             store: StoreFact::NotLooked,
             node_known: true,
         }
@@ -105,9 +109,9 @@ impl Facts {
         self.status.assigned_node.as_deref().filter(|name| !name.is_empty())
     }
 
-    /// The node that serves the volume now.
+    /// The node that serves the volume now, unless it is cut off.
     pub(crate) fn serving(&self) -> Option<&str> {
-        self.status.node.as_deref().filter(|name| !name.is_empty())
+        self.status.node.as_deref().filter(|name| !name.is_empty() && !self.is_cut_off(name))
     }
 
     /// Name of the object store, as the user wrote it.

@@ -127,6 +127,7 @@ mod tests {
             status: VolumeStatus::default(),
             finalizer: true,
             deleting: false,
+            force_detach: None,
             store: StoreFact::Ready,
             node_known: false,
         };

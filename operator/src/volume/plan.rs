@@ -8,12 +8,14 @@
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```
+//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`cut_off.rs`).
 
 use holdfast_crds::{
-    Backend, Condition, ConditionStatus, DeletionPolicy, Time, VolumePhase, VolumeSource, VolumeStatus,
-    condition, find_condition, is_true,
+    Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,
+    VolumeStatus, condition, find_condition, is_true,
 };
 
+use super::cut_off::{DATA_LOST, cut_off, data_lost};
 use super::facts::{Facts, StoreFact};
 
 /// Condition: the volume exists in its object store.
@@ -217,10 +219,13 @@ fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
         assigned,
     ];
     conditions.extend(resized(facts, now));
+    let cut_off = cut_off(facts, now);
+    conditions.extend(cut_off.as_ref().map(|cut_off| data_lost(facts, cut_off, now)));
     VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.uid.clone()),
         assigned_node,
+        cut_off,
         conditions,
         ..base(facts)
     }
@@ -247,7 +252,9 @@ fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();
     let waiting = |from: &str| {
         let next = desired.map_or_else(String::new, |node| format!(" before node {node} may have it"));
-        let message = format!("node {from} still serves the volume: waiting for its final commit{next}");
+        let message = format!(
+            "node {from} still serves the volume: waiting for its final commit{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}"
+        );
         make(facts, ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message, now)
     };
     match (facts.serving(), desired) {
@@ -316,12 +323,13 @@ fn make(
 
 /// The operator's part of a status: what [`Step::Report`] writes, nothing else.
 pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [PROVISIONED, ASSIGNED, RESIZED];
+    let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST];
     VolumeStatus {
         phase: status.phase,
         observed_generation: status.observed_generation,
         volume_id: status.volume_id.clone(),
         assigned_node: status.assigned_node.clone(),
+        cut_off: status.cut_off.clone(),
         conditions: own
             .iter()
             .filter_map(|type_| find_condition(&status.conditions, type_))

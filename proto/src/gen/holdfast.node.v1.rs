@@ -29,6 +29,9 @@ pub struct AttachRequest {
     /// How old un-uploaded data may become while the store answers; absent: the daemon's setting.
     #[prost(message, optional, tag = "5")]
     pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
+    /// When a FLUSH is complete, until the volume is attached next.
+    #[prost(enumeration = "Durability", tag = "6")]
+    pub durability: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct AttachResponse {
@@ -87,6 +90,11 @@ pub struct Volume {
     /// What the volume waits for, or why it cannot go on.
     #[prost(string, optional, tag = "8")]
     pub message: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(enumeration = "Durability", tag = "9")]
+    pub durability: i32,
+    /// Every write that completed before then is committed; absent while nobody can say.
+    #[prost(message, optional, tag = "10")]
+    pub durable_up_to: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatsRequest {
@@ -276,6 +284,39 @@ impl Transport {
             "TRANSPORT_UNSPECIFIED" => Some(Self::Unspecified),
             "TRANSPORT_UBLK_ZERO_COPY" => Some(Self::UblkZeroCopy),
             "TRANSPORT_UBLK_USER_COPY" => Some(Self::UblkUserCopy),
+            _ => None,
+        }
+    }
+}
+/// When a FLUSH is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Durability {
+    /// In a request: local.
+    Unspecified = 0,
+    /// When the data is safe on the node's own disk.
+    Local = 1,
+    /// When the data is committed to the object store.
+    Object = 2,
+}
+impl Durability {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DURABILITY_UNSPECIFIED",
+            Self::Local => "DURABILITY_LOCAL",
+            Self::Object => "DURABILITY_OBJECT",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DURABILITY_UNSPECIFIED" => Some(Self::Unspecified),
+            "DURABILITY_LOCAL" => Some(Self::Local),
+            "DURABILITY_OBJECT" => Some(Self::Object),
             _ => None,
         }
     }

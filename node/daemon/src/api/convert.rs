@@ -1,7 +1,8 @@
 //! Messages into typed values, naming the field that is wrong, and typed values into messages.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use holdfast_engine::volume::Durability;
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
 use holdfast_s3::S3Config;
@@ -28,6 +29,9 @@ pub(crate) enum FieldError {
     /// `max_dirty_age` is out of range.
     #[error("max_dirty_age: is out of range; give a duration between 1s and 1h")]
     MaxDirtyAge,
+    /// `durability` is no class.
+    #[error("durability: {0} is not known; use DURABILITY_LOCAL or DURABILITY_OBJECT")]
+    Durability(i32),
 }
 
 impl From<FieldError> for Status {
@@ -61,19 +65,22 @@ pub(crate) struct Attach {
     pub(crate) bytes: Option<u64>,
     pub(crate) take_over: bool,
     pub(crate) max_dirty_age: Option<Duration>,
+    pub(crate) durability: Durability,
 }
 
 impl TryFrom<wire::AttachRequest> for Attach {
     type Error = FieldError;
 
     fn try_from(request: wire::AttachRequest) -> Result<Self, FieldError> {
-        let wire::AttachRequest { volume_id, store, size_bytes, take_over, max_dirty_age } = request;
+        let wire::AttachRequest { volume_id, store, size_bytes, take_over, max_dirty_age, durability } =
+            request;
         Ok(Self {
             volume: volume_id.try_into()?,
             store: store_name(store)?,
             bytes: size_bytes.map(size).transpose()?,
             take_over,
             max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
+            durability: flush_class(durability)?,
         })
     }
 }
@@ -81,8 +88,16 @@ impl TryFrom<wire::AttachRequest> for Attach {
 impl Attach {
     /// The request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
-        let Self { volume, store, bytes, take_over, max_dirty_age } = self;
-        AttachRequest { volume, store_name: store, store: config, bytes, take_over, max_dirty_age }
+        let Self { volume, store, bytes, take_over, max_dirty_age, durability } = self;
+        AttachRequest {
+            volume,
+            store_name: store,
+            store: config,
+            bytes,
+            take_over,
+            max_dirty_age,
+            durability,
+        }
     }
 }
 
@@ -104,6 +119,22 @@ fn dirty_age(age: prost_types::Duration) -> Result<Duration, FieldError> {
         Ok(age) if (1..=3600).contains(&age.as_secs()) => Ok(age),
         Ok(_) | Err(_) => Err(FieldError::MaxDirtyAge),
     }
+}
+
+fn flush_class(value: i32) -> Result<Durability, FieldError> {
+    match wire::Durability::try_from(value) {
+        Ok(wire::Durability::Unspecified | wire::Durability::Local) => Ok(Durability::Local),
+        Ok(wire::Durability::Object) => Ok(Durability::Object),
+        Err(_unknown) => Err(FieldError::Durability(value)),
+    }
+}
+
+fn durability(class: Durability) -> i32 {
+    let class = match class {
+        Durability::Local => wire::Durability::Local,
+        Durability::Object => wire::Durability::Object,
+    };
+    class.into()
 }
 
 fn transport(transport: Transport) -> i32 {
@@ -147,6 +178,10 @@ impl From<VolumeStatus> for wire::Volume {
             committed_seq,
             dirty_bytes,
             oldest_dirty,
+            durability: class,
+            durable_up_to,
+            store_away: _,
+            delayed: _,
             waiting_requests: _,
             cached_bytes: _,
             evicted_bytes: _,
@@ -163,6 +198,8 @@ impl From<VolumeStatus> for wire::Volume {
             // An age beyond what the message can hold does not happen: it would be 292 billion years.
             oldest_dirty: oldest_dirty.and_then(|age| age.try_into().ok()),
             message,
+            durability: durability(class),
+            durable_up_to: durable_up_to.map(SystemTime::into),
         }
     }
 }

@@ -25,6 +25,7 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         size_bytes: None,
         take_over: false,
         max_dirty_age: None,
+        durability: 0,
     };
     let cases = [
         ("volume_id: ", AttachRequest { volume_id: "V/".to_owned(), ..good.clone() }),
@@ -38,6 +39,7 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(0), ..good.clone() }),
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(-5), ..good.clone() }),
         ("max_dirty_age: ", AttachRequest { max_dirty_age: age(7200), ..good.clone() }),
+        ("durability: 7 ", AttachRequest { durability: 7, ..good.clone() }),
     ];
     for (expected, request) in cases {
         let status = api(&fake).attach(Request::new(request)).await.expect_err(expected);

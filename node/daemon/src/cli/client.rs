@@ -4,13 +4,13 @@ use std::path::Path;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AttachRequest, CapabilitiesRequest, CreateRequest, DetachRequest, ListRequest, StatsRequest,
+    AttachRequest, CapabilitiesRequest, CreateRequest, DetachRequest, Durability, ListRequest, StatsRequest,
 };
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::Render;
-use super::{Attach, Command, Target, exit, scrub};
+use super::{Attach, Class, Command, Target, exit, scrub};
 use crate::failure::{Failure, chain};
 use crate::node::ErrorKind;
 
@@ -28,13 +28,18 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             let mut client = connect(&target).await?;
             finish(client.create(request).await, &target, out)
         }
-        Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, target }) => {
+        Command::Attach(Attach { volume, store, size, take_over, max_dirty_age, durability, target }) => {
             let request = AttachRequest {
                 volume_id: volume,
                 store,
                 size_bytes: size.map(|size| size.0),
                 take_over,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
+                durability: match durability {
+                    Class::Local => Durability::Local,
+                    Class::Object => Durability::Object,
+                }
+                .into(),
             };
             let mut client = connect(&target).await?;
             finish(client.attach(request).await, &target, out)

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use holdfast_proto::node::v1::{
-    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, ListResponse,
+    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Durability, ListResponse,
     StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use serde_json::{Value, json};
@@ -73,6 +73,7 @@ impl Render for ListResponse {
             "COMMITTED",
             "DIRTY",
             "OLDEST",
+            "FLUSH",
             "STORE",
             "MESSAGE",
         ];
@@ -88,6 +89,7 @@ impl Render for ListResponse {
                 or_dash(volume.committed_seq),
                 ByteSize(volume.dirty_bytes).to_string(),
                 or_dash(oldest(volume).map(|age| format!("{}s", age.as_secs()))),
+                durability_name(volume.durability()).to_owned(),
                 volume.store.clone(),
                 or_dash(volume.message.as_ref()),
             ]
@@ -106,6 +108,8 @@ impl Render for ListResponse {
                 dirty_bytes,
                 oldest_dirty: _,
                 message,
+                durability: _,
+                durable_up_to,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -115,6 +119,8 @@ impl Render for ListResponse {
                 "committed_seq": committed_seq,
                 "dirty_bytes": dirty_bytes,
                 "oldest_dirty_seconds": oldest(volume).map(|age| age.as_secs()),
+                "durability": durability_name(volume.durability()),
+                "durable_up_to": durable_up_to.map(|time| time.to_string()),
                 "message": message,
             })
         };
@@ -261,6 +267,14 @@ fn state_name(state: VolumeState) -> &'static str {
         VolumeState::Attached => "Attached",
         VolumeState::Detaching => "Detaching",
         VolumeState::Fenced => "Fenced",
+    }
+}
+
+fn durability_name(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Unspecified => "unknown",
+        Durability::Local => "local",
+        Durability::Object => "object",
     }
 }
 

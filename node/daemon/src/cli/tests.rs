@@ -57,20 +57,24 @@ async fn a_volume_is_created_attached_shown_and_detached() {
     let again = world.ask("create vol-1 --size 4Gi --store main").await.unwrap_err();
     assert_eq!(again.kind, ErrorKind::Invalid);
     assert_eq!(
-        world.ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s").await.unwrap(),
+        world
+            .ask("attach vol-1 --store main --size 3Gi --max-dirty-age 5s --durability object")
+            .await
+            .unwrap(),
         "/dev/ublkb0\n"
     );
     let request = world.fake.requests().pop().unwrap();
     assert_eq!((request.bytes, request.take_over), (Some(3 << 30), false));
     assert_eq!(request.max_dirty_age, Some(std::time::Duration::from_secs(5)));
+    assert_eq!(request.durability, holdfast_engine::volume::Durability::Object);
 
     let list = world.ask("list").await.unwrap();
     let [header, row] = list.lines().collect::<Vec<_>>().try_into().unwrap();
     assert_eq!(header.split_whitespace().next(), Some("VOLUME"));
     let cells: Vec<&str> = row.split_whitespace().collect();
     assert_eq!(
-        cells[..9],
-        ["vol-1", "Attached", "/dev/ublkb0", "3Gi", "ublk-zero-copy", "3", "7", "8Ki", "2s"]
+        cells[..10],
+        ["vol-1", "Attached", "/dev/ublkb0", "3Gi", "ublk-zero-copy", "3", "7", "8Ki", "2s", "object"]
     );
 
     assert_eq!(world.ask("detach vol-1").await.unwrap(), "");
@@ -87,6 +91,7 @@ async fn json_is_for_programs() {
     let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["state"], "Attached");
     assert_eq!(list["volumes"][0]["committed_seq"], 7);
+    assert_eq!(list["volumes"][0]["durable_up_to"], "2023-11-14T22:13:20.500Z");
     let stats: serde_json::Value =
         serde_json::from_str(&world.ask("stats vol-1 --json").await.unwrap()).unwrap();
     assert_eq!(stats["volumes"][0]["store_requests"]["put"], 2);

@@ -21,6 +21,8 @@ pub(crate) enum Doing {
     Attaching,
     /// It is being detached.
     Detaching,
+    /// Its files are being cleared away: another node holds it.
+    Clearing,
 }
 
 /// How the last operation on a volume ended.
@@ -32,6 +34,8 @@ pub(crate) enum Outcome {
     Detached,
     /// It was let go without a final commit, because another writer had taken it; what was not uploaded is kept.
     SetAside,
+    /// What this node had of a volume that another holds is cleared away.
+    Cleared,
     /// It failed.
     Failed(OperationFailure),
 }

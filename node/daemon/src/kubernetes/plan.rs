@@ -19,14 +19,17 @@ use holdfast_crds::{
 };
 
 use super::operations::{Doing, Outcome};
-use super::transport_name;
+use super::{transport_name, trouble};
 use crate::node::{self, VolumeState};
+use holdfast_engine::volume::Durability;
 
 /// Condition: a node serves the volume.
 pub(crate) const ATTACHED: &str = "Attached";
 
 /// How often figures that always move (dirty bytes, commits) are written.
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
+/// How often the age of what is dirty is written while nothing else moves.
+const AGE_EVERY: Duration = Duration::from_secs(60);
 /// How soon a volume is looked at again while something is under way.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -45,6 +48,8 @@ pub(crate) struct Facts {
     pub(crate) status: VolumeStatus,
     /// The volume on this node, if it is here.
     pub(crate) here: Option<node::VolumeStatus>,
+    /// Whether this node has files of it without serving it.
+    pub(crate) kept: bool,
     /// What this process does with it now.
     pub(crate) doing: Option<Doing>,
     /// How the last thing this process did with it ended.
@@ -69,6 +74,8 @@ pub(crate) enum Step {
     },
     /// Begin to detach.
     Detach,
+    /// Begin to clear away the files of a volume that another node holds.
+    Clear,
 }
 
 /// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
@@ -103,6 +110,12 @@ impl Facts {
         self.status.node.as_deref() == Some(&self.me)
     }
 
+    /// Whether another node has attached the volume: it reports its epoch.
+    fn served_elsewhere(&self) -> bool {
+        self.status.epoch.is_some()
+            && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
     fn wished(&self) -> bool {
         !self.deleting && self.spec.desired_node() == Some(&self.me)
     }
@@ -118,6 +131,7 @@ pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, "Attaching", now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
+        (Some(Doing::Clearing), _) => Plan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
         (None, None) => plan_absent(facts, now),
     }
@@ -172,6 +186,10 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
     if facts.claimed() {
         return Plan { steps: vec![Step::Report(Box::new(cleared(facts, now)))], again: None };
     }
+    if facts.kept && facts.served_elsewhere() && !facts.deleting {
+        let steps = if facts.wait.is_zero() { vec![Step::Clear] } else { Vec::new() };
+        return Plan::of(steps, facts.wait.max(SOON));
+    }
     Plan::nothing()
 }
 
@@ -184,8 +202,11 @@ fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
     }
     let new = status(facts, reason, now);
     let old = daemons_part(&facts.status);
-    let recent = facts.since_report.is_some_and(|since| since < FIGURES_EVERY);
-    if new == old || (recent && without_figures(&new) == without_figures(&old)) {
+    let recent = |time| facts.since_report.is_some_and(|since| since < time);
+    if new == old
+        || (recent(FIGURES_EVERY) && without_figures(&new) == without_figures(&old))
+        || (recent(AGE_EVERY) && without_age(&new) == without_age(&old))
+    {
         return Plan::of(Vec::new(), again);
     }
     Plan::of(vec![Step::Report(Box::new(new))], again)
@@ -205,18 +226,47 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
         facts.generation,
         now,
     );
+    let nothing = VolumeStatus::default();
+    let mine = if facts.claimed() { &facts.status } else { &nothing };
+    let mut conditions = vec![attached];
+    if let Some(here) = here {
+        conditions.extend(trouble::conditions(facts, here, now));
+    }
     VolumeStatus {
         node: Some(facts.me.clone()),
         device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
-        // Kept while the device is away: it says that this node may hold data that nobody else has.
-        epoch: device.map(|device| device.epoch).or(facts.status.epoch.filter(|_| facts.claimed())),
+        // Kept while the device is away: it says that this node may hold data that nobody else has, and how much.
+        epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.committed_seq),
-        dirty_bytes: here.map(|here| here.dirty_bytes),
+        dirty_bytes: here.map_or(mine.dirty_bytes, |here| Some(here.dirty_bytes)),
         oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
-        conditions: vec![attached],
+        durability: here.map(|here| durability(here.durability)),
+        durable_up_to: here.map_or(mine.durable_up_to.clone(), |here| durable_up_to(facts, here)),
+        conditions,
         ..VolumeStatus::default()
+    }
+}
+
+fn durability(class: Durability) -> holdfast_crds::Durability {
+    match class {
+        Durability::Local => holdfast_crds::Durability::Local,
+        Durability::Object => holdfast_crds::Durability::Object,
+    }
+}
+
+/// What was reported under this epoch stays true, and stands as it is while nothing was dirty since.
+fn durable_up_to(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
+    let epoch = here.attached.as_ref().map(|attached| attached.epoch);
+    let reported = &facts.status;
+    let before = reported.durable_up_to.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
+    let idle = here.dirty_bytes == 0
+        && reported.dirty_bytes == Some(0)
+        && reported.committed_seq == here.committed_seq;
+    match here.durable_up_to.and_then(trouble::seconds) {
+        Some(now) if !(idle && before.is_some()) => Some(now),
+        Some(_) | None => before,
     }
 }
 
@@ -251,7 +301,9 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
             )
         }
-        Some(Outcome::Attached | Outcome::Failed(_)) | None => format!("node {me} does not hold the volume"),
+        Some(Outcome::Attached | Outcome::Cleared | Outcome::Failed(_)) | None => {
+            format!("node {me} does not hold the volume")
+        }
     };
     let detached = condition(
         &facts.status.conditions,
@@ -267,8 +319,9 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
+    let own = [ATTACHED, trouble::STORE_REACHABLE, trouble::WRITABLE];
     let conditions: Vec<Condition> =
-        find_condition(&status.conditions, ATTACHED).into_iter().cloned().collect();
+        own.iter().filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {
         node: status.node.clone(),
         device_path: status.device_path.clone(),
@@ -278,6 +331,8 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
         committed_seq: status.committed_seq,
         dirty_bytes: status.dirty_bytes,
         oldest_dirty_seconds: status.oldest_dirty_seconds,
+        durability: status.durability,
+        durable_up_to: status.durable_up_to.clone(),
         conditions,
         ..VolumeStatus::default()
     }
@@ -285,7 +340,20 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
 
 /// A status less what always moves.
 fn without_figures(status: &VolumeStatus) -> VolumeStatus {
-    VolumeStatus { committed_seq: None, dirty_bytes: None, oldest_dirty_seconds: None, ..status.clone() }
+    let mut rest = without_age(status);
+    (rest.committed_seq, rest.dirty_bytes, rest.durable_up_to) = (None, None, None);
+    for condition in &mut rest.conditions {
+        // The others' messages have figures in them.
+        if condition.type_ != ATTACHED {
+            condition.message.clear();
+        }
+    }
+    rest
+}
+
+/// A status less what moves with the clock alone.
+fn without_age(status: &VolumeStatus) -> VolumeStatus {
+    VolumeStatus { oldest_dirty_seconds: None, ..status.clone() }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_crds::{
-    Condition, ConditionStatus, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time, TransportSupport,
-    condition,
+    Condition, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time,
+    TransportSupport, condition,
 };
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::api::{ApiError, call};
 use super::transport_name;
-use crate::node::{Capabilities, VolumeState, VolumeStatus};
+use crate::node::{Capabilities, VolumeState, VolumeStatus, fenced};
 use crate::volumes::Volumes;
 
 /// Condition: the daemon runs and at least one transport can be used.
@@ -60,6 +60,7 @@ async fn report<V: Volumes>(
         &volumes.list(),
         state_dir,
         space(state_dir),
+        fenced_data(state_dir, &before.fenced),
         &before.conditions,
         &now,
     );
@@ -94,11 +95,44 @@ fn space(directory: &Path) -> Option<Space> {
     Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
+/// What is kept of replaced writers. Directories that were told of before are not read again: they change no more.
+fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
+    let kept = match fenced::list(state_dir) {
+        Ok(kept) => kept,
+        Err(error) => {
+            tracing::warn!(error = crate::failure::chain(&error), "what fenced writers left is not known");
+            return told.to_vec();
+        }
+    };
+    let describe = |kept: fenced::Kept| match kept.contents() {
+        Ok(contents) => FencedData {
+            volume_id: Some(contents.volume.to_string()),
+            epoch: Some(contents.epoch.0),
+            bytes: Some(contents.bytes()),
+            damage: None,
+            name: kept.name,
+        },
+        Err(error) => FencedData {
+            volume_id: None,
+            epoch: None,
+            bytes: None,
+            damage: Some(crate::failure::chain(&error)),
+            name: kept.name,
+        },
+    };
+    kept.into_iter()
+        .map(|kept| {
+            told.iter().find(|told| told.name == kept.name).cloned().unwrap_or_else(|| describe(kept))
+        })
+        .collect()
+}
+
 fn describe(
     capabilities: &Capabilities,
     volumes: &[VolumeStatus],
     state_dir: &Path,
     space: Option<Space>,
+    fenced: Vec<FencedData>,
     before: &[Condition],
     now: &Time,
 ) -> StorageNodeStatus {
@@ -130,6 +164,7 @@ fn describe(
         available_bytes: space.map(|space| space.available_bytes / SPACE_STEP_BYTES * SPACE_STEP_BYTES),
         attached_volumes: u32::try_from(attached).ok(),
         transports,
+        fenced,
         last_handoff: None,
         conditions: vec![ready],
     }
@@ -153,6 +188,7 @@ mod tests {
             &[attached("v")],
             Path::new("/state"),
             Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
+            Vec::new(),
             &[],
             &now(),
         );
@@ -165,12 +201,24 @@ mod tests {
     }
 
     #[test]
+    fn what_fenced_writers_left_is_told_damage_included() {
+        let state = tempfile::tempdir().unwrap();
+        assert_eq!(fenced_data(state.path(), &[]), []);
+        std::fs::create_dir_all(state.path().join("fenced/v-3")).unwrap();
+        let told = fenced_data(state.path(), &[]);
+        assert_eq!((told[0].name.as_str(), told[0].bytes), ("v-3", None));
+        assert!(told[0].damage.as_ref().unwrap().contains("durable map"), "{told:?}");
+        let known = FencedData { bytes: Some(8192), damage: None, ..told[0].clone() };
+        assert_eq!(fenced_data(state.path(), std::slice::from_ref(&known)), [known]);
+    }
+
+    #[test]
     fn a_node_without_a_transport_says_why() {
         let capabilities = Capabilities {
             kernel_release: "5.15.0".to_owned(),
             transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
         };
-        let status = describe(&capabilities, &[], Path::new("/state"), None, &[], &now());
+        let status = describe(&capabilities, &[], Path::new("/state"), None, Vec::new(), &[], &now());
         assert_eq!(status.conditions[0].status, "False");
         assert_eq!(status.conditions[0].reason, "NoTransport");
         assert!(status.conditions[0].message.contains("load ublk_drv"));

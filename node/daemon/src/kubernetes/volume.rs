@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::channel::mpsc;
 use holdfast_crds::{NODE_FIELD_MANAGER, Time, Volume, VolumeStatus};
+use holdfast_engine::volume::Durability;
 use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -92,6 +93,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
         deleting: volume.metadata.deletion_timestamp.is_some(),
         status: volume.status.clone().unwrap_or_default(),
         here: context.volumes.list().into_iter().find(|here| here.volume == *id),
+        kept: context.volumes.keeps(id),
         doing: entry.doing,
         last: entry.last,
         wait,
@@ -120,6 +122,10 @@ impl<V: Volumes> Work<'_, V> {
             }
             Step::Detach => {
                 self.detach();
+                Ok(())
+            }
+            Step::Clear => {
+                self.clear();
                 Ok(())
             }
         }
@@ -168,6 +174,10 @@ impl<V: Volumes> Work<'_, V> {
                     // The operator's grant is the permission: there is one grant at a time.
                     take_over: true,
                     max_dirty_age: Some(max_dirty_age),
+                    durability: match spec.durability {
+                        holdfast_crds::Durability::Local => Durability::Local,
+                        holdfast_crds::Durability::Object => Durability::Object,
+                    },
                 })
                 .await?;
             tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");
@@ -186,6 +196,17 @@ impl<V: Volumes> Work<'_, V> {
                 }
                 Err(failure) => Err(failure.into()),
             }
+        });
+    }
+
+    fn clear(&self) {
+        let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
+        let (id, store_name) = (self.id.clone(), self.volume.spec.object_store.clone());
+        self.begin(Doing::Clearing, async move {
+            let store_name = store_name.filter(|name| !name.is_empty()).ok_or(StoreError::NotNamed)?;
+            let store = object_store::read(&client, &store_name).await?;
+            volumes.clear_outdated(&id, &store_name, &store).await?;
+            Ok(Outcome::Cleared)
         });
     }
 

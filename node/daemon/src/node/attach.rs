@@ -10,7 +10,6 @@ use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
-use holdfast_s3::S3Store;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport};
 use tokio::sync::mpsc;
@@ -22,6 +21,7 @@ use super::live_map::LiveMap;
 use super::local::{Local, VolumeFiles, random};
 use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
 use super::store::StoreRecord;
+use super::watched_store::WatchedStore;
 use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of, unix_ms,
 };
@@ -33,7 +33,7 @@ impl Node {
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let volume = request.volume.clone();
-        if let Some(attached) = self.reserve(&volume, &request.store_name)? {
+        if let Some(attached) = self.reserve(&request)? {
             return Ok(attached);
         }
         match self.try_attach(request).await {
@@ -45,12 +45,14 @@ impl Node {
         }
     }
 
-    fn reserve(&self, volume: &VolumeId, store_name: &str) -> Result<Option<Attached>, NodeError> {
+    fn reserve(&self, request: &AttachRequest) -> Result<Option<Attached>, NodeError> {
+        let AttachRequest { volume, store_name, durability, .. } = request;
         let mut volumes = self.volumes();
         let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
         match volumes.get(volume) {
             None => {
-                volumes.insert(volume.clone(), Entry::Attaching { store_name: store_name.to_owned() });
+                let entry = Entry::Attaching { store_name: store_name.clone(), durability: *durability };
+                volumes.insert(volume.clone(), entry);
                 Ok(None)
             }
             Some(Entry::Attaching { .. }) => busy("being attached"),
@@ -81,13 +83,14 @@ impl Node {
     }
 
     async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
-        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age } = request;
+        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age, durability } =
+            request;
         let begun = Instant::now();
         let features = blocking(|| Ok(Features::probe()?)).await?;
         let transport = self.transport(&features)?;
         let store_record = StoreRecord::from(&store);
         let objects = self.0.stores.connect(&store_name, &store_record).await?;
-        let store_time = objects.requests().time();
+        let store_time = objects.store().requests().time();
         let local = self.local(&volume);
         let claim = Claim {
             node: self.0.config.node_name.clone(),
@@ -106,6 +109,7 @@ impl Node {
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
+            durability,
             header: won.header,
             header_generation: won.header_generation,
             unix_ms_at_zero: self.unix_ms_at_zero(),
@@ -130,6 +134,7 @@ impl Node {
             sectors,
             epoch,
             max_age_ms,
+            durability,
             detaching: false.into(),
             letting_go: false.into(),
         });
@@ -142,7 +147,7 @@ impl Node {
         let attached = present.attached();
         if let Some(Attached { device_path, epoch, .. }) = &attached {
             // Requests of other volumes to the same store are in its time too.
-            let store_time = present.objects.requests().time().saturating_sub(store_time);
+            let store_time = present.objects.store().requests().time().saturating_sub(store_time);
             tracing::info!(
                 %volume,
                 device = %device_path.display(),
@@ -232,7 +237,7 @@ impl Node {
 /// What a volume brings to its ring thread.
 pub(super) struct Parts {
     pub(super) local: Local,
-    pub(super) objects: Arc<S3Store>,
+    pub(super) objects: Arc<WatchedStore>,
     pub(super) files: VolumeFiles,
 }
 

@@ -139,6 +139,16 @@ pub(crate) enum Damage {
     /// The live map.
     #[error(transparent)]
     LiveMap(#[from] LiveMapError),
+    /// A record of another version of the daemon.
+    #[error(
+        "it has version {found}, this daemon knows {known}: run the version that wrote it, or restart the host"
+    )]
+    Version {
+        /// The version found.
+        found: u32,
+        /// The one this daemon writes.
+        known: u32,
+    },
     /// A record in JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),

@@ -149,6 +149,7 @@ mod tests {
     use holdfast_background::LocalState;
     use holdfast_engine::durable_map::Header;
     use holdfast_engine::sector_map::Side;
+    use holdfast_engine::volume::Durability;
     use holdfast_types::{Epoch, Seq};
 
     use super::*;
@@ -203,7 +204,7 @@ mod tests {
             leave(dirs, name, closed_clean, used).await;
         }
         fs::create_dir(run.join("live")).unwrap();
-        let attaching = Entry::Attaching { store_name: "main".to_owned() };
+        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
         let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
         let mut needed = Needed::default();
 

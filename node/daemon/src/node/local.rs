@@ -23,7 +23,7 @@ use holdfast_engine::durable_map::{
     Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::volume::{Durability, Pending};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
@@ -42,14 +42,21 @@ pub(crate) struct Local {
     run_dir: PathBuf,
 }
 
+/// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
+pub(crate) const ATTACHED_VERSION: u32 = 1;
+
 /// What the tmpfs directory remembers of an attached volume.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AttachedRecord {
+    /// [`ATTACHED_VERSION`] of the daemon that wrote it.
+    pub(crate) version: u32,
     pub(crate) device_id: Option<u32>,
     pub(crate) sectors: u64,
     pub(crate) epoch: u64,
     pub(crate) max_age_ms: u64,
+    #[serde(with = "DurabilityWord")]
+    pub(crate) durability: Durability,
     pub(crate) detaching: bool,
     pub(crate) store_name: String,
     pub(crate) store: StoreRecord,
@@ -58,6 +65,27 @@ pub(crate) struct AttachedRecord {
 /// Where the local files of fenced writers are kept.
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
+}
+
+/// Reads an [`AttachedRecord`]; its version comes first, because another one may have other fields.
+fn attached_record(text: &[u8]) -> Result<AttachedRecord, Damage> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let Versioned { version } = serde_json::from_slice(text)?;
+    if version != ATTACHED_VERSION {
+        return Err(Damage::Version { found: version, known: ATTACHED_VERSION });
+    }
+    Ok(serde_json::from_slice(text)?)
+}
+
+/// [`Durability`] in words.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Durability", rename_all = "snake_case")]
+enum DurabilityWord {
+    Local,
+    Object,
 }
 
 /// The open files of a volume.
@@ -158,9 +186,9 @@ impl Local {
     pub(crate) fn read_record(&self) -> Result<Option<AttachedRecord>, NodeError> {
         let path = self.record_path();
         match fs::read(&path) {
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| NodeError::Damaged { path, source: error.into() }),
+            Ok(text) => {
+                attached_record(&text).map(Some).map_err(|source| NodeError::Damaged { path, source })
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(file(&path, "read")(error)),
         }

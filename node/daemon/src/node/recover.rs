@@ -40,7 +40,17 @@ impl Node {
             // The attach never got as far as a device.
             return local.forget_attached();
         };
-        let AttachedRecord { device_id, sectors, epoch, max_age_ms, detaching, store_name, store } = record;
+        let AttachedRecord {
+            version: _,
+            device_id,
+            sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            detaching,
+            store_name,
+            store,
+        } = record;
         let objects = self.0.stores.connect(&store_name, &store).await?;
         let pending = local.read_pending()?;
         let live_map = LiveMap::open(&local.live_map_path())?;
@@ -48,6 +58,7 @@ impl Node {
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
+            durability,
             header,
             header_generation,
             unix_ms_at_zero: self.unix_ms_at_zero(),
@@ -75,6 +86,7 @@ impl Node {
             sectors,
             epoch,
             max_age_ms,
+            durability,
             detaching: detaching.into(),
             letting_go: false.into(),
         });

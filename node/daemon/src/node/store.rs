@@ -7,6 +7,7 @@ use holdfast_s3::{Credentials, S3Config, S3Store};
 use serde::{Deserialize, Serialize};
 
 use super::error::NodeError;
+use super::watched_store::WatchedStore;
 
 /// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon needs nobody to go on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -82,12 +83,16 @@ impl From<&StoreRecord> for S3Config {
 /// The stores in use; volumes of one store share its connections.
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
-    connected: tokio::sync::Mutex<Vec<(StoreRecord, Arc<S3Store>)>>,
+    connected: tokio::sync::Mutex<Vec<(StoreRecord, Arc<WatchedStore>)>>,
 }
 
 impl Stores {
     /// The store of this configuration.
-    pub(crate) async fn connect(&self, name: &str, record: &StoreRecord) -> Result<Arc<S3Store>, NodeError> {
+    pub(crate) async fn connect(
+        &self,
+        name: &str,
+        record: &StoreRecord,
+    ) -> Result<Arc<WatchedStore>, NodeError> {
         let mut connected = self.connected.lock().await;
         if let Some((_, store)) = connected.iter().find(|(known, _)| known == record) {
             return Ok(Arc::clone(store));
@@ -95,7 +100,7 @@ impl Stores {
         let store = S3Store::connect(record.into())
             .await
             .map_err(|source| NodeError::StoreConfig { name: name.to_owned(), source })?;
-        let store = Arc::new(store);
+        let store = Arc::new(WatchedStore::new(Arc::new(store)));
         connected.push((record.clone(), Arc::clone(&store)));
         Ok(store)
     }

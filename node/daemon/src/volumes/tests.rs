@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use holdfast_engine::volume::Durability;
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
@@ -76,6 +77,10 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         committed_seq: Some(7),
         dirty_bytes: 8192,
         oldest_dirty: Some(Duration::from_millis(2500)),
+        durability: Durability::Object,
+        durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
+        store_away: None,
+        delayed: None,
         waiting_requests: 0,
         cached_bytes: 12288,
         evicted_bytes: 4096,
@@ -132,6 +137,19 @@ impl Volumes for Fake {
                 Err(Failure { kind: ErrorKind::NotFound, message })
             }
         }
+    }
+
+    fn keeps(&self, _volume: &VolumeId) -> bool {
+        false
+    }
+
+    async fn clear_outdated(
+        &self,
+        _volume: &VolumeId,
+        _store_name: &str,
+        _store: &S3Config,
+    ) -> Result<(), Failure> {
+        Ok(())
     }
 
     async fn scrub(

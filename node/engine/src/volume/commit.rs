@@ -133,8 +133,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Commit::Looking(at) if at == seq => {
                 reach(CrashPoint::LogLookedAt);
                 self.heard_from_log = self.now;
-                if found.is_some() && !is_planted(Bug::NoFenceCheck) {
-                    self.fence(out);
+                match found.map(Record::decode) {
+                    None => {}
+                    // A predecessor's, sent before it died: its device was gone, and this writer is told to detach too.
+                    Some(Ok(record)) if record.nonce == self.nonce && record.body == Body::Detach => {
+                        self.follow(&record);
+                    }
+                    Some(_) if is_planted(Bug::NoFenceCheck) => {}
+                    Some(_) => self.fence(out),
                 }
             }
             other @ (Commit::Idle
@@ -145,11 +151,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    fn won(&mut self, record: Record, out: &mut Vec<Action>) {
+    /// A record of this writer is the next one in the log.
+    fn follow(&mut self, record: &Record) {
         let manifest = self.manifest.as_mut().expect("a record was made from it");
-        if let Err(error) = manifest.apply(&record) {
+        if let Err(error) = manifest.apply(record) {
             unreachable!("a record made from the manifest follows it: {error}")
         }
+    }
+
+    fn won(&mut self, record: Record, out: &mut Vec<Action>) {
+        self.follow(&record);
         self.heard_from_log = self.now;
         reach(CrashPoint::RecordWon);
         match record.body {

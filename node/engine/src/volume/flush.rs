@@ -34,6 +34,14 @@ enum Step {
     SyncingHeader,
 }
 
+/// A flush that takes part in a round.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Guest {
+    pub(super) id: RequestId,
+    /// The seal whose commit it waits for as well; 0 for none.
+    pub(super) seal: u64,
+}
+
 /// The round in progress and what waits for the next.
 pub(super) struct Round {
     step: Step,
@@ -45,8 +53,8 @@ pub(super) struct Round {
     writes: Vec<MapWrite>,
     sides: [bool; 2],
     header: Option<Header>,
-    guests: Vec<RequestId>,
-    next_guests: Vec<RequestId>,
+    guests: Vec<Guest>,
+    next_guests: Vec<Guest>,
     /// Rounds begun and rounds ended well, for those who wait for one begun after a certain point.
     pub(super) begun: u64,
     pub(super) ended: u64,
@@ -114,11 +122,13 @@ impl Round {
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    pub(super) fn join_round(&mut self, id: RequestId, out: &mut Vec<Action>) {
+    pub(super) fn join_round(&mut self, flush: Guest, out: &mut Vec<Action>) {
         if is_planted(Bug::FlushJoinsRunning) && self.round.step != Step::Idle {
-            return self.round.guests.push(id);
+            return self.round.guests.push(flush);
         }
-        self.round.next_guests.push(id);
+        self.round.next_guests.push(flush);
+        // A seal that the flush asks for may begin its round now: then one round serves both.
+        self.advance_seal(out);
         self.begin_round(out);
     }
 
@@ -281,8 +291,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
             }
         }
-        for id in std::mem::take(&mut self.round.guests) {
-            self.complete(id, result, out);
+        for flush in std::mem::take(&mut self.round.guests) {
+            match result {
+                Ok(()) => self.flushed_locally(flush, out),
+                Err(errno) => self.complete(flush.id, Err(errno), out),
+            }
         }
         self.begin_round(out);
     }

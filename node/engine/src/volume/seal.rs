@@ -55,7 +55,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_seal(&mut self, out: &mut Vec<Action>) {
         if self.seal.is_open() && self.should_seal() {
             let sealed = self.swap_sides();
-            self.seal = Seal::Draining(only(sealed));
+            self.begin_seal(only(sealed));
         }
         let Some(manifest) = &self.manifest else { return };
         // While the next place in the log is being looked at, no record is made for it.
@@ -94,6 +94,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    pub(super) fn begin_seal(&mut self, sides: Sides) {
+        self.seals.begun += 1;
+        self.seal = Seal::Draining(sides);
+    }
+
     /// Writes go to the other side from here on. Returns the one that was active.
     pub(super) fn swap_sides(&mut self) -> Side {
         let active = self.map.active();
@@ -117,8 +122,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         {
             return false;
         }
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
         self.lifecycle == Lifecycle::Detaching
+            || self.seals.is_wanted()
             || self.dirty_bytes(side) >= self.limits.seal_bytes
             || (age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit))
             || self.wants_other_side()
@@ -156,6 +162,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         reach(CrashPoint::SegmentStored);
         self.seal = Seal::Committing(sides);
+        if is_planted(Bug::FlushAtUpload) {
+            self.seal_committed(out);
+        }
         self.create_record(Body::Commit(segment), out);
     }
 
@@ -174,6 +183,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;
+        self.seal_committed(out);
         if self.lifecycle == Lifecycle::Recovering {
             self.map.set_recovering(false);
             reach(CrashPoint::Recovered);

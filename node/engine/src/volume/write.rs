@@ -53,7 +53,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         out.push(Action::Punch { id, range: touched, side });
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         let commit_may_wait =
             self.seal.is_open() || self.dirty_bytes(self.map.active()) < self.limits.most_bytes;
         commit_may_wait && !self.evict.is_full()
@@ -153,7 +153,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn now_dirty(&mut self, range: SectorRange, side: Side) {
         self.round.range_changed(range);
         self.dirty_pages[side as usize].insert_range(range);
-        let since = &mut self.dirty_since[side as usize];
-        *since = since.or(Some(self.now));
+        if self.dirty_since[side as usize].is_none() {
+            let since = self.unix_now();
+            self.dirty_since[side as usize] = Some(since);
+            self.map.set_dirty_since(side, since);
+        }
     }
 }

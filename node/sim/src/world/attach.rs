@@ -65,7 +65,9 @@ impl World {
         let came_of = match came_of {
             Ok(won) => return self.serve(host, won),
             Err(AttachError::Refused(AttachRefused::AttachedElsewhere { .. })) => {
-                assert_ne!(self.last_writer, Some(host));
+                // What an older LIST shows may refuse it as well: then it is tried again.
+                let own = self.last_writer == Some(host) && self.faults.stale_list.is_none();
+                Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
             Err(AttachError::Local(LocalError::Damaged(words))) => Invariant::SyncedIsWhole.broken(&words),
@@ -89,7 +91,9 @@ impl World {
         let Won { manifest, header, header_generation, found, trust_clean, files: () } = won;
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;
-        let setup = Setup { requests: DEPTH, limits, header, header_generation, unix_ms_at_zero: 0 };
+        let durability = self.durability;
+        let setup =
+            Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
         let here = &mut self.hosts[host];
         let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
         let mut out = Vec::new();

@@ -40,6 +40,7 @@ impl World {
             (trouble.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
             (trouble.paused, before.paused, 72, ["the process goes on", "the process stands still"]),
             (trouble.full, before.full, 74, ["the disk has room again", "the disk is full"]),
+            (trouble.slow, before.slow, 76, ["the disk is fast again", "the disk is slow"]),
         ] {
             if now != before {
                 self.trace.befalls(host, tag + u8::from(now), words[usize::from(now)]);
@@ -184,9 +185,15 @@ impl World {
         };
         let sectors = header.sectors;
         let memory = here.tmpfs.map(0, here.killed_after.clone());
+        let setup = Setup {
+            requests: DEPTH,
+            limits: self.limits,
+            durability: self.durability,
+            header,
+            header_generation,
+            unix_ms_at_zero: 0,
+        };
         let now = self.now;
-        let setup =
-            Setup { requests: DEPTH, limits: self.limits, header, header_generation, unix_ms_at_zero: 0 };
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
         let Ok(volume) = resumed else {
             // The process died while it made the map: nothing was served from it.

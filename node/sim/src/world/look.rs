@@ -1,7 +1,7 @@
 //! What a test may see and set in a world.
 
 use holdfast_engine::action::Action;
-use holdfast_engine::volume::{Status, Volume};
+use holdfast_engine::volume::{Durability, Status, Volume};
 
 use super::{Faults, World};
 use crate::calls::{Ask, Call, StoreAsk, lock};
@@ -19,6 +19,15 @@ impl World {
         self.hosts[host].process.iter().flat_map(|process| &process.jobs).filter_map(|job| match &job.what {
             What::Action(action) => Some(action),
             What::Call(_) => None,
+        })
+    }
+
+    /// Whether a create of a log record of `host` is on its way, or its answer.
+    pub fn creates_a_record(&self, host: usize) -> bool {
+        let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.any(|job| match &job.what {
+            What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
+            What::Action(_) => false,
         })
     }
 
@@ -43,6 +52,16 @@ impl World {
         jobs.into_iter().any(|job| match &job.what {
             What::Call(call) => matches!(call.ask, Ask::Store(StoreAsk::Create { .. })),
             What::Action(_) => false,
+        })
+    }
+
+    /// Whether the job at `index` takes long.
+    pub(crate) fn is_slow(&self, host: usize, index: usize) -> bool {
+        let here = &self.hosts[host];
+        let job = here.process.as_ref().and_then(|process| process.jobs.get(index));
+        job.is_some_and(|job| {
+            let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
+            job.slow || (local && here.trouble.slow)
         })
     }
 
@@ -100,6 +119,11 @@ impl World {
     pub fn set_faults(&mut self, faults: Faults) {
         self.sound_disks &= faults.local.is_none();
         self.faults = faults;
+    }
+
+    /// What a FLUSH means from the next attach or takeover on.
+    pub fn set_durability(&mut self, durability: Durability) {
+        self.durability = durability;
     }
 
     /// Goes on with other randomness.

@@ -1,7 +1,8 @@
 //! What the engine asks of the local host, done by its own thread: files, the live map, answers to the guest.
 
 use holdfast_engine::action::{Action, Source};
-use holdfast_engine::event::{Errno, Event};
+use holdfast_engine::event::{Errno, Event, Op};
+use holdfast_engine::volume::Durability;
 
 use super::World;
 use crate::calls::lock;
@@ -67,7 +68,11 @@ impl World {
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
                 let stores = device.request(*id).stores().is_some();
-                device.complete(*id, *result, &mut here.expect);
+                // What a FLUSH vouches for is looked up in the log while this host is its newest writer.
+                let vouches = self.durability == Durability::Object && self.last_writer == Some(host);
+                let in_store = (vouches && device.request(*id).op == Op::Flush && result.is_ok())
+                    .then(|| self.store.last_cut());
+                device.complete(*id, *result, &mut here.expect, in_store.as_deref());
                 if self.timely && stores {
                     here.uncommitted.push_back((here.expect.now(), self.now));
                 }

@@ -21,6 +21,7 @@ fn new_volume() -> Facts {
         status: VolumeStatus::default(),
         finalizer: false,
         deleting: false,
+        force_detach: None,
         store: StoreFact::Ready,
         node_known: true,
     }
@@ -244,4 +245,91 @@ fn only_what_the_plan_depends_on_is_looked_up() {
     assert_eq!(existing("b", "a", "a").node_in_question(), Some("b"));
     let facts = Facts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
+}
+
+/// Node `a` serves with something dirty and is lost; the volume is wanted on `b`.
+fn lost(force_detach: &str) -> Facts {
+    let mut facts = existing("b", "a", "a");
+    facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
+    facts.status.dirty_bytes = Some(8192);
+    facts.status.epoch = Some(3);
+    facts.status.durable_up_to = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
+    facts
+}
+
+/// Takes the operator's part of what the plan reports as reported, the rest as it was.
+fn report(facts: &mut Facts) -> VolumeStatus {
+    let reported = last_report(&plan(facts, &now())).clone();
+    facts.status = VolumeStatus {
+        node: facts.status.node.clone(),
+        device_path: facts.status.device_path.clone(),
+        dirty_bytes: facts.status.dirty_bytes,
+        epoch: facts.status.epoch,
+        durable_up_to: facts.status.durable_up_to.clone(),
+        ..reported.clone()
+    };
+    reported
+}
+
+#[test]
+fn a_lost_node_is_cut_off_by_its_name_only_and_what_is_missing_is_told() {
+    for other in ["", "b", "typo"] {
+        let status = last_report(&plan(&lost(other), &now())).clone();
+        assert_eq!(status.assigned_node.as_deref(), Some("a"), "{other:?}");
+        let waiting = find_condition(&status.conditions, ASSIGNED).expect("assigned");
+        assert!(waiting.message.contains("holdfast.dev/force-detach=a"), "{}", waiting.message);
+        assert!(find_condition(&status.conditions, DATA_LOST).is_none());
+    }
+    let mut facts = lost("a");
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    assert_eq!(status.phase, Some(VolumePhase::Attaching));
+    let told = find_condition(&status.conditions, DATA_LOST).expect("told").clone();
+    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "ForceDetached"));
+    for part in ["node a ", "after 2025-12-31T23:59:00Z", "at least 8192 bytes", "fenced list"] {
+        assert!(told.message.contains(part), "{}", told.message);
+    }
+    // Before and after the next node claims the volume, and whatever that one reports: the same.
+    assert_eq!(report(&mut facts), status);
+    facts.status.node = Some("b".to_owned());
+    facts.status.dirty_bytes = Some(0);
+    facts.status.durable_up_to = None;
+    let served = report(&mut facts);
+    assert_eq!((served.cut_off, served.phase), (status.cut_off, Some(VolumePhase::Attached)));
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
+    // The annotation removed: read and understood.
+    facts.force_detach = None;
+    let read = report(&mut facts);
+    assert_eq!((read.cut_off, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+#[test]
+fn an_old_annotation_does_not_cut_off_a_node_that_got_the_volume_back() {
+    let mut facts = lost("a");
+    report(&mut facts);
+    // `a` came back and was given the volume again, as anybody may be; then it is wanted on `b`.
+    facts.spec.node_name = Some("a".to_owned());
+    facts.status.node = None;
+    report(&mut facts);
+    facts.status.node = Some("a".to_owned());
+    report(&mut facts);
+    facts.spec.node_name = Some("b".to_owned());
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("a"));
+    assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
+}
+
+#[test]
+fn what_a_lost_node_had_not_reported_is_not_called_nothing() {
+    for (dirty, reason) in [(None, "NotReported"), (Some(0), "NothingReported")] {
+        let mut facts = lost("a");
+        facts.status.dirty_bytes = dirty;
+        assert_eq!(reason_of(last_report(&plan(&facts, &now())), DATA_LOST), ("Unknown", reason));
+    }
+}
+
+#[test]
+fn a_volume_is_deleted_without_its_lost_node() {
+    let facts = Facts { deleting: true, ..lost("a") };
+    assert_eq!(names(&plan(&facts, &now())), ["report", "remove", "finalizer-"]);
 }

@@ -1,8 +1,9 @@
+use holdfast_engine::volume::Delay;
 use serde_json::json;
 
 use super::*;
 use crate::kubernetes::retry::{OperationFailure, Retry};
-use crate::node::VolumeState;
+use crate::node::{StoreAway, VolumeState};
 use crate::volumes::tests::attached;
 
 fn now() -> Time {
@@ -19,6 +20,7 @@ fn granted() -> Facts {
         deleting: false,
         status: VolumeStatus { assigned_node: Some("a".to_owned()), ..VolumeStatus::default() },
         here: None,
+        kept: false,
         doing: None,
         last: None,
         wait: Duration::ZERO,
@@ -44,7 +46,7 @@ fn reported(facts: &mut Facts) {
 fn written(plan: &Plan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
         Step::Claim(status) | Step::Report(status) => Some(status.as_ref().clone()),
-        Step::Attach { .. } | Step::Detach => None,
+        Step::Attach { .. } | Step::Detach | Step::Clear => None,
     })
 }
 
@@ -63,6 +65,7 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
             Step::Attach { grow: true } => "attach",
             Step::Attach { grow: false } => "attach as it is",
             Step::Detach => "detach",
+            Step::Clear => "clear away",
         })
         .collect()
 }
@@ -148,6 +151,25 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
                 f.here.as_mut().unwrap().state = VolumeState::Detaching;
             }),
             &["report"],
+        ),
+        (
+            "taken by another node while this one was away",
+            absent(&|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.status.epoch = Some(4);
+                f.kept = true;
+            }),
+            &["clear away"],
+        ),
+        (
+            "granted to another node that has not attached yet",
+            absent(&|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.kept = true;
+            }),
+            &[],
         ),
         ("left behind by a lost host", absent(&left_behind), &["claim", "attach as it is"]),
         (
@@ -261,4 +283,96 @@ fn nothing_of_another_nodes_volume_is_written() {
             assert_eq!(written(&plan(&facts, &now())), None, "{doing:?}");
         }
     }
+}
+
+fn turned(facts: &Facts, type_: &str) -> (String, String, String) {
+    let status = written(&plan(facts, &now())).expect("a status is written");
+    let condition = find_condition(&status.conditions, type_).expect(type_).clone();
+    (condition.status, condition.reason, condition.message)
+}
+
+#[test]
+fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
+    let mut facts = served();
+    let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
+    let away = |since| Some(StoreAway { since, error: "connection refused".to_owned() });
+    facts.here.as_mut().unwrap().store_away = away(long_ago + Duration::from_secs(89));
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "a second is the ordinary course of things");
+    facts.here.as_mut().unwrap().store_away = away(long_ago);
+    let (status, reason, message) = turned(&facts, "StoreReachable");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreAway"));
+    assert_eq!(
+        message,
+        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z: connection refused; 8192 bytes wait to be uploaded, requests are tried again until it does"
+    );
+    reported(&mut facts);
+    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
+    facts.here.as_mut().unwrap().store_away = None;
+    assert_eq!(turned(&facts, "StoreReachable").0, "True");
+}
+
+#[test]
+fn writes_that_wait_are_told_with_the_reason() {
+    for (delay, reason) in [
+        (Delay::DirtyLimit, "DirtyLimit"),
+        (Delay::CacheFull, "CacheFull"),
+        (Delay::DiskFull, "LocalDiskFull"),
+    ] {
+        let mut facts = served();
+        facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
+        assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+        facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(20)));
+        let told = turned(&facts, "Writable");
+        assert_eq!((told.0.as_str(), told.1.as_str()), ("False", reason));
+        reported(&mut facts);
+        facts.here.as_mut().unwrap().delayed = None;
+        assert_eq!(turned(&facts, "Writable").1, "Serving");
+    }
+}
+
+#[test]
+fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
+    let mut facts = served();
+    assert_eq!(facts.status.durable_up_to, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
+    assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
+    let here = |facts: &mut Facts, dirty, seconds| {
+        let here = facts.here.as_mut().unwrap();
+        here.dirty_bytes = dirty;
+        here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
+        here.durable_up_to = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
+        facts.since_report = Some(Duration::from_secs(3600));
+    };
+    here(&mut facts, 0, 1_700_000_100);
+    reported(&mut facts);
+    here(&mut facts, 0, 1_700_000_200);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    here(&mut facts, 4096, 1_700_000_300);
+    let dirty = written(&plan(&facts, &now())).unwrap();
+    assert_eq!(dirty.durable_up_to, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
+    // The daemon's successor does not know yet: what was said stays true.
+    reported(&mut facts);
+    facts.here.as_mut().unwrap().durable_up_to = None;
+    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    facts.since_report = None;
+    assert_eq!(written(&plan(&facts, &now())).unwrap().durable_up_to, dirty.durable_up_to);
+}
+
+#[test]
+fn the_age_of_dirty_data_alone_is_written_once_a_minute() {
+    let mut facts = served();
+    facts.here.as_mut().unwrap().oldest_dirty = Some(Duration::from_secs(50));
+    facts.since_report = Some(FIGURES_EVERY);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+    facts.since_report = Some(AGE_EVERY);
+    assert_eq!(acts(&plan(&facts, &now())), ["report"]);
+}
+
+#[test]
+fn what_was_dirty_stays_said_while_the_device_is_away() {
+    let mut facts = served();
+    (facts.here, facts.last) = (None, None);
+    let claim = written(&plan(&facts, &now())).unwrap();
+    assert_eq!((claim.epoch, claim.dirty_bytes), (Some(3), Some(8192)));
+    assert!(claim.durable_up_to.is_some());
 }

@@ -8,7 +8,7 @@ use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::volume::{DirtyLimits, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_engine::{action::Action, event::CreateAnswer, record::SegmentRef};
 use holdfast_types::{Nonce, SegmentId, Seq};
 use tempfile::TempDir;
@@ -69,7 +69,9 @@ impl Writer {
         };
         map.write_all_at(&header.encode(1), header_offset(1)).unwrap();
         let limits = DirtyLimits { seal_bytes: 8192, most_bytes: 1 << 30, max_age_ms: 1 << 40 };
-        let setup = Setup { requests: 4, limits, header, header_generation: 1, unix_ms_at_zero: 0 };
+        let durability = Durability::Local;
+        let setup =
+            Setup { requests: 4, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
         let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
         let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         Self { volume, sides, map, fill: 0, store: true }

@@ -1,0 +1,45 @@
+//! Local files of volumes that this node does not serve: another node may hold the volume since.
+//!
+//! What such a volume had not uploaded here is kept aside, as it is when a fenced writer notices; what it had uploaded is of
+//! no use any more and is removed. The log decides, not what anybody reports.
+
+use holdfast_background::LocalState;
+use holdfast_engine::durable_map::holds_dirty;
+use holdfast_log::read_manifest;
+use holdfast_s3::S3Config;
+use holdfast_types::VolumeId;
+
+use super::{Node, NodeError};
+
+impl Node {
+    /// Whether the node has files of a volume that it does not serve.
+    pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
+        !self.volumes().contains_key(volume) && self.local(volume).map_path().exists()
+    }
+
+    /// Clears away the local files of a volume that another writer holds.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot be read.
+    pub(crate) async fn clear_outdated(
+        &self,
+        volume: &VolumeId,
+        name: &str,
+        store: &S3Config,
+    ) -> Result<(), NodeError> {
+        if self.volumes().contains_key(volume) {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "being served" });
+        }
+        let local = self.local(volume);
+        let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
+        let objects = self.0.stores.connect(name, &store.into()).await?;
+        let manifest = read_manifest(&*objects, volume).await?;
+        if manifest.is_ours_since(found.header.epoch, &found.header.nonces) {
+            Ok(())
+        } else if holds_dirty(&found.pages) {
+            LocalState::set_aside(&local, found.header.epoch).await
+        } else {
+            LocalState::discard(&local).await
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! An object store, and since when it does not answer.
+//!
+//! Owns: the memory of the last failure. Every request of this node to the store passes through here; the first that gets an
+//! answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
+//! Runs on: whoever asks.
+
+use std::error::Error;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, Page, StoreError, Suffix};
+use holdfast_s3::S3Store;
+
+use crate::failure::chain;
+
+/// An outage.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoreAway {
+    /// When the first request was sent that failed.
+    pub(crate) since: SystemTime,
+    /// Why the last one failed.
+    pub(crate) error: String,
+}
+
+/// A store whose answers are watched.
+#[derive(Debug)]
+pub(crate) struct WatchedStore<S = S3Store> {
+    store: Arc<S>,
+    away: Mutex<Option<StoreAway>>,
+}
+
+impl<S> WatchedStore<S> {
+    pub(crate) fn new(store: Arc<S>) -> Self {
+        Self { store, away: Mutex::default() }
+    }
+
+    /// The store itself, for its figures.
+    pub(crate) fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// The outage in progress.
+    pub(crate) fn away(&self) -> Option<StoreAway> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note<T, E: Error>(
+        &self,
+        begun: SystemTime,
+        kind: fn(&E) -> ErrorKind,
+        result: Result<T, E>,
+    ) -> Result<T, E> {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        match &result {
+            Err(error) if !is_answer(kind(error)) => {
+                let since = away.take().map_or(begun, |away| away.since);
+                *away = Some(StoreAway { since, error: chain(error) });
+            }
+            Ok(_) | Err(_) => *away = None,
+        }
+        result
+    }
+}
+
+/// Whether a store that says this is there.
+fn is_answer(kind: ErrorKind) -> bool {
+    match kind {
+        ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Conflict | ErrorKind::Corrupt => true,
+        ErrorKind::Throttled
+        | ErrorKind::Unavailable
+        | ErrorKind::Denied
+        | ErrorKind::Invalid
+        | ErrorKind::Ambiguous => false,
+    }
+}
+
+#[async_trait]
+impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.get(key, max_bytes).await)
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.get_range(key, range).await)
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.get_suffix(key, len).await)
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        let begun = SystemTime::now();
+        self.note(begun, CreateError::kind, self.store.create(key, body).await)
+    }
+
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.put_segment(key, parts).await)
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.list(prefix, start_after, limit).await)
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        let begun = SystemTime::now();
+        self.note(begun, StoreError::kind, self.store.delete(key).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::MemoryStore;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_outage_begins_with_its_first_failure_and_ends_with_the_first_answer() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        assert!(watched.get("a", 10).await.is_err());
+        assert_eq!(watched.away(), None, "it answered that there is no such object");
+        let before = SystemTime::now();
+        memory.go_away();
+        assert!(watched.put_segment("a", vec![]).await.is_err());
+        let first = watched.away().expect("away");
+        assert!(first.since >= before && !first.error.is_empty());
+        assert!(watched.create("b", Bytes::new()).await.is_err());
+        assert_eq!(watched.away().expect("still").since, first.since);
+        memory.heal();
+        watched.put_segment("a", vec![]).await.expect("stored");
+        assert_eq!(watched.away(), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! When a FLUSH is answered: once the local disk keeps what it covers (`local`), or the object store does too (`object`).
+//!
+//! Upholds invariant 15 (`docs/invariants.md`): with `object`, what a successful FLUSH covered survives the loss of the node.
+//!
+//! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side that is sealed,
+//! or committed. So it waits for a seal, by number: the next one if the active side is dirty, else the one in progress, else
+//! none. The wait makes the engine seal at once; flushes that come while a seal is in progress share the next. An object
+//! store that is away makes flushes wait, never fail. A FLUSH that a dead process did not answer comes again and begins anew.
+
+use super::Volume;
+use super::flush::Guest;
+use crate::action::Action;
+use crate::event::{Errno, RequestId};
+use crate::planted::{Bug, is_planted};
+
+/// What a successful FLUSH means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Durability {
+    /// What it covers survives the process and the host's power.
+    #[default]
+    Local,
+    /// What it covers survives the loss of the node: it is committed.
+    Object,
+}
+
+/// Seals by number, and the flushes that wait for one.
+#[derive(Debug, Default)]
+pub(super) struct Seals {
+    /// The newest that was begun.
+    pub(super) begun: u64,
+    /// The newest whose commit is in the log.
+    committed: u64,
+    /// The newest that a flush asked for.
+    wanted: u64,
+    /// Flushes whose local round has ended.
+    waiting: Vec<Guest>,
+}
+
+impl Seals {
+    /// Whether a flush waits for a seal that was not begun.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted > self.begun
+    }
+}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    pub(super) fn plan_flush(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        let seal = match self.durability {
+            Durability::Local => 0,
+            Durability::Object => self.seal_that_covers(),
+        };
+        self.seals.wanted = self.seals.wanted.max(seal);
+        self.join_round(Guest { id, seal }, out);
+    }
+
+    /// The seal with which everything that has completed is committed.
+    fn seal_that_covers(&self) -> u64 {
+        let active = self.map.active();
+        let joins_running = is_planted(Bug::FlushJoinsSeal) && !self.seal.is_open();
+        if self.dirty_pages[active as usize].is_empty() || joins_running {
+            self.seals.begun
+        } else {
+            self.seals.begun + 1
+        }
+    }
+
+    /// The local disk keeps what the flush covers.
+    pub(super) fn flushed_locally(&mut self, flush: Guest, out: &mut Vec<Action>) {
+        if flush.seal <= self.seals.committed {
+            self.complete(flush.id, Ok(()), out);
+        } else if self.is_fenced() {
+            self.complete(flush.id, Err(Errno::EIO), out);
+        } else {
+            self.seals.waiting.push(flush);
+        }
+    }
+
+    /// The commit of the newest seal is in the log.
+    pub(super) fn seal_committed(&mut self, out: &mut Vec<Action>) {
+        self.seals.committed = self.seals.begun;
+        let waiting = std::mem::take(&mut self.seals.waiting);
+        for flush in waiting {
+            self.flushed_locally(flush, out);
+        }
+    }
+
+    /// The volume was fenced: nothing more is committed.
+    pub(super) fn fail_waiting_flushes(&mut self, out: &mut Vec<Action>) {
+        for flush in std::mem::take(&mut self.seals.waiting) {
+            self.complete(flush.id, Err(Errno::EIO), out);
+        }
+    }
+
+    /// Flushes that wait for a commit.
+    pub(super) fn waiting_flushes(&self) -> usize {
+        self.seals.waiting.len()
+    }
+}

@@ -1,0 +1,119 @@
+//! `durability: object`, request by request: when a FLUSH is answered and what it costs.
+
+use holdfast_engine::action::Action;
+use holdfast_engine::event::Op;
+use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_sim::drive;
+use holdfast_sim::world::{Attach, Faults, World};
+use holdfast_types::SectorRange;
+
+const LIMITS: DirtyLimits =
+    DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
+
+fn world() -> World {
+    let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
+    world.set_durability(Durability::Object);
+    assert_eq!(world.attach(0, false, None), Attach::Won);
+    drive::until(&mut world, 0, |world| world.is_ready(0));
+    world
+}
+
+fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
+    world.request(0, op, SectorRange::new(start, sectors)).expect("the device has room");
+}
+
+fn write(world: &mut World, start: u64) {
+    ask(world, Op::Write, start, 1);
+    drive::until(world, 0, |world| drive::is_idle(world, 0));
+}
+
+fn creates_a_record(world: &World) -> bool {
+    world.creates_a_record(0)
+}
+
+#[test]
+fn flushes_wait_for_the_commit_that_covers_them_and_share_it() {
+    let mut world = world();
+    write(&mut world, 7);
+    let before = world.store_requests();
+    for _ in 0..3 {
+        ask(&mut world, Op::Flush, 0, 0);
+    }
+    drive::until(&mut world, 0, creates_a_record);
+    assert_eq!(world.status(0).unwrap().parked, 3, "all wait for the store");
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert!(world.holds_a_commit());
+    assert_eq!(world.store_requests() - before, 2, "one segment, one record");
+}
+
+#[test]
+fn a_flush_of_later_writes_waits_for_the_next_commit() {
+    let mut world = world();
+    write(&mut world, 7);
+    ask(&mut world, Op::Flush, 0, 0);
+    let before = world.status(0).unwrap().committed.unwrap();
+    // The seal is in progress.
+    drive::until(&mut world, 0, |world| {
+        world.jobs(0).any(|action| matches!(action, Action::SyncSide { .. }))
+    });
+    ask(&mut world, Op::Write, 8, 1);
+    drive::until(&mut world, 0, |world| world.status(0).unwrap().dirty_bytes == 2 * 4096);
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert_eq!(world.status(0).unwrap().committed.unwrap().0, before.0 + 2);
+    assert_eq!(world.status(0).unwrap().dirty_bytes, 0);
+}
+
+#[test]
+fn a_flush_with_nothing_dirty_costs_no_request() {
+    let mut world = world();
+    write(&mut world, 7);
+    for _ in 0..2 {
+        ask(&mut world, Op::Flush, 0, 0);
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    }
+    let before = world.store_requests();
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert_eq!(world.store_requests(), before);
+}
+
+#[test]
+fn a_flush_that_waits_fails_when_the_volume_is_taken_over() {
+    let mut world = world();
+    write(&mut world, 7);
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, creates_a_record);
+    assert_eq!(world.attach(1, true, None), Attach::Won);
+    drive::until(&mut world, 0, |world| world.is_fenced(0) && world.jobs(0).next().is_none());
+    assert_eq!(world.status(0).unwrap().parked, 0, "it was answered");
+    assert!(!world.holds_a_commit());
+}
+
+#[test]
+fn a_flush_of_a_killed_daemon_begins_anew() {
+    let mut world = world();
+    write(&mut world, 7);
+    ask(&mut world, Op::Flush, 0, 0);
+    drive::until(&mut world, 0, creates_a_record);
+    world.kill(0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    assert!(world.holds_a_commit());
+}
+
+#[test]
+fn how_old_dirty_data_is_outlives_the_process() {
+    let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
+    assert_eq!(world.attach(0, false, None), Attach::Won);
+    drive::until(&mut world, 0, |world| world.is_ready(0));
+    world.tick(0, 1000);
+    write(&mut world, 7);
+    let until = world.status(0).unwrap().durable_until_unix_ms.unwrap();
+    world.tick(0, 4000);
+    world.kill(0);
+    drive::until(&mut world, 0, |world| world.status(0).is_some());
+    world.tick(0, 1000);
+    let status = world.status(0).unwrap();
+    assert_eq!(status.oldest_dirty_ms, Some(5000));
+    assert_eq!(status.durable_until_unix_ms, Some(until));
+}

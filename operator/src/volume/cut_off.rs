@@ -1,0 +1,78 @@
+//! Taking a volume from a node that is lost, and saying what is missing because of it.
+//!
+//! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.cutOff` remembers
+//! the node until the annotation is gone, so that an old one never takes the volume from a node that got it back later.
+//! Upholds invariant 5 (`docs/invariants.md`) only in that it lets another node attach: the fence is the attach record.
+
+use holdfast_crds::{Condition, ConditionStatus, CutOff, Durability, FORCE_DETACH, Time, condition};
+
+use super::facts::Facts;
+
+/// Condition: a node was cut off, and what it had not uploaded is missing.
+pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
+
+impl Facts {
+    /// Whether the node that reports that it serves the volume is to have it no more, whatever it does.
+    pub(super) fn is_cut_off(&self, serving: &str) -> bool {
+        let remembered = self.status.cut_off.as_ref().is_some_and(|cut_off| cut_off.node == serving);
+        self.force_detach.as_deref() == Some(serving)
+            && self.desired() != Some(serving)
+            // A grant that has moved stays moved until the next node claims the volume.
+            && (!remembered || self.assigned() != Some(serving))
+    }
+}
+
+/// What is remembered of the node that was cut off: as it reported last, at the moment it is.
+pub(super) fn cut_off(facts: &Facts, now: &Time) -> Option<CutOff> {
+    let named = facts.force_detach.as_deref()?;
+    let status = &facts.status;
+    if let Some(remembered) = status.cut_off.as_ref().filter(|cut_off| cut_off.node == named) {
+        return Some(remembered.clone());
+    }
+    let node = status.node.as_deref().filter(|node| facts.is_cut_off(node))?;
+    Some(CutOff {
+        node: node.to_owned(),
+        time: now.clone(),
+        epoch: status.epoch,
+        durability: status.durability,
+        dirty_bytes: status.dirty_bytes,
+        durable_up_to: status.durable_up_to.clone(),
+    })
+}
+
+/// Says what is missing.
+pub(super) fn data_lost(facts: &Facts, cut_off: &CutOff, now: &Time) -> Condition {
+    let CutOff { node, time, epoch: _, durability, dirty_bytes, durable_up_to } = cut_off;
+    let begins = format!("node {node} was cut off at {}", time.0);
+    let after = durable_up_to
+        .as_ref()
+        .map_or_else(|| "since its last commit".to_owned(), |since| format!("after {}", since.0));
+    let flushed = match durability {
+        Some(Durability::Object) => "; nothing that was flushed is among it",
+        Some(Durability::Local) | None => "",
+    };
+    let kept = format!(
+        "what is missing is kept on node {node}: `holdfast-node fenced list` there, once it is back. Remove the annotation {FORCE_DETACH} when you have read this"
+    );
+    let (status, reason, what) = match dirty_bytes {
+        None => (
+            ConditionStatus::Unknown,
+            "NotReported",
+            "it had not reported how much it had not uploaded".to_owned(),
+        ),
+        Some(0) => (
+            ConditionStatus::Unknown,
+            "NothingReported",
+            format!(
+                "it had reported nothing that was not uploaded; what it wrote {after} may be missing{flushed}"
+            ),
+        ),
+        Some(bytes) => (
+            ConditionStatus::True,
+            "ForceDetached",
+            format!("what it wrote {after} is missing, at least {bytes} bytes by its last report{flushed}"),
+        ),
+    };
+    let message = format!("{begins}: {what}; {kept}");
+    condition(&facts.status.conditions, DATA_LOST, status, reason, message, Some(facts.generation), now)
+}
