@@ -24,6 +24,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let mut figures = simulation.seeds()?;
     figures.extend(simulation.planted_bugs()?);
     figures.extend(simulation.crash_points()?);
+    figures.push(fuzz_targets(toolbox)?);
     let coverage = Coverage::measure(toolbox)?;
     figures.push(Figure {
         name: "engine_coverage_percent".to_owned(),
@@ -33,6 +34,19 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         bar: Some(Bar::AtLeast(90.0)),
     });
     Ok(figures)
+}
+
+/// Each has a directory with its corpus, which a test of the simulation compares with its targets.
+fn fuzz_targets(toolbox: &Toolbox) -> Result<Figure> {
+    let directory = toolbox.workspace().join("node/sim/fuzz");
+    let targets = std::fs::read_dir(&directory).with_context(|| format!("list {}", directory.display()))?;
+    Ok(Figure {
+        name: "fuzz_targets".to_owned(),
+        value: targets.count() as f64,
+        unit: "count",
+        against: "decoders of stored bytes, run with `cargo test -p holdfast-sim --test decoders`".to_owned(),
+        bar: None,
+    })
 }
 
 /// The program, optimised.
