@@ -4,7 +4,7 @@ use holdfast_engine::planted::Bug;
 use holdfast_sim::case::Case;
 
 /// Seeds tried for each bug: the budget of a run of the tests.
-const SEEDS: u64 = 160;
+const SEEDS: u64 = 400;
 const OPERATIONS: u64 = 3000;
 
 #[test]
