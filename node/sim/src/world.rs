@@ -78,6 +78,8 @@ pub struct World {
     /// No disk ever failed.
     sound_disks: bool,
     every_write_arrives: bool,
+    /// LIST always showed what was there.
+    sound_lists: bool,
 }
 
 /// Requests a device can have in flight.
@@ -132,6 +134,7 @@ impl World {
             last_writer: None,
             sound_disks: faults.local.is_none(),
             every_write_arrives: false,
+            sound_lists: faults.stale_list.is_none(),
         }
     }
 

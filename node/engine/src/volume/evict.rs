@@ -116,12 +116,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.evict.unswept[side as usize] = self.map.pages();
     }
 
-    /// Whether a batch is to begin before anything else touches the sides.
+    /// Whether a batch is to begin before anything else touches the sides. What is overdue does not wait for another one.
     pub(super) fn evicts_first(&self) -> bool {
         let side = self.map.active().other();
         self.evict.wanted > 0
             && self.evict.unswept[side as usize] > 0
             && self.in_flight[side as usize] == 0
+            && !(self.seal.is_open() && self.is_overdue(self.map.active()))
             && self.lifecycle == Lifecycle::Serving
             && self.manifest.is_some()
     }

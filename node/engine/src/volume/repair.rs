@@ -70,6 +70,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         reach(CrashPoint::MarkedForRepair);
         let inactive = self.map.active().other();
         if self.repair.marked[inactive as usize] {
+            // No flush waits for this one: what flushes cover is dirty on the active side, or committed.
             self.seal = Seal::Draining(only(inactive));
         } else if self.repair.marked == [false; 2] && !self.repair.checkpoint {
             self.repair.asked = false;

@@ -94,6 +94,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    /// Begins a seal that flushes may wait for.
     pub(super) fn begin_seal(&mut self, sides: Sides) {
         self.seals.begun += 1;
         self.seal = Seal::Draining(sides);
@@ -122,13 +123,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         {
             return false;
         }
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
         self.lifecycle == Lifecycle::Detaching
             || self.seals.is_wanted()
             || self.dirty_bytes(side) >= self.limits.seal_bytes
-            || (age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit))
+            || self.is_overdue(side)
             || self.wants_other_side()
             || self.repair.wants_seal(side)
+    }
+
+    /// Whether dirty data of `side` reached its age limit.
+    pub(super) fn is_overdue(&self, side: Side) -> bool {
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
+        !self.dirty_pages[side as usize].is_empty()
+            && age >= self.limits.max_age_ms
+            && !is_planted(Bug::NoAgeLimit)
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {

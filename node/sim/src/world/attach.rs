@@ -66,7 +66,7 @@ impl World {
             Ok(won) => return self.serve(host, won),
             Err(AttachError::Refused(AttachRefused::AttachedElsewhere { .. })) => {
                 // What an older LIST shows may refuse it as well: then it is tried again.
-                let own = self.last_writer == Some(host) && self.faults.stale_list.is_none();
+                let own = self.last_writer == Some(host) && self.sound_lists;
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
