@@ -2,7 +2,7 @@
 //! outcome of a power cut can be tried.
 
 use holdfast_engine::event::Op;
-use holdfast_engine::volume::DirtyLimits;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use super::watch::struck;
@@ -37,6 +37,8 @@ pub enum Scenario {
     Race,
     /// What is clean here is stored anew.
     Repair,
+    /// Flushes wait for their commit.
+    Object,
 }
 
 /// `Err` is the host whose process was ended.
@@ -44,7 +46,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -54,6 +56,7 @@ impl Scenario {
         Self::Cramped,
         Self::Race,
         Self::Repair,
+        Self::Object,
     ];
 
     pub(super) fn world(self, seed: u64) -> World {
@@ -64,7 +67,8 @@ impl Scenario {
             | Self::Rival
             | Self::Cramped
             | Self::Race
-            | Self::Repair => Faults::default(),
+            | Self::Repair
+            | Self::Object => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -74,6 +78,7 @@ impl Scenario {
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
+            Self::Object => world.durability = Durability::Object,
             Self::Race | Self::Repair | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
         }
         world
@@ -91,6 +96,7 @@ impl Scenario {
             Self::Cramped => cramped(&mut stage),
             Self::Race => race(&mut stage),
             Self::Repair => repair(&mut stage),
+            Self::Object => object(&mut stage),
         }
     }
 }
@@ -202,6 +208,14 @@ fn repair(stage: &mut Stage<'_>) -> Played {
         stage.step()?;
     }
     stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn object(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0), (Op::Write, 2, 1)])?;
+    stage.until(creates)?;
+    stage.ask(&[(Op::Flush, 0, 0), (Op::Discard, 0, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
 }
 
 /// Whether host 0 has a log record on its way.
