@@ -24,13 +24,16 @@ struct Written {
     passed_over: Option<u64>,
 }
 
+/// When the newest of the writes that succeeded and had ended before `before` was issued: what had ended by then is
+/// superseded.
+fn superseded_until(writes: &[Written], before: u64) -> u64 {
+    let settled = writes.iter().filter(|w| w.succeeded && w.ended.is_some_and(|at| at < before));
+    settled.map(|w| w.issued).max().unwrap_or(0)
+}
+
 impl Written {
-    fn is_superseded(&self, by: &[Self], before: u64) -> bool {
-        let Some(ended) = self.ended else { return false };
-        self.passed_over.is_some_and(|at| at < before)
-            || by.iter().any(|other| {
-                other.succeeded && other.issued > ended && other.ended.is_some_and(|at| at < before)
-            })
+    fn is_superseded(&self, until: u64, before: u64) -> bool {
+        self.ended.is_some_and(|ended| ended < until || self.passed_over.is_some_and(|at| at < before))
     }
 }
 
@@ -48,7 +51,9 @@ impl Cut {
         let mut either = self.clone();
         either.at = self.at.min(other.at);
         for sector in self.sectors.keys().chain(other.sectors.keys()) {
-            let stamps = [self.allowed(*sector), other.allowed(*sector)].concat();
+            let mut stamps = [self.allowed(*sector), other.allowed(*sector)].concat();
+            stamps.sort_unstable();
+            stamps.dedup();
             either.sectors.insert(*sector, stamps);
         }
         either
@@ -134,7 +139,8 @@ impl Expect {
     /// What a read of `sector` may see now.
     pub(crate) fn allowed(&self, sector: u64) -> Vec<Stamp> {
         let Some(writes) = self.sectors.get(&sector) else { return vec![0] };
-        writes.iter().filter(|w| !w.is_superseded(writes, u64::MAX)).map(|w| w.stamp).collect()
+        let until = superseded_until(writes, u64::MAX);
+        writes.iter().filter(|w| !w.is_superseded(until, u64::MAX)).map(|w| w.stamp).collect()
     }
 
     /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector holds.
@@ -144,9 +150,9 @@ impl Expect {
         if writes.iter().any(|w| w.ended.is_none_or(|at| at >= issued)) {
             return;
         }
-        let judged = writes.clone();
+        let until = superseded_until(writes, u64::MAX);
         for write in writes.iter_mut() {
-            if write.stamp != stamp && !write.is_superseded(&judged, u64::MAX) {
+            if write.stamp != stamp && !write.is_superseded(until, u64::MAX) {
                 write.passed_over = Some(now);
             }
         }
@@ -156,8 +162,8 @@ impl Expect {
     pub(crate) fn is_durable(&mut self, before: u64) {
         for writes in self.sectors.values_mut() {
             if writes.len() > 1 {
-                let judged = writes.clone();
-                writes.retain(|w| !w.is_superseded(&judged, before));
+                let until = superseded_until(writes, before);
+                writes.retain(|w| !w.is_superseded(until, before));
             }
         }
     }
@@ -166,8 +172,8 @@ impl Expect {
     pub(crate) fn check_covered(&self, cut: &Cut, before: u64) {
         for (sector, writes) in &self.sectors {
             let stamps = cut.allowed(*sector);
-            let covered =
-                writes.iter().any(|w| stamps.contains(&w.stamp) && !w.is_superseded(writes, before));
+            let until = superseded_until(writes, before);
+            let covered = writes.iter().any(|w| stamps.contains(&w.stamp) && !w.is_superseded(until, before));
             Invariant::ObjectFlushSurvivesNode.check(covered, || {
                 format!("sector {sector} is {stamps:?} in the log's last commit when a FLUSH of later writes succeeds")
             });
