@@ -17,6 +17,7 @@ use crate::world::World;
 pub mod fio;
 pub mod kublk;
 mod main_job;
+mod proof;
 mod proof_faults;
 mod ring;
 
@@ -46,6 +47,12 @@ pub const ALL: &[Benchmark] = &[
         about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
         expected: Duration::from_secs(240),
         run: main_job::run,
+    },
+    Benchmark {
+        name: "proof",
+        about: "what the simulation plays and finds, and how much of the engine it runs",
+        expected: Duration::from_secs(600),
+        run: proof::run,
     },
     Benchmark {
         name: "proof-faults",

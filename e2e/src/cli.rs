@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+use crate::coverage::Coverage;
 use crate::{bench, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
@@ -31,6 +32,8 @@ enum Order {
         /// Part of a benchmark's name
         filter: Option<String>,
     },
+    /// Print which lines of the engine the simulation alone runs
+    Coverage,
     /// Name every scenario and benchmark with its expected time
     List,
     /// Fetch and build everything that runs need, and run nothing
@@ -84,6 +87,10 @@ pub fn run() -> Result<ExitCode> {
         }
         Order::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
         Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
+        Order::Coverage => {
+            Coverage::measure(&Toolbox::open()?)?.print();
+            Ok(ExitCode::SUCCESS)
+        }
         Order::List => {
             list();
             Ok(ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ pub mod chance;
 pub mod cli;
 pub mod command;
 pub mod control_plane;
+pub mod coverage;
 pub mod guest;
 pub mod node;
 pub mod operator;

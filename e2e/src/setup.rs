@@ -19,6 +19,7 @@ pub mod apt;
 pub mod go;
 pub mod kernel;
 pub mod kublk;
+pub mod llvm;
 pub mod root_fs;
 
 /// Packages whose programs and examples are tested.
@@ -73,6 +74,14 @@ impl Toolbox {
     /// When it cannot be built.
     pub fn kublk(&self) -> Result<PathBuf> {
         kublk::prepare(&self.cache, &kernel::prepare(&self.cache)?)
+    }
+
+    /// What reads the compiler's profiles.
+    ///
+    /// # Errors
+    /// When it cannot be fetched.
+    pub fn llvm(&self) -> Result<llvm::Llvm> {
+        llvm::Llvm::prepare(&self.cache)
     }
 
     /// The S3 server.

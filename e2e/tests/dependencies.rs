@@ -74,8 +74,8 @@ struct Package {
     name: String,
     licence: String,
     local: bool,
-    /// Whether a dependency, or a feature of its own, asks for the engine's `planted-bugs`.
-    plants_bugs: bool,
+    /// Whether a dependency, or a feature of its own, asks for the engine's feature `simulation`.
+    simulates: bool,
     /// Direct dependencies that are built into it or run when it is built, by name.
     named: BTreeSet<String>,
     /// The same, resolved, by package id.
@@ -96,19 +96,18 @@ fn packages() -> BTreeMap<String, Package> {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
         let named = dependencies.filter(|one| one["kind"] != "dev").map(|one| text(&one["name"])).collect();
         let asks = |features: &Value| {
-            let asked = |one: &Value| one.as_str().is_some_and(|name| name.ends_with("planted-bugs"));
+            let asked = |one: &Value| one.as_str().is_some_and(|name| name.ends_with("simulation"));
             features.as_array().unwrap().iter().any(asked)
         };
-        let plants_bugs =
-            package["dependencies"].as_array().unwrap().iter().any(|one| asks(&one["features"]))
-                || package["features"].as_object().unwrap().values().any(asks);
+        let simulates = package["dependencies"].as_array().unwrap().iter().any(|one| asks(&one["features"]))
+            || package["features"].as_object().unwrap().values().any(asks);
         packages.insert(
             text(&package["id"]),
             Package {
                 name: text(&package["name"]),
                 licence: text(&package["license"]),
                 local: package["source"].is_null(),
-                plants_bugs,
+                simulates,
                 named,
                 resolved: Vec::new(),
             },
@@ -149,12 +148,12 @@ fn arrows_point_one_way() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Bugs that can be planted in the engine are for the simulation, which is never shipped.
+/// Planted bugs and deaths at crash points are for the simulation, which is never shipped.
 #[test]
-fn only_the_simulation_asks_for_planted_bugs() {
+fn only_the_simulation_asks_for_what_it_adds_to_the_engine() {
     let packages = packages();
     let asking: Vec<&str> =
-        packages.values().filter(|package| package.plants_bugs).map(|p| p.name.as_str()).collect();
+        packages.values().filter(|package| package.simulates).map(|p| p.name.as_str()).collect();
     assert_eq!(asking, ["holdfast-sim"]);
 }
 

@@ -35,9 +35,15 @@ impl<'a> Load<'a> {
         Ok(load)
     }
 
+    /// fio still runs: it saw no error.
+    pub(super) fn check(&self) -> Result<()> {
+        ensure!(self.vm.status(PROGRAM)?.is_none(), "fio ended: {}", self.vm.log(PROGRAM)?);
+        Ok(())
+    }
+
     /// Waits until the kernel has completed a thousand more writes on the device.
     pub(super) fn goes_on(&self) -> Result<()> {
-        ensure!(self.vm.status(PROGRAM)?.is_none(), "fio ended: {}", self.vm.log(PROGRAM)?);
+        self.check()?;
         let name = self.device.trim_start_matches("/dev/");
         let script = format!(
             "writes() {{ read -r -a stat < /sys/block/{name}/stat; echo ${{stat[4]}}; }}\n\

@@ -22,8 +22,9 @@ use super::nbd::{self, EIO, Request};
 use crate::chance::Chance;
 use crate::command::output;
 
-/// The unit in which a write may be torn, in bytes.
-const ATOM_BYTES: usize = 512;
+/// The unit in which a write may be torn, in bytes: the disk is one of 4096-byte sectors. (What tears smaller is for the
+/// simulation, which knows what it looks at.)
+const ATOM_BYTES: usize = 4096;
 
 /// A disk that remembers.
 #[derive(Debug)]

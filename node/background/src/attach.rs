@@ -1,13 +1,18 @@
 //! Winning a volume: log, local files, attach record, in this order.
 //!
 //! 1. the log is read, and the local map;
-//! 2. local data that another writer has outrun is set aside if anything of it is dirty (invariant 6), else discarded;
-//! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours;
-//! 4. the attach record is created once. When somebody was faster, everything begins again.
+//! 2. local data that another writer has outrun is set aside if anything of it is dirty (invariant 6), else discarded
+//!    (`OutrunPutAway`);
+//! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours
+//!    (`IntentStored`);
+//! 4. the attach record is created once (`AttachWon`). When somebody was faster, everything begins again (`AttachLost`).
+//!
+//! The names are crash points.
 
 use std::error::Error;
 
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, LocalData, plan_attach};
+use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::planted::{Bug, is_planted};
@@ -79,12 +84,18 @@ pub async fn win<L: LocalState>(
             (LocalData::Foreign, _) => local.discard().await.map_err(AttachError::Local)?,
             (LocalData::Absent | LocalData::Ours { .. }, _) => {}
         }
+        if data == LocalData::Foreign {
+            reach(CrashPoint::OutrunPutAway);
+        }
         let files = local.open(header.sectors).await.map_err(AttachError::Local)?;
         generation += 1;
         local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
+        reach(CrashPoint::IntentStored);
         if create_record(objects, &record).await? == CreateOutcome::Lost {
+            reach(CrashPoint::AttachLost);
             continue;
         }
+        reach(CrashPoint::AttachWon);
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
         header.epoch = record.epoch;
         return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });

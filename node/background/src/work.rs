@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
+use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
@@ -99,6 +100,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
                 }
             }
         };
+        reach(CrashPoint::SegmentBuilt);
         let object = Bytes::from(object);
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
         if is_planted(Bug::SegmentNotStored) {

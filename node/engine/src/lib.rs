@@ -7,6 +7,7 @@
 pub mod action;
 pub mod attach;
 pub mod compose;
+pub mod crash_point;
 pub mod durable_map;
 pub mod event;
 pub mod limit;

@@ -1,7 +1,8 @@
 //! What a volume is, as of a place in its log: size, writer, and for each chunk its segments, newest first.
 //!
 //! Owns: applying records in order, and the checkpoint that holds the whole state.
-//! Invariants: records apply without a gap; an epoch never falls; a deleted volume takes no more records.
+//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; a deleted volume takes
+//! no more records.
 //! On failure: nothing is applied.
 //!
 //! Checkpoint payload inside the envelope (`wire`):
@@ -14,7 +15,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use holdfast_types::{Chunk, Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::planted::{Bug, is_planted};
@@ -90,6 +91,24 @@ pub enum LogError {
         from: u64,
         /// Sectors after.
         to: u64,
+    },
+    /// Larger than the formats can hold.
+    #[error("log record {seq} gives the volume {sectors} sectors, more than the {MAX_SECTORS} it can have")]
+    TooLarge {
+        /// Where.
+        seq: Seq,
+        /// Its sectors.
+        sectors: u64,
+    },
+    /// A segment of chunks that the volume does not have.
+    #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
+    BeyondEnd {
+        /// Where.
+        seq: Seq,
+        /// The first chunk of the run.
+        first: u32,
+        /// Chunks of the volume.
+        chunks: u64,
     },
 }
 
@@ -202,6 +221,9 @@ impl Manifest {
         let current = self.epoch();
         let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
         match &record.body {
+            Body::Create { sectors } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
+                return Err(LogError::TooLarge { seq, sectors: *sectors });
+            }
             Body::Create { sectors } => self.sectors = *sectors,
             Body::Attach { sectors, .. } => {
                 if record.epoch <= current {
@@ -220,7 +242,13 @@ impl Manifest {
             Body::Commit(_) | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Commit(segment) => self.add_segment(Arc::new(segment.clone())),
+            Body::Commit(segment) => {
+                let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+                if let Some((first, _)) = segment.run_beyond(chunks) {
+                    return Err(LogError::BeyondEnd { seq, first, chunks });
+                }
+                self.add_segment(Arc::new(segment.clone()));
+            }
             Body::Detach => self.attached = false,
             Body::Delete => {
                 self.deleted = true;
@@ -290,13 +318,13 @@ impl Manifest {
             manifest.attaches.push_back((Epoch(fields.u64()?), Nonce(fields.array()?)));
         }
         let mut layers: BTreeMap<u32, Vec<Arc<SegmentRef>>> = BTreeMap::new();
-        let last_chunk = manifest.sectors.div_ceil(holdfast_types::CHUNK_SECTORS);
+        let chunks = manifest.sectors.div_ceil(CHUNK_SECTORS);
         for _ in 0..fields.count(SegmentRef::MIN_BYTES)? {
             let segment = Arc::new(SegmentRef::take(&mut fields)?);
+            if let Some((first, _)) = segment.run_beyond(chunks) {
+                return Err(fields.bad("segment chunk run", u64::from(first)));
+            }
             for (first, count) in &segment.chunks {
-                if u64::from(*first) + u64::from(*count) > last_chunk {
-                    return Err(fields.bad("segment chunk run", u64::from(*first)));
-                }
                 for chunk in *first..first + count {
                     layers.entry(chunk).or_default().push(Arc::clone(&segment));
                 }

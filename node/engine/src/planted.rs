@@ -1,7 +1,7 @@
 //! Safeguards that a simulation takes out, one at a time, to show that it would notice: of the engine and of the background
 //! work.
 //!
-//! Without the feature `planted-bugs` nothing can be taken out, and the compiler drops every question. With it a bug must
+//! Without the feature `simulation` nothing can be taken out, and the compiler drops every question. With it a bug must
 //! still be planted at run time, in the thread that runs the engine: a build that has the feature only because the
 //! simulation was built beside it behaves as one without. A test over `cargo metadata` lets nobody but `node/sim` ask for
 //! the feature.
@@ -91,25 +91,25 @@ impl Bug {
     ];
 }
 
-#[cfg(feature = "planted-bugs")]
+#[cfg(feature = "simulation")]
 thread_local! {
     static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
 }
 
 /// Takes a safeguard out of every engine of this thread, and puts the one before back.
-#[cfg(feature = "planted-bugs")]
+#[cfg(feature = "simulation")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
 /// Whether the safeguard is missing.
-#[cfg(feature = "planted-bugs")]
+#[cfg(feature = "simulation")]
 pub fn is_planted(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }
 
 /// Whether the safeguard is missing: never.
-#[cfg(not(feature = "planted-bugs"))]
+#[cfg(not(feature = "simulation"))]
 pub const fn is_planted(_: Bug) -> bool {
     false
 }

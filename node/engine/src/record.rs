@@ -117,8 +117,8 @@ impl Record {
         let nonce = Nonce(fields.array()?);
         let unix_ms = fields.u64()?;
         let body = match fields.u8()? {
-            1 => Body::Create { sectors: fields.u64()? },
-            2 => Body::Attach { sectors: fields.u64()?, node: fields.text()? },
+            1 => Body::Create { sectors: take_sectors(&mut fields)? },
+            2 => Body::Attach { sectors: take_sectors(&mut fields)?, node: fields.text()? },
             3 => Body::Commit(SegmentRef::take(&mut fields)?),
             4 => Body::Detach,
             5 => Body::Delete,
@@ -129,9 +129,19 @@ impl Record {
     }
 }
 
+fn take_sectors(fields: &mut Reader<'_>) -> Result<u64, DecodeError> {
+    let sectors = fields.u64()?;
+    if sectors > MAX_SECTORS { Err(fields.bad("sectors", sectors)) } else { Ok(sectors) }
+}
+
 impl SegmentRef {
     /// Fewest bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = 40;
+
+    /// A run of its chunks that a volume of `chunks` chunks does not have.
+    pub(crate) fn run_beyond(&self, chunks: u64) -> Option<(u32, u32)> {
+        self.chunks.iter().copied().find(|(first, count)| u64::from(*first) + u64::from(*count) > chunks)
+    }
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.0.to_le_bytes());
@@ -215,6 +225,15 @@ mod tests {
         let bent = SegmentRef { index_bytes: 61, ..segment() };
         let refused = Record::decode(&record(Body::Commit(bent)).encode()).unwrap_err();
         assert_eq!(refused.to_string(), "log record: segment index offset cannot be 40");
+    }
+
+    #[test]
+    fn sizes_that_no_volume_has_are_refused() {
+        let sectors = MAX_SECTORS + 1;
+        for body in [Body::Create { sectors }, Body::Attach { sectors, node: String::new() }] {
+            let refused = Record::decode(&record(body).encode()).unwrap_err();
+            assert_eq!(refused.to_string(), "log record: sectors cannot be 137438953473");
+        }
     }
 
     #[test]

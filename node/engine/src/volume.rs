@@ -35,6 +35,7 @@ use std::collections::VecDeque;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, SECTOR_BYTES, SectorRange, Seq};
 
 use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
@@ -234,7 +235,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         } else {
             out.push(Action::Report(Report::Ready));
         }
+        reach(CrashPoint::MapMade);
         volume.map.publish();
+        reach(CrashPoint::MapPublished);
         volume.advance(out);
         volume
     }
@@ -261,6 +264,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         } else if !volume.dirty_pages[sealed as usize].is_empty() {
             volume.begin_seal(seal::only(sealed));
         }
+        reach(CrashPoint::Resumed);
         Ok(volume)
     }
 
@@ -520,7 +524,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.preparing.retain(|other| *other != chunk);
         // On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not fail.
         if result.is_ok() {
+            reach(CrashPoint::ChunkAllocated);
             self.map.set_prepared(chunk);
+            reach(CrashPoint::ChunkPrepared);
             self.round.chunk_prepared(chunk, self.map.pages());
             self.unpark(out);
         }
@@ -538,6 +544,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.checkpointed = manifest.checkpointed();
         self.heard_from_log = self.now;
         self.manifest = Some(manifest);
+        reach(CrashPoint::LogLearned);
         self.unpark(out);
     }
 
@@ -547,6 +554,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         self.lifecycle = Lifecycle::Fenced;
+        reach(CrashPoint::Fenced);
         while let Some(id) = self.parked.pop_front() {
             self.complete(id, Err(Errno::EIO), out);
         }

@@ -44,6 +44,14 @@ impl Case {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
+    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees.
+    pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
+        (0..seeds).find_map(|seed| {
+            let case = Self { seed, operations, bug: Some(bug) };
+            Some((case, case.run(0).violation?))
+        })
+    }
+
     /// Runs only these of its steps.
     fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
         plant(self.bug);
@@ -69,11 +77,11 @@ impl Case {
         }
     }
 
-    /// Leaves out steps of a case that ends in a violation as long as it still does, at most `tries` times.
+    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most `tries` times.
     /// Returns what is left, or `None` when the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
         let whole = self.run(0);
-        whole.violation.as_ref()?;
+        let sought = whole.violation?;
         let mut steps: Vec<u64> = (0..whole.steps).collect();
         let mut size = steps.len().div_ceil(2);
         let mut tried = 0;
@@ -84,7 +92,7 @@ impl Case {
                 let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();
                 tried += 1;
                 let outcome = self.run_steps(fewer.iter().copied(), 0);
-                if outcome.violation.is_some() {
+                if outcome.violation.is_some_and(|found| found.is_like(&sought)) {
                     steps = fewer;
                     steps.truncate(outcome.steps as usize);
                 } else {

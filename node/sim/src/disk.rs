@@ -21,48 +21,75 @@ pub enum Fate<'a> {
     Everything,
     /// Any subset.
     Some(&'a mut Rng),
+    /// One of the subsets that differ, counted from zero (`World::outcomes` says how many there are).
+    Nth(u64),
 }
 
 impl Fate<'_> {
-    /// Which of `count` unsynced versions is left; `None` is the synced one.
-    fn choose(&mut self, count: usize) -> Option<usize> {
+    /// What is left of a cell.
+    fn choose<T: Clone + PartialEq>(&mut self, cell: &Cell<T>) -> T {
+        let newest = || cell.since.last().map_or(&cell.synced, |(_, value)| value).clone();
         match self {
-            Fate::Nothing => None,
-            Fate::Everything => count.checked_sub(1),
-            Fate::Some(rng) => rng.below(count + 1).checked_sub(1),
+            Fate::Nothing => cell.synced.clone(),
+            Fate::Everything => newest(),
+            Fate::Some(rng) => match rng.below(cell.since.len() + 1) {
+                0 => cell.synced.clone(),
+                version => cell.since[version - 1].1.clone(),
+            },
+            Fate::Nth(left) => {
+                let outcomes = cell.outcomes();
+                let count = outcomes.len() as u64;
+                let chosen = outcomes[(*left % count) as usize].clone();
+                *left /= count;
+                chosen
+            }
         }
     }
 }
 
 /// Cells of a file, each with its synced version and the versions written since.
 struct Cells<T> {
+    /// What a cell holds that was never written.
+    blank: T,
     cells: BTreeMap<u64, Cell<T>>,
     unsynced: std::collections::BTreeSet<u64>,
     written: u64,
 }
 
 struct Cell<T> {
-    synced: Option<T>,
+    synced: T,
     since: Vec<(u64, T)>,
 }
 
-impl<T> Default for Cells<T> {
-    fn default() -> Self {
-        Self { cells: BTreeMap::new(), unsynced: Default::default(), written: 0 }
+impl<T: PartialEq> Cell<T> {
+    /// The versions that differ, each of which a power cut may leave.
+    fn outcomes(&self) -> Vec<&T> {
+        let mut outcomes = vec![&self.synced];
+        for (_, value) in &self.since {
+            if !outcomes.contains(&value) {
+                outcomes.push(value);
+            }
+        }
+        outcomes
     }
 }
 
-impl<T: Clone> Cells<T> {
+impl<T: Clone + PartialEq> Cells<T> {
+    fn new(blank: T) -> Self {
+        Self { blank, cells: BTreeMap::new(), unsynced: Default::default(), written: 0 }
+    }
+
     fn write(&mut self, at: u64, value: T) {
         self.written += 1;
         self.unsynced.insert(at);
-        let cell = self.cells.entry(at).or_insert(Cell { synced: None, since: Vec::new() });
+        let blank = || Cell { synced: self.blank.clone(), since: Vec::new() };
+        let cell = self.cells.entry(at).or_insert_with(blank);
         cell.since.push((self.written, value));
     }
 
-    fn read(&self, at: u64) -> Option<&T> {
-        let cell = self.cells.get(&at)?;
-        cell.since.last().map(|(_, value)| value).or(cell.synced.as_ref())
+    fn read(&self, at: u64) -> &T {
+        let Some(cell) = self.cells.get(&at) else { return &self.blank };
+        cell.since.last().map_or(&cell.synced, |(_, value)| value)
     }
 
     fn sync(&mut self, mark: SyncMark) {
@@ -71,7 +98,7 @@ impl<T: Clone> Cells<T> {
             let cell = cells.get_mut(at).expect("an unsynced cell was written");
             let covered = cell.since.partition_point(|(when, _)| *when <= mark.0);
             if let Some((_, value)) = cell.since.drain(..covered).next_back() {
-                cell.synced = Some(value);
+                cell.synced = value;
             }
             !cell.since.is_empty()
         });
@@ -80,11 +107,15 @@ impl<T: Clone> Cells<T> {
     fn lose_power(&mut self, fate: &mut Fate<'_>) {
         for at in std::mem::take(&mut self.unsynced) {
             let cell = self.cells.get_mut(&at).expect("an unsynced cell was written");
-            if let Some(index) = fate.choose(cell.since.len()) {
-                cell.synced = Some(cell.since.swap_remove(index).1);
-            }
+            cell.synced = fate.choose(cell);
             cell.since.clear();
         }
+    }
+
+    /// How many states a power cut can leave; at most `u64::MAX`.
+    fn outcomes(&self) -> u64 {
+        let each = self.unsynced.iter().map(|at| self.cells[at].outcomes().len() as u64);
+        each.fold(1, u64::saturating_mul)
     }
 }
 
@@ -93,11 +124,16 @@ impl<T: Clone> Cells<T> {
 pub(crate) struct SyncMark(u64);
 
 /// One side.
-#[derive(Default)]
 pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are no hole.
     pub(crate) held: u64,
+}
+
+impl Default for SideFile {
+    fn default() -> Self {
+        Self { cells: Cells::new(0), held: 0 }
+    }
 }
 
 impl SideFile {
@@ -116,7 +152,7 @@ impl SideFile {
     }
 
     pub(crate) fn read(&self, sector: u64) -> Stamp {
-        self.cells.read(sector).copied().unwrap_or(0)
+        *self.cells.read(sector)
     }
 
     pub(crate) fn mark(&self) -> SyncMark {
@@ -131,13 +167,22 @@ impl SideFile {
         self.cells.lose_power(fate);
         self.held = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
     }
+
+    pub(crate) fn outcomes(&self) -> u64 {
+        self.cells.outcomes()
+    }
 }
 
 const UNIT: usize = 512;
 
 /// The durable map's file.
-#[derive(Default)]
 pub(crate) struct MapFile(Cells<[u8; UNIT]>);
+
+impl Default for MapFile {
+    fn default() -> Self {
+        Self(Cells::new([0; UNIT]))
+    }
+}
 
 impl MapFile {
     /// Writes those units of `write` that `reaches` says get there.
@@ -153,7 +198,7 @@ impl MapFile {
     pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let first = offset / UNIT as u64;
         let units = (length / UNIT) as u64;
-        (first..first + units).flat_map(|at| *self.0.read(at).unwrap_or(&[0; UNIT])).collect()
+        (first..first + units).flat_map(|at| *self.0.read(at)).collect()
     }
 
     pub(crate) fn mark(&self) -> SyncMark {
@@ -166,6 +211,10 @@ impl MapFile {
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.0.lose_power(fate);
+    }
+
+    pub(crate) fn outcomes(&self) -> u64 {
+        self.0.outcomes()
     }
 }
 

@@ -29,6 +29,9 @@ pub fn step(world: &mut World, host: usize) {
         }
         return;
     }
+    if world.hosts[host].device.as_ref().is_some_and(|device| device.fenced && device.is_idle()) {
+        return world.give_up(host);
+    }
     match world.first_due(host) {
         Some(index) => world.step_job(host, index),
         None => world.tick(host, 500),
@@ -69,6 +72,11 @@ pub fn detach(world: &mut World, host: usize) {
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);
+    if !world.has_let_go(host) {
+        // It learned only now that it had been fenced: it attaches anew, after whoever fenced it.
+        read_all(world, host);
+        detach(world, host);
+    }
     world.check_store(host);
     read_all(world, other);
 }

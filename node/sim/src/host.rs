@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::disk::{Fate, MapFile, SideFile};
 use crate::expect::{Cut, Expect};
 use crate::memory::{Killed, LiveMemory, Tmpfs};
-use crate::process::Process;
+use crate::process::{Ended, Process};
 use crate::trace::Trace;
 use crate::world::Attach;
 
@@ -36,7 +36,14 @@ impl Disk {
         for side in &mut self.sides {
             side.lose_power(fate);
         }
+        // Each file takes its part of a number of states: the first one the lowest digits.
         self.map.lose_power(fate);
+    }
+
+    /// How many states a power cut can leave; at most `u64::MAX`.
+    pub(crate) fn outcomes(&self) -> u64 {
+        let sides = self.sides.iter().map(SideFile::outcomes);
+        sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
     }
 }
 
@@ -109,9 +116,13 @@ impl Host {
 
     /// Runs `step` of the engine; `None` when the process was killed inside it.
     pub(crate) fn run<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
-        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(self)));
+        let ended = self.survive(step);
         *self.killed_after.borrow_mut() = None;
-        match ended {
+        ended
+    }
+
+    fn survive<T>(&mut self, step: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(self))) {
             Ok(value) => Some(value),
             Err(payload) if payload.is::<Killed>() => {
                 self.killed_inside = true;
@@ -133,6 +144,11 @@ impl Host {
             self.take(now, out, trace);
         }
         told.is_some()
+    }
+
+    /// Polls the pipeline's futures until one ends, or none can go on; `None` when the process was killed in one.
+    pub(crate) fn run_pipeline(&mut self) -> Option<Option<Ended>> {
+        self.survive(|host| host.process.as_mut().expect("a process has a pipeline").tasks.next_ended())
     }
 
     /// The process here begins to serve `volume`, with `out` to do.

@@ -72,6 +72,7 @@ impl Invariant {
     /// Ends the run.
     #[track_caller]
     pub(crate) fn broken(self, why: &str) -> ! {
+        crate::violation::name(self);
         panic!("invariant {} ({self:?}): {why}", self.number())
     }
 }

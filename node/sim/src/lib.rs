@@ -4,10 +4,11 @@
 //! invariants (`docs/invariants.md`). Does not own: any part of the engine; it runs the one that is shipped.
 //! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`world::World`] with [`drive`] is for tests that choose each step themselves.
+//! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step themselves.
 
 mod calls;
 pub mod case;
+pub mod crash;
 mod device;
 mod disk;
 pub mod drive;

@@ -1,13 +1,17 @@
-//! `holdfast-sim`: runs many seeds and says what they found.
+//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, and says what it found. The last
+//! line is JSON.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::bail;
-use clap::Parser;
+use clap::{Parser, Subcommand};
+use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::planted::Bug;
 use holdfast_sim::case::Case;
+use holdfast_sim::crash::{Scenario, campaign};
 
 /// Lines told of a run that ends in a violation.
 const STORY: usize = 120;
@@ -16,7 +20,47 @@ const SHRINKING: usize = 400;
 
 /// Simulates the volume engine with faults and deaths; fails when an invariant is broken.
 #[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Options {
+    #[command(subcommand)]
+    other: Option<Other>,
+    #[command(flatten)]
+    runs: Runs,
+}
+
+#[derive(Subcommand)]
+enum Other {
+    /// Ends scenarios at every visit of every crash point and compares what is left with the model.
+    CrashPoints(CrashPoints),
+    /// Takes one safeguard after the other out of the engine and fails unless each is missed.
+    PlantedBugs(PlantedBugs),
+}
+
+#[derive(clap::Args)]
+struct PlantedBugs {
+    /// Seeds to try for each, at most.
+    #[arg(long, default_value_t = 400)]
+    seeds: u64,
+    /// Operations of each run.
+    #[arg(long, default_value_t = 3000)]
+    operations: u64,
+}
+
+#[derive(clap::Args)]
+struct CrashPoints {
+    /// How many seeds to play each scenario with.
+    #[arg(long, default_value_t = 4)]
+    seeds: u64,
+    /// The first of them.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all where there are no more.
+    #[arg(long, default_value_t = 4096)]
+    outcomes: u64,
+}
+
+#[derive(clap::Args)]
+struct Runs {
     /// How many seeds to run.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
@@ -38,7 +82,69 @@ fn bug(name: &str) -> Result<Bug, String> {
 
 fn main() -> anyhow::Result<ExitCode> {
     let options = Options::parse();
-    let mut out = std::io::stdout().lock();
+    let out = std::io::stdout().lock();
+    let found = match options.other {
+        Some(Other::CrashPoints(crashes)) => end_at_crash_points(out, &crashes)?,
+        Some(Other::PlantedBugs(bugs)) => plant_each(out, &bugs)?,
+        None => run_seeds(out, &options.runs)?,
+    };
+    Ok(if found > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Says how many bugs were not found.
+fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usize> {
+    let began = Instant::now();
+    let mut caught = 0;
+    for bug in Bug::ALL {
+        match Case::that_finds(bug, options.seeds, options.operations) {
+            Some((case, found)) => {
+                caught += 1;
+                writeln!(out, "{bug:?}: seed {}: {} ({})", case.seed, found.words, found.check)?;
+            }
+            None => writeln!(out, "{bug:?} is not found in {} seeds", options.seeds)?,
+        }
+    }
+    let total = Bug::ALL.len();
+    writeln!(
+        out,
+        r#"{{"planted_bugs_total":{total},"planted_bugs_caught":{caught},"seconds":{:.1}}}"#,
+        began.elapsed().as_secs_f64()
+    )?;
+    Ok(total - caught)
+}
+
+/// Says how many violations there were.
+fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Result<usize> {
+    let began = Instant::now();
+    let (mut deaths, mut exhausted, mut visits, mut violations) = (0, 0, 0, 0);
+    let mut visited = BTreeSet::new();
+    for seed in options.seed..options.seed + options.seeds {
+        let found = campaign(&Scenario::ALL, seed, options.outcomes);
+        deaths += found.deaths;
+        exhausted += found.exhausted;
+        visits += found.visited.values().sum::<u64>();
+        visited.extend(found.visited.into_keys());
+        violations += found.violations.len();
+        for (crash, violation) in found.violations {
+            writeln!(out, "{crash}: {} ({})", violation.words, violation.check)?;
+        }
+    }
+    for missed in CrashPoint::ALL.iter().filter(|point| !visited.contains(point)) {
+        writeln!(out, "{missed:?} is not visited")?;
+    }
+    writeln!(
+        out,
+        r#"{{"crash_points_total":{},"crash_points_visited":{},"visits":{visits},"visits_exhausted":{exhausted},"deaths":{deaths},"seeds":{},"violations":{violations},"seconds":{:.1}}}"#,
+        CrashPoint::ALL.len(),
+        visited.len(),
+        options.seeds,
+        began.elapsed().as_secs_f64()
+    )?;
+    Ok(violations + CrashPoint::ALL.len() - visited.len())
+}
+
+/// Says how many violations there were.
+fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests, mut violations) = (0, 0, 0);
     for seed in options.seed..options.seed + options.seeds {
@@ -61,11 +167,10 @@ fn main() -> anyhow::Result<ExitCode> {
     let speed = operations as f64 / seconds;
     writeln!(
         out,
-        "{operations} operations, {requests} of them guest requests, {} seeds, {violations} violations, \
-         {seconds:.1} s, {speed:.0} operations per second",
+        r#"{{"operations":{operations},"requests":{requests},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
         options.seeds
     )?;
-    Ok(if violations > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(violations)
 }
 
 /// The story of a case that ends in a violation, as short as it can be made.

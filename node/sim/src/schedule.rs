@@ -223,12 +223,8 @@ impl Schedule {
             6 if self.rng().once_in(16) => self.world.land_late(),
             // The model takes a repair's commit for one that captured nothing new, which says nothing about time.
             7 if !self.world.timely && self.rng().once_in(20) => {
-                let ranges = (0..self.rng().below(4))
-                    .map(|_| {
-                        let sectors = self.world.sectors;
-                        range(self.rng(), sectors)
-                    })
-                    .collect();
+                let sectors = self.world.sectors;
+                let ranges = (0..self.rng().below(4)).map(|_| range(self.rng(), sectors)).collect();
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
@@ -324,7 +320,6 @@ impl Schedule {
         self.leaving = true;
         self.settle(|run| run.world.hosts[home].device.is_none());
         self.leaving = false;
-        let manifest = self.world.store.manifest();
-        !manifest.is_attached() && manifest.writer() == self.world.hosts[home].nonce
+        self.world.has_let_go(home)
     }
 }

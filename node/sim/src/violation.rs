@@ -4,18 +4,30 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use crate::invariant::Invariant;
 use crate::memory::Killed;
 
 /// Something that must not happen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
+    /// What does not hold; `None` when an assertion of the engine failed.
+    pub invariant: Option<Invariant>,
     /// What was seen.
     pub words: String,
     /// The check that saw it: `file:line`.
     pub check: String,
 }
 
+impl Violation {
+    /// Whether the same thing is wrong: the same invariant, or the same assertion.
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.invariant == other.invariant && (self.invariant.is_some() || self.check == other.check)
+    }
+}
+
 thread_local! {
+    /// The invariant that the panic to come is about.
+    static BROKEN: Cell<Option<Invariant>> = const { Cell::new(None) };
     static CATCHING: Cell<bool> = const { Cell::new(false) };
     static CAUGHT: RefCell<Option<Violation>> = const { RefCell::new(None) };
 }
@@ -34,9 +46,14 @@ pub(crate) fn silence() {
             }
             let words = info.payload_as_str().unwrap_or("a panic without words").to_owned();
             let check = info.location().map(|at| format!("{}:{}", at.file(), at.line())).unwrap_or_default();
-            CAUGHT.set(Some(Violation { words, check }));
+            CAUGHT.set(Some(Violation { invariant: BROKEN.take(), words, check }));
         }));
     });
+}
+
+/// Says what the panic that follows is about.
+pub(crate) fn name(invariant: Invariant) {
+    BROKEN.set(Some(invariant));
 }
 
 /// Runs `body`; a panic in it, here or in the engine, is a violation.

@@ -77,6 +77,7 @@ pub struct World {
     last_writer: Option<usize>,
     /// No disk ever failed.
     sound_disks: bool,
+    every_write_arrives: bool,
     /// LIST always showed what was there.
     sound_lists: bool,
 }
@@ -132,6 +133,7 @@ impl World {
             clock: Arc::default(),
             last_writer: None,
             sound_disks: faults.local.is_none(),
+            every_write_arrives: false,
             sound_lists: faults.stale_list.is_none(),
         }
     }
@@ -246,9 +248,12 @@ impl World {
     /// Polls the futures of `host` until each waits for something.
     pub(crate) fn run_tasks(&mut self, host: usize) {
         loop {
-            let Some(process) = &mut self.hosts[host].process else { return };
-            let ended = process.tasks.next_ended();
-            process.take_up_calls(self.now);
+            let here = &mut self.hosts[host];
+            if here.process.is_none() {
+                return;
+            }
+            let Some(ended) = here.run_pipeline() else { return self.process_died(host) };
+            here.process.as_mut().expect("it lives").take_up_calls(self.now);
             match ended {
                 Some(ended) => self.task_ended(host, ended),
                 None => return,
@@ -360,6 +365,12 @@ impl World {
             self.store.apply(&ask, cut.as_ref(), 0);
             self.take_note();
         }
+    }
+
+    /// Whether the log ends in the detach of `host`.
+    pub(crate) fn has_let_go(&mut self, host: usize) -> bool {
+        let manifest = self.store.manifest();
+        !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce
     }
 
     /// Reads every sector the guest of `host` ever touched, from the store alone.

@@ -1,12 +1,16 @@
-//! Every crash point of one scenario: the process is killed, or the host lost, after each single step.
+//! Every crash point: the process is killed, or the host lost, at each point the engine names, and after each single step
+//! of one scenario.
 
+use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
-use holdfast_sim::Fate;
+use holdfast_engine::planted::{Bug, plant};
+use holdfast_sim::crash::{Scenario, campaign};
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, AttachStep, Faults, World};
+use holdfast_sim::{Fate, Invariant};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -80,6 +84,36 @@ fn at_every_point(mut crash: impl FnMut(&mut World)) {
         }
     }
     panic!("the script does not end");
+}
+
+/// Outcomes of a power cut tried at each visit, where there are more.
+const OUTCOMES: u64 = 8;
+
+#[test]
+fn every_crash_point_is_visited_and_every_death_there_is_survived() {
+    for seed in 0..2 {
+        let found = campaign(&Scenario::ALL, seed, OUTCOMES);
+        assert_eq!(found.missed(), [], "no scenario reaches these points");
+        assert_eq!(found.visited.len(), CrashPoint::ALL.len());
+        if let Some((crash, violation)) = found.violations.first() {
+            panic!("{crash}: {} ({})", violation.words, violation.check);
+        }
+        assert!(found.exhausted > 0, "of some visits every outcome is tried");
+    }
+}
+
+/// The deaths at crash points show, without any randomness of a schedule, that a sync is missing.
+#[test]
+fn a_missing_sync_is_seen_at_a_crash_point() {
+    for (bug, invariant) in
+        [(Bug::NoSideSync, Invariant::FlushedSurvives), (Bug::NoMapSync, Invariant::SyncedIsWhole)]
+    {
+        plant(Some(bug));
+        let found = campaign(&[Scenario::Life], 0, OUTCOMES);
+        plant(None);
+        let seen: Vec<_> = found.violations.iter().filter_map(|(_, violation)| violation.invariant).collect();
+        assert!(seen.contains(&invariant), "{bug:?} breaks {seen:?}");
+    }
 }
 
 #[test]

@@ -1,4 +1,7 @@
-//! Each decoder of stored bytes against changed bytes. The corpus is what engines stored in a simulated life.
+//! Fuzz targets: each decoder of stored bytes against changed bytes.
+//!
+//! The corpus of a target is what engines store in a simulated life, and the files of `node/sim/fuzz/<target>`: what earlier
+//! versions stored, which must be read for ever, and what once broke the decoder.
 //!
 //! Two kinds of change: *decay*, which leaves the checksum as it was and must never be taken for what was written, and
 //! *forgery*, which makes the checksum right again, so that the fields behind it are reached: a decoder may take or refuse
@@ -8,16 +11,18 @@
 
 use std::fmt::Debug;
 
+use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{Header, header_offset, newest_pages, page_offset};
-use holdfast_engine::event::Op;
+use holdfast_engine::event::{Event, Op};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::Record;
-use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::segment::{Frame, FrameIndex, unpack};
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
-use holdfast_types::{Epoch, Nonce, SectorRange};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -25,6 +30,49 @@ const ENVELOPE: usize = 32;
 const SLOT: usize = 4096;
 /// Changes of each entry of a corpus and of each kind: the share of a run of the tests.
 const CHANGES: u64 = 3000;
+
+/// The targets, by the names of their directories.
+const TARGETS: [&str; 10] = [
+    "checkpoint",
+    "frame",
+    "live-map",
+    "log-record",
+    "map-header",
+    "map-page",
+    "object-key",
+    "pending",
+    "segment-index",
+    "volume-id",
+];
+
+#[test]
+fn every_target_has_a_corpus_and_every_corpus_a_target() {
+    let mut found: Vec<String> = std::fs::read_dir(fuzz_dir())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort();
+    assert_eq!(found, TARGETS);
+}
+
+fn fuzz_dir() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz")
+}
+
+/// The files kept for `target`.
+fn kept(target: &str) -> Vec<Vec<u8>> {
+    assert!(TARGETS.contains(&target));
+    let mut files: Vec<_> =
+        std::fs::read_dir(fuzz_dir().join(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    assert!(!files.is_empty(), "{target} has no corpus");
+    files.into_iter().map(|file| std::fs::read(file).unwrap()).collect()
+}
+
+/// What a life stored and what is kept.
+fn with_kept(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
+    [stored, kept(target)].concat()
+}
 
 /// A volume with commits, a checkpoint, flushed and unflushed data, whose process was just killed.
 fn life() -> World {
@@ -131,7 +179,7 @@ fn index_of(object: &[u8]) -> &[u8] {
 
 #[test]
 fn records() {
-    withstands(&some(life().log()), 0, |bytes| {
+    withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(
             Record::decode(&record.encode()).as_ref(),
@@ -144,21 +192,23 @@ fn records() {
 
 #[test]
 fn checkpoints() {
-    withstands(&some(life().checkpoints()), 0, |bytes| {
+    withstands(&with_kept("checkpoint", some(life().checkpoints())), 0, |bytes| {
         Manifest::decode_checkpoint(bytes).ok().map(|manifest| manifest.encode_checkpoint())
     });
 }
 
 #[test]
 fn segment_indexes() {
-    withstands(&some(life().segments().map(index_of)), 0, |bytes| FrameIndex::decode(bytes).ok());
+    let corpus = with_kept("segment-index", some(life().segments().map(index_of)));
+    withstands(&corpus, 0, |bytes| FrameIndex::decode(bytes).ok());
 }
 
 #[test]
 fn frames() {
     let world = life();
     let mut changed = 0;
-    for object in world.segments() {
+    let stored = world.segments().map(<[u8]>::to_vec).collect();
+    for object in &with_kept("frame", stored) {
         for frame in FrameIndex::decode(index_of(object)).unwrap().frames() {
             let stored = &object[frame.offset as usize..][..frame.stored as usize];
             let written = unpack(frame, stored).unwrap();
@@ -184,8 +234,10 @@ fn frames() {
 #[test]
 fn durable_map_headers() {
     let world = life();
-    let corpus: Vec<_> = [0, 1].map(|slot| world.durable_map(0, header_offset(slot), SLOT)).into();
-    withstands(&corpus, SLOT, |slot| Header::newest(&[slot, &[0; SLOT]].concat()).ok().flatten());
+    let stored = [0, 1].map(|slot| world.durable_map(0, header_offset(slot), SLOT)).into();
+    withstands(&with_kept("map-header", stored), SLOT, |slot| {
+        Header::newest(&[slot, &[0; SLOT]].concat()).ok().flatten()
+    });
 }
 
 #[test]
@@ -196,12 +248,93 @@ fn durable_map_pages() {
     let header = Header { synced_generation: u64::MAX, ..header };
     for page in 0..SECTORS.div_ceil(PAGE_SECTORS) {
         let slots = [0, 1].map(|slot| world.durable_map(0, page_offset(page, slot), SLOT));
-        let corpus: Vec<_> = slots.into_iter().filter(|slot| slot.iter().any(|byte| *byte != 0)).collect();
-        withstands(&corpus[..1], SLOT, |slot| {
+        let mut corpus: Vec<_> =
+            slots.into_iter().filter(|slot| slot.iter().any(|byte| *byte != 0)).take(1).collect();
+        if page == 0 {
+            corpus = with_kept("map-page", corpus);
+        }
+        withstands(&corpus, SLOT, |slot| {
             let found = newest_pages(&header, &[(page, [slot, &[0; SLOT]].concat())]).ok()?;
             found.into_iter().next()
         });
     }
+}
+
+/// The record that a dead process was about to send, behind its seq: it is sent as it was stored, or not at all.
+#[test]
+fn pending_records() {
+    let world = life();
+    let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
+    let mut manifest = Manifest::empty(header.volume.clone());
+    for bytes in world.log() {
+        manifest.apply(&Record::decode(bytes).unwrap()).unwrap();
+    }
+    let commits = world.log().map(|bytes| Record::decode(bytes).unwrap());
+    let last = commits.filter(|record| matches!(record.body, Body::Commit(_))).last().unwrap();
+    let record = Record { seq: manifest.seq().next(), nonce: manifest.writer().unwrap(), ..last };
+    let left = [&record.seq.0.to_le_bytes()[..], &record.encode()].concat();
+    let mut rng = Rng::new(3);
+    let mut sent = 0;
+    for whole in with_kept("pending", vec![left]).iter().cycle().take(CHANGES as usize) {
+        let mut bent = whole.clone();
+        match rng.below(3) {
+            0 => change(&mut rng, &mut bent),
+            1 => bent = [&whole[..8], &forge(&mut rng, &whole[8..], 0)].concat(),
+            _ => {}
+        }
+        let Some((seq, bytes)) = bent.split_first_chunk::<8>() else { continue };
+        let pending = Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: bytes.to_vec() };
+        let setup = Setup {
+            durability: Durability::Local,
+            requests: 4,
+            limits: DirtyLimits { seal_bytes: 1, ..LIMITS },
+            header: header.clone(),
+            header_generation,
+            unix_ms_at_zero: 0,
+        };
+        let mut volume = Volume::resume(setup, world.live_map(0).unwrap(), Some(pending), 0).unwrap();
+        let mut out = Vec::new();
+        volume.handle(0, Event::ManifestLoaded(Box::new(manifest.clone())), &mut out);
+        for action in out {
+            if let Action::CreateRecord { seq, bytes } = action {
+                let record = Record::decode(&bytes).expect("what is sent is whole");
+                assert_eq!(record.seq, seq, "what is sent stands in its own place");
+                sent += 1;
+            }
+        }
+    }
+    assert!(sent > CHANGES / 10, "{sent} were sent");
+}
+
+/// Whatever a bucket lists is one of Holdfast's keys, in the one way to write it, or nothing.
+#[test]
+fn object_keys() {
+    texts("object-key", |text| ObjectKey::parse(text).map(|key| key.to_string()));
+}
+
+#[test]
+fn volume_ids() {
+    texts("volume-id", |text| text.parse::<VolumeId>().ok().map(|id| id.to_string()));
+}
+
+/// Changes the lines kept for `target`. What is taken is written as it was read.
+fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
+    let kept = kept(target).concat();
+    let mut rng = Rng::new(5);
+    let mut taken = 0;
+    for line in String::from_utf8(kept).unwrap().lines() {
+        assert!(decode(line).is_some(), "{line} was taken once");
+        for _ in 0..CHANGES {
+            let mut bent = line.as_bytes().to_vec();
+            change(&mut rng, &mut bent);
+            let bent = String::from_utf8_lossy(&bent);
+            if let Some(found) = decode(&bent) {
+                assert_eq!(found, bent, "there are two ways to write it");
+                taken += 1;
+            }
+        }
+    }
+    assert!(taken > 0);
 }
 
 /// It has no checksum: it is memory that only its owner writes, and it dies with the host. Whatever it holds, taking it
@@ -209,12 +342,13 @@ fn durable_map_pages() {
 #[test]
 fn live_maps() {
     let world = life();
-    let whole = world.live_map(0).expect("the process was killed");
+    let left = world.live_map(0).expect("the process was killed");
     let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
     let mut rng = Rng::new(1);
     let mut taken = 0;
-    for _ in 0..CHANGES / 10 {
+    for whole in with_kept("live-map", vec![left]).iter().cycle().take(CHANGES as usize / 10) {
         let mut bent = whole.clone();
+        bent.resize(map_bytes(SECTORS) as usize, 0);
         // The head and the two bitmaps are where it can go wrong.
         let mut front = bent.split_off(3 * SLOT);
         std::mem::swap(&mut front, &mut bent);

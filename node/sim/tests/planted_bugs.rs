@@ -4,16 +4,14 @@ use holdfast_engine::planted::Bug;
 use holdfast_sim::case::Case;
 
 /// Seeds tried for each bug: the budget of a run of the tests.
-const SEEDS: u64 = 160;
+const SEEDS: u64 = 400;
 const OPERATIONS: u64 = 3000;
 
 #[test]
 fn every_planted_bug_is_found() {
     let mut missed = Vec::new();
     for bug in Bug::ALL {
-        let cases = (0..SEEDS).map(|seed| Case { seed, operations: OPERATIONS, bug: Some(bug) });
-        let found = cases.into_iter().find_map(|case| Some((case, case.run(0).violation?)));
-        match found {
+        match Case::that_finds(bug, SEEDS, OPERATIONS) {
             Some((case, found)) => println!("{bug:?}: seed {}: {}", case.seed, found.words),
             None => missed.push(bug),
         }

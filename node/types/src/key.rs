@@ -44,7 +44,9 @@ impl ObjectKey {
         let (volume, rest) = rest.split_once('/')?;
         let volume: VolumeId = volume.parse().ok()?;
         let (kind, name) = rest.split_once('/')?;
-        let seq = || (name.len() == 20).then(|| name.parse().ok().map(Seq)).flatten();
+        // A sign would make a second key of the same seq.
+        let is_seq = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
+        let seq = || is_seq.then(|| name.parse().ok().map(Seq)).flatten();
         match kind {
             "log" => Some(Self::Log(volume, seq()?)),
             "checkpoints" => Some(Self::Checkpoint(volume, seq()?)),
@@ -78,8 +80,13 @@ mod tests {
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }
-        for foreign in ["volumes/v1", "volumes/v1/log/7", "volumes/V/log/00000000000000000007", "x/v1/log/1"]
-        {
+        for foreign in [
+            "volumes/v1",
+            "volumes/v1/log/7",
+            "volumes/v1/log/+0000000000000000007",
+            "volumes/V/log/00000000000000000007",
+            "x/v1/log/1",
+        ] {
             assert_eq!(ObjectKey::parse(foreign), None, "{foreign}");
         }
     }

@@ -12,9 +12,12 @@ use holdfast_types::VolumeId;
 use super::{Node, NodeError};
 
 impl Node {
-    /// Whether the node has files of a volume that it does not serve.
+    /// Whether the node has files of a volume that it does not serve. One that could not be taken up after a restart is not
+    /// among them: its live map may know more than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
-        !self.volumes().contains_key(volume) && self.local(volume).map_path().exists()
+        let local = self.local(volume);
+        let attached = self.volumes().contains_key(volume) || local.live_map_path().exists();
+        !attached && local.map_path().exists()
     }
 
     /// Clears away the local files of a volume that another writer holds.
@@ -27,8 +30,8 @@ impl Node {
         name: &str,
         store: &S3Config,
     ) -> Result<(), NodeError> {
-        if self.volumes().contains_key(volume) {
-            return Err(NodeError::Busy { volume: volume.clone(), doing: "being served" });
+        if !self.keeps(volume) {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "served" });
         }
         let local = self.local(volume);
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };

@@ -97,10 +97,22 @@ fn attaches_too_old_to_be_remembered_count_as_foreign() {
 
 #[test]
 fn a_checkpoint_of_a_volume_that_cannot_be_is_refused() {
-    let mut manifest = Manifest::empty(volume());
-    manifest.apply(&record(1, 0, Body::Create { sectors: MAX_SECTORS + 1 })).unwrap();
+    let manifest = Manifest { sectors: MAX_SECTORS + 1, ..attached() };
+    let mut empty = Manifest::empty(volume());
+    let create = record(1, 0, Body::Create { sectors: MAX_SECTORS + 1 });
+    assert!(matches!(empty.apply(&create), Err(LogError::TooLarge { .. })));
+    assert!(!empty.exists());
     let refused = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).err().unwrap();
     assert!(refused.to_string().contains("sectors cannot be"), "{refused}");
+}
+
+#[test]
+fn a_commit_beyond_the_volumes_end_is_refused() {
+    let mut manifest = attached();
+    let commit = |chunks| record(3, 1, Body::Commit(segment(1, chunks)));
+    let refused = manifest.apply(&commit(vec![(0, 1), (31, 2)])).unwrap_err();
+    assert_eq!(refused.to_string(), "log record 3 commits chunks from 31 on, of which the volume has 32");
+    assert_eq!(manifest.apply(&commit(vec![(31, 1)])), Ok(()));
 }
 
 #[test]

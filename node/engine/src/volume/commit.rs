@@ -1,16 +1,20 @@
 //! Records of a running writer: commit, detach, and the look whether another writer came.
 //!
-//! 1. the record's bytes are stored locally (`StorePending`), so that a successor repeats the same bytes;
+//! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a successor repeats the
+//!    same bytes (`RecordRepeated`);
 //! 2. `log/<seq>` is created once;
-//! 3. anything but a clear yes is resolved by reading the key back: what this writer says there means won, anything
-//!    else fenced, nothing that it may be tried again with the same bytes.
+//! 3. anything but a clear yes (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): what this writer
+//!    says there means won, anything else fenced (`Fenced`), nothing that it may be tried again with the same bytes;
+//! 4. the manifest takes the record (`RecordWon`).
 //!
-//! Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
+//! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made (`CheckpointMade`) and
+//! stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
 
 use holdfast_types::Seq;
 
 use super::{Lifecycle, Pending, Volume};
 use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno, Millis};
 use crate::limit::CHECKPOINT_EVERY;
 use crate::planted::{Bug, is_planted};
@@ -39,6 +43,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             unix_ms: self.unix_ms_at_zero + self.now,
             body,
         };
+        reach(CrashPoint::RecordMade);
         if is_planted(Bug::RecordNotStored) {
             let bytes = record.encode();
             out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
@@ -52,7 +57,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Sends what a predecessor had stored, unchanged.
     pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) {
         match Record::decode(&pending.bytes) {
-            Ok(record) if record.nonce == self.nonce && matches!(record.body, Body::Commit(_)) => {
+            Ok(record)
+                if record.nonce == self.nonce
+                    && record.seq == pending.seq
+                    && matches!(record.body, Body::Commit(_)) =>
+            {
+                reach(CrashPoint::RecordRepeated);
                 out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
                 self.commit = Commit::Creating(record, pending.bytes);
             }
@@ -75,6 +85,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let bytes = record.encode();
         match result {
             Ok(()) => {
+                reach(CrashPoint::RecordStored);
                 out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
                 self.commit = Commit::Creating(record, bytes);
             }
@@ -94,6 +105,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             CreateAnswer::Created => self.won(record, out),
             CreateAnswer::Ambiguous if is_planted(Bug::AmbiguousIsWon) => self.won(record, out),
             CreateAnswer::Exists | CreateAnswer::Ambiguous => {
+                reach(CrashPoint::RecordInDoubt);
                 out.push(Action::ReadRecord { seq: record.seq });
                 self.commit = Commit::Reading(record, bytes);
             }
@@ -102,21 +114,24 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn record_read(&mut self, seq: Seq, found: Option<&[u8]>, out: &mut Vec<Action>) {
         match std::mem::replace(&mut self.commit, Commit::Idle) {
-            Commit::Reading(record, bytes) if record.seq == seq => match found {
-                Some(there) => match Record::decode(there) {
+            Commit::Reading(record, bytes) if record.seq == seq => {
+                reach(CrashPoint::RecordReadBack);
+                let Some(there) = found else {
+                    out.push(Action::CreateRecord { seq, bytes: bytes.clone() });
+                    self.commit = Commit::Creating(record, bytes);
+                    return;
+                };
+                match Record::decode(there) {
                     // A predecessor of this very writer may have made the same record at another time.
                     Ok(found) if found.nonce == self.nonce && found.body == record.body => {
                         self.won(found, out)
                     }
                     Ok(_) | Err(_) if is_planted(Bug::NoFenceCheck) => self.won(record, out),
                     Ok(_) | Err(_) => self.fence(out),
-                },
-                None => {
-                    out.push(Action::CreateRecord { seq, bytes: bytes.clone() });
-                    self.commit = Commit::Creating(record, bytes);
                 }
-            },
+            }
             Commit::Looking(at) if at == seq => {
+                reach(CrashPoint::LogLookedAt);
                 self.heard_from_log = self.now;
                 match found.map(Record::decode) {
                     None => {}
@@ -147,6 +162,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn won(&mut self, record: Record, out: &mut Vec<Action>) {
         self.follow(&record);
         self.heard_from_log = self.now;
+        reach(CrashPoint::RecordWon);
         match record.body {
             Body::Commit(_) => {
                 out.push(Action::Report(Report::Committed(record.seq)));
@@ -177,6 +193,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.records_after_checkpoint(manifest) >= CHECKPOINT_EVERY || self.repair.wants_checkpoint();
         if !self.checkpointing && due {
             self.checkpointing = true;
+            reach(CrashPoint::CheckpointMade);
             out.push(Action::WriteCheckpoint { seq: manifest.seq(), bytes: manifest.encode_checkpoint() });
         }
     }
@@ -184,6 +201,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn checkpoint_written(&mut self, seq: Seq, written: bool) {
         self.checkpointing = false;
         if written {
+            reach(CrashPoint::CheckpointStored);
             self.repair.checkpointed();
             self.checkpointed = self.checkpointed.max(seq);
         }

@@ -1,10 +1,17 @@
-//! Letting go: what is dirty is committed, the detach record created, the local state closed clean.
+//! Letting go.
+//!
+//! 1. what is dirty is committed (`Clean`);
+//! 2. the detach record is created (`DetachWon`);
+//! 3. one last round closes the local state clean (`Closed`).
+//!
+//! The names are crash points.
 
 use holdfast_types::Seq;
 
 use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::record::Body;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -18,6 +25,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 if !clean || self.commit != Commit::Idle {
                     return;
                 }
+                reach(CrashPoint::Clean);
                 self.lifecycle = Lifecycle::Closing;
                 if manifest.is_attached() {
                     self.create_record(Body::Detach, out);
@@ -29,6 +37,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Lifecycle::Closing => {
                 let Some(number) = self.closing_round else { return };
                 if self.round.ended >= number {
+                    reach(CrashPoint::Closed);
                     self.lifecycle = Lifecycle::Detached;
                     out.push(Action::Report(Report::Detached));
                 } else if self.round.begun >= number && self.may_retry_round() {
@@ -61,6 +70,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// The detach record is in the log: the header says so after one last round.
     pub(super) fn close(&mut self, seq: Seq, out: &mut Vec<Action>) {
+        reach(CrashPoint::DetachWon);
         self.header.closed_clean = true;
         self.header.seq = seq;
         self.round.header_changed();

@@ -1,11 +1,11 @@
 //! Giving up clean data, so that the sides stay within the volume's share of the node's cache.
 //!
-//! 1. the clean data of the inactive side in some pages becomes remote in the live map;
+//! 1. the clean data of the inactive side in some pages becomes remote in the live map (`Released`);
 //! 2. a round begun after that makes the durable map say so: it may still call them dirty there, from before their commit;
-//! 3. reads that were planned before step 1 end;
-//! 4. the ranges are punched.
+//! 3. reads that were planned before step 1 end (`Unneeded`);
+//! 4. the ranges are punched (`Punched`).
 //!
-//! Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and 10 (`docs/invariants.md`): only the
+//! The names are crash points. Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and 10 (`docs/invariants.md`): only the
 //! inactive side is touched, only blocks without a sector dirty there, and no seal swaps the sides in between.
 //! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next measurement says so.
 
@@ -13,6 +13,7 @@ use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
 
 use super::{Lifecycle, Volume};
 use crate::action::Action;
+use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Millis};
 use crate::limit::{DISK_FULL_EVICT_BYTES, EARLY_SEAL_EVERY_MS, EVICT_PAGES};
 use crate::planted::{Bug, is_planted};
@@ -115,12 +116,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.evict.unswept[side as usize] = self.map.pages();
     }
 
-    /// Whether a batch is to begin before anything else touches the sides.
+    /// Whether a batch is to begin before anything else touches the sides. What is overdue does not wait for another one.
     pub(super) fn evicts_first(&self) -> bool {
         let side = self.map.active().other();
         self.evict.wanted > 0
             && self.evict.unswept[side as usize] > 0
             && self.in_flight[side as usize] == 0
+            && !(self.seal.is_open() && self.is_overdue(self.map.active()))
             && self.lifecycle == Lifecycle::Serving
             && self.manifest.is_some()
     }
@@ -153,6 +155,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.evict.step == Step::Reads
             && (self.evict.reads[before] == 0 || is_planted(Bug::PunchUnderReads))
         {
+            reach(CrashPoint::Unneeded);
             let side = self.map.active().other();
             self.evict.step = Step::Punching(self.evict.ranges.len());
             out.extend(self.evict.ranges.drain(..).map(|range| Action::Evict { range, side }));
@@ -207,6 +210,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.evict.ranges.is_empty() {
             return;
         }
+        reach(CrashPoint::Released);
         // From here on reads find these sectors remote; those before must end.
         self.evict.turn = 1 - self.evict.turn;
         self.evict.step =
@@ -215,6 +219,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn evicted(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let Step::Punching(left) = self.evict.step else { unreachable!("nothing was being punched") };
+        reach(CrashPoint::Punched);
         if result.is_err() {
             // Nothing was freed: the next measurement says what is still to be given up.
             self.may_hold_more(self.map.active().other());

@@ -1,11 +1,13 @@
 //! Flush rounds: what makes a completed write durable on this host.
 //!
-//! 1. copy the map pages changed since the last round (this is the round's beginning);
-//! 2. sync the sides written since;
-//! 3. write the pages to the durable map, each into the slot that is not its newest;
-//! 4. sync the durable map;
-//! 5. write and sync the header if it changed or a page was written for the first time;
-//! 6. complete the flushes.
+//! 1. copy the map pages changed since the last round: this is the round's beginning (`RoundBegun`);
+//! 2. sync the sides written since (`SidesSynced`);
+//! 3. write the pages to the durable map, each into the slot that is not its newest (`PagesWritten`);
+//! 4. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`);
+//! 5. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for the first time;
+//! 6. complete the flushes (after `RoundEnded` or `RoundFailed`).
+//!
+//! The names are crash points.
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that failed.
 //! A flush joins only a round that has not begun. A failed round marks its pages changed again and fails its flushes.
@@ -14,6 +16,7 @@ use holdfast_types::{Chunk, SectorRange};
 
 use super::Volume;
 use crate::action::{Action, MapWrite, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
@@ -176,6 +179,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         round.step = Step::SyncingSides(to_sync);
+        reach(CrashPoint::RoundBegun);
         if to_sync == 0 {
             self.write_pages(out);
         }
@@ -195,6 +199,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn write_pages(&mut self, out: &mut Vec<Action>) {
+        reach(CrashPoint::SidesSynced);
         if self.round.pages.is_empty() {
             return self.write_header(out);
         }
@@ -218,8 +223,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.end_round(Err(errno), out);
         }
         self.round.step = match self.round.step {
-            Step::WritingPages => Step::SyncingPages,
-            Step::WritingHeader => Step::SyncingHeader,
+            Step::WritingPages => {
+                reach(CrashPoint::PagesWritten);
+                Step::SyncingPages
+            }
+            Step::WritingHeader => {
+                reach(CrashPoint::HeaderWritten);
+                Step::SyncingHeader
+            }
             Step::Idle | Step::SyncingSides(_) | Step::SyncingPages | Step::SyncingHeader => {
                 unreachable!("no map write was asked for")
             }
@@ -236,16 +247,19 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         match self.round.step {
             Step::SyncingPages => {
+                reach(CrashPoint::PagesSynced);
                 // Only now may the slots swap: until here the other slot is the one that holds.
                 for page in &self.round.pages {
                     let slot = 1 - self.map.synced_slot(*page);
                     self.map.set_synced_slot(*page, slot);
                 }
+                reach(CrashPoint::SlotsSwapped);
                 self.round.pages.clear();
                 self.round.synced_generation = self.round.generation;
                 self.write_header(out);
             }
             Step::SyncingHeader => {
+                reach(CrashPoint::HeaderSynced);
                 self.round.header_generation += 1;
                 self.end_round(Ok(()), out);
             }
@@ -260,7 +274,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.step = Step::Idle;
         let had_header = round.header.take().is_some();
         match result {
-            Ok(()) => round.ended = round.begun,
+            Ok(()) => {
+                round.ended = round.begun;
+                reach(CrashPoint::RoundEnded);
+            }
             Err(errno) => {
                 for page in round.pages.drain(..) {
                     round.changed.insert(page);
@@ -270,6 +287,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
                 round.header_changed |= had_header;
                 round.failed_at = Some(self.now);
+                reach(CrashPoint::RoundFailed);
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
             }
         }

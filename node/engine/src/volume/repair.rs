@@ -11,6 +11,7 @@ use super::commit::Commit;
 use super::seal::{Seal, only};
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::sector_map::Side;
 
 /// What is to be repaired, and how far that is.
@@ -66,8 +67,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.repair.marked[side as usize] |= self.mark_unstored(range, side);
             }
         }
+        reach(CrashPoint::MarkedForRepair);
         let inactive = self.map.active().other();
         if self.repair.marked[inactive as usize] {
+            // No flush waits for this one: what flushes cover is dirty on the active side, or committed.
             self.seal = Seal::Draining(only(inactive));
         } else if self.repair.marked == [false; 2] && !self.repair.checkpoint {
             self.repair.asked = false;

@@ -1,6 +1,13 @@
 //! Seals: the point in time that one commit captures.
 //!
-//! Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! 1. the sides are swapped (`SidesSwapped`);
+//! 2. operations in flight on the sealed side end (`SideStill`);
+//! 3. a round begun after that makes its map durable (`SealDurable`);
+//! 4. its dirty sectors become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
+//! 5. the commit record is created (`volume/commit.rs`);
+//! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
+//!
+//! The names are crash points. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
 //! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
@@ -8,6 +15,7 @@ use holdfast_types::{Block, Mask};
 use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
+use crate::crash_point::{CrashPoint, reach};
 use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
@@ -56,6 +64,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             && (Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
                 || is_planted(Bug::UploadInFlight))
         {
+            reach(CrashPoint::SideStill);
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
             match self.pending.take() {
                 Some(pending) if pending.seq == manifest.seq().next() => {
@@ -74,6 +83,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         if let Seal::Round(sides, number) = self.seal {
             if self.round.ended >= number {
+                reach(CrashPoint::SealDurable);
                 self.seal = Seal::Uploading(sides);
                 out.push(Action::Upload(self.dirty_blocks(sides)));
             } else if self.round.begun >= number && self.may_retry_round() {
@@ -84,6 +94,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    /// Begins a seal that flushes may wait for.
     pub(super) fn begin_seal(&mut self, sides: Sides) {
         self.seals.begun += 1;
         self.seal = Seal::Draining(sides);
@@ -93,6 +104,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn swap_sides(&mut self) -> Side {
         let active = self.map.active();
         self.map.set_active(active.other());
+        reach(CrashPoint::SidesSwapped);
         self.header.active = active.other();
         self.round.header_changed();
         self.evict.sides_swapped(self.now);
@@ -111,13 +123,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         {
             return false;
         }
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
         self.lifecycle == Lifecycle::Detaching
             || self.seals.is_wanted()
             || self.dirty_bytes(side) >= self.limits.seal_bytes
-            || (age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit))
+            || self.is_overdue(side)
             || self.wants_other_side()
             || self.repair.wants_seal(side)
+    }
+
+    /// Whether dirty data of `side` reached its age limit.
+    pub(super) fn is_overdue(&self, side: Side) -> bool {
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
+        !self.dirty_pages[side as usize].is_empty()
+            && age >= self.limits.max_age_ms
+            && !is_planted(Bug::NoAgeLimit)
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -149,6 +168,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.lifecycle == Lifecycle::Fenced {
             return;
         }
+        reach(CrashPoint::SegmentStored);
         self.seal = Seal::Committing(sides);
         if is_planted(Bug::FlushAtUpload) {
             self.seal_committed(out);
@@ -169,10 +189,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }
+        reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;
         self.seal_committed(out);
         if self.lifecycle == Lifecycle::Recovering {
             self.map.set_recovering(false);
+            reach(CrashPoint::Recovered);
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
         }

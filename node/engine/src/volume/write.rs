@@ -6,6 +6,7 @@ use holdfast_types::{CHUNK_SECTORS, SectorRange};
 
 use super::{Lifecycle, Request, Volume};
 use crate::action::Action;
+use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Op, RequestId};
 use crate::sector_map::Side;
 
@@ -77,11 +78,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match request.failed {
             None => {
                 self.disk_full = false;
+                reach(CrashPoint::Stored);
                 match request.op {
                     Op::Write => self.record_write(request.range, side),
                     Op::Discard | Op::WriteZeroes => self.record_zeroes(request.range, side),
                     Op::Read | Op::Flush => unreachable!("they store nothing"),
                 }
+                reach(CrashPoint::Marked);
                 self.complete(id, Ok(()), out);
             }
             // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
@@ -102,6 +105,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
         self.mark_unstored(request.range, request.side);
+        reach(CrashPoint::MarkedUncertain);
         // A full disk delays; eviction or the commit in progress will make room.
         if errno == Errno::ENOSPC && self.lifecycle == Lifecycle::Serving {
             self.disk_is_full();

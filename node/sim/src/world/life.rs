@@ -66,7 +66,11 @@ impl World {
         drop(process.volume);
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            if job.heard.is_none() && self.rng.once_in(2) {
+            if job.heard.is_some() {
+                continue;
+            }
+            let stays_open = self.every_write_arrives && changes_files(&job.what);
+            if stays_open || self.rng.once_in(2) {
                 match &job.what {
                     What::Action(action) => self.finish_unheard(host, action, job.mark),
                     What::Call(call) => self.answer_unheard(host, &call.ask, cut.as_ref()),
@@ -78,7 +82,8 @@ impl World {
 
     fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
         let here = &mut self.hosts[host];
-        let mut reaches = 1 + self.rng.below(2) as u64;
+        let open = self.every_write_arrives;
+        let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
         let mut disk = lock(&here.disk);
         match action {
             Action::Write { id, range, side } => {
@@ -101,11 +106,12 @@ impl World {
                 for write in writes {
                     disk.map.write(write, || true);
                     reaches += 1;
-                    if reaches > 3 {
+                    if reaches > 3 && !open {
                         break;
                     }
                 }
             }
+            Action::SyncSide { .. } | Action::SyncMap if open => {}
             Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
             Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::Upload(_)
@@ -135,6 +141,17 @@ impl World {
             }
             Ask::Store(_) | Ask::Local(_) | Ask::Sleep(_) => {}
         }
+    }
+
+    /// From now on what a dying process had submitted is written and not synced: a power cut right after it may leave any
+    /// part of it, and [`Fate::Nth`] counts them all.
+    pub fn keep_every_outcome_open(&mut self) {
+        self.every_write_arrives = true;
+    }
+
+    /// How many states of the local files a power cut of `host` can leave now; at most `u64::MAX`.
+    pub fn outcomes(&self, host: usize) -> u64 {
+        lock(&self.hosts[host].disk).outcomes()
     }
 
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
@@ -176,7 +193,9 @@ impl World {
             header_generation,
             unix_ms_at_zero: 0,
         };
-        let Ok(volume) = Volume::resume(setup, memory, pending, self.now) else {
+        let now = self.now;
+        let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
+        let Ok(volume) = resumed else {
             // The process died while it made the map: nothing was served from it.
             here.tmpfs.remove();
             here.device = None;
@@ -205,5 +224,15 @@ impl World {
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
+    }
+}
+
+fn changes_files(what: &What) -> bool {
+    match what {
+        What::Action(action) => matches!(
+            action,
+            Action::Write { .. } | Action::Punch { .. } | Action::Evict { .. } | Action::WriteMap(_)
+        ),
+        What::Call(call) => matches!(call.ask, Ask::Local(LocalAsk::WriteHeader(_))),
     }
 }

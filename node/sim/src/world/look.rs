@@ -71,6 +71,15 @@ impl World {
         (0..jobs).find(|index| self.is_due(host, *index))
     }
 
+    /// Whether the process on `host` waits for the store to do something that is `like` this.
+    pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
+        let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
+        jobs.any(|job| match &job.what {
+            What::Call(Call { ask: Ask::Store(ask), .. }) => job.heard.is_none() && like(ask),
+            What::Call(_) | What::Action(_) => false,
+        })
+    }
+
     /// Whether `host` has the device.
     pub fn has_device(&self, host: usize) -> bool {
         self.hosts[host].device.is_some()

@@ -1,0 +1,168 @@
+//! Deaths at crash points: scenarios that reach each of them, and what is left after each death.
+//!
+//! Owns: which scenario is played, at which visit of which point the process ends, how the host fares, and what is compared.
+//! Does not own: the points (`holdfast_engine::crash_point`).
+//! Invariant: a scenario with the same seed is the same up to its death.
+
+mod scenario;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use holdfast_engine::crash_point::CrashPoint;
+
+pub use scenario::Scenario;
+
+use crate::disk::Fate;
+use crate::drive;
+use crate::rng::Rng;
+use crate::violation::{self, Violation};
+use crate::world::{Faults, World};
+use scenario::HOSTS;
+use watch::Watch;
+
+/// What dies at a crash point, and what is done then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Death {
+    /// The process; a new one takes over.
+    Process,
+    /// The process, and while the next one works, the host.
+    ProcessThenHost,
+    /// The host, for good; the volume is attached elsewhere.
+    HostForGood,
+    /// The host, which comes back with this one of its possible outcomes ([`World::outcomes`]).
+    Host(u64),
+}
+
+/// One death.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Crash {
+    /// What is played.
+    pub scenario: Scenario,
+    /// Decides the rest.
+    pub seed: u64,
+    /// Where it ends.
+    pub point: CrashPoint,
+    /// At which visit, from zero.
+    pub visit: u64,
+    /// How.
+    pub death: Death,
+}
+
+/// How many visits each point has in `scenario` when nothing is ended.
+pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
+    let watch = Watch::begin(None);
+    let mut world = scenario.world(seed);
+    assert_eq!(scenario.play(&mut world), Ok(()), "nothing ends it");
+    watch.visits()
+}
+
+impl Crash {
+    /// Plays up to the death. The world and the host that died.
+    fn play(self) -> (World, usize) {
+        let _watch = Watch::begin(Some((self.point, self.visit)));
+        let mut world = self.scenario.world(self.seed);
+        if matches!(self.death, Death::Host(_)) {
+            world.keep_every_outcome_open();
+        }
+        let Err(died) = self.scenario.play(&mut world) else { panic!("{self}: the point was not visited") };
+        (world, died)
+    }
+
+    /// How many outcomes a loss of the host has there.
+    pub fn outcomes(self) -> u64 {
+        let (world, died) = Self { death: Death::Host(0), ..self }.play();
+        world.outcomes(died)
+    }
+
+    /// Dies, recovers, and compares with the model: at home, from the store alone, on another host.
+    ///
+    /// # Errors
+    /// The invariant that does not hold.
+    pub fn run(self) -> Result<(), Violation> {
+        violation::catch(|| {
+            let (mut world, home) = self.play();
+            let other = (home + 1) % HOSTS;
+            world.faults = Faults::default();
+            world.lose_host(other, None);
+            match self.death {
+                Death::Process => {}
+                Death::ProcessThenHost => {
+                    let steps = Rng::new(self.seed ^ self.visit).below(24);
+                    for _ in 0..steps {
+                        drive::step(&mut world, home);
+                    }
+                    world.lose_host(home, None);
+                }
+                Death::HostForGood => {
+                    world.lose_host(home, Some(Fate::Nothing));
+                    drive::read_all(&mut world, other);
+                    return drive::check_everywhere(&mut world, other, home);
+                }
+                Death::Host(outcome) => world.lose_host(home, Some(Fate::Nth(outcome))),
+            }
+            drive::check_everywhere(&mut world, home, other);
+        })
+    }
+}
+
+impl fmt::Display for Crash {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scenario, seed, point, visit, death } = self;
+        write!(out, "{scenario:?} with seed {seed}, {death:?} at visit {visit} of {point:?}")
+    }
+}
+
+/// What a campaign found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Deaths that were played.
+    pub deaths: u64,
+    /// Visits of each point that ended in a death.
+    pub visited: BTreeMap<CrashPoint, u64>,
+    /// Visits of whose outcomes every one was played.
+    pub exhausted: u64,
+    /// Deaths after which an invariant did not hold.
+    pub violations: Vec<(Crash, Violation)>,
+}
+
+impl Found {
+    /// Points that no scenario reached.
+    pub fn missed(&self) -> Vec<CrashPoint> {
+        CrashPoint::ALL.iter().copied().filter(|point| !self.visited.contains_key(point)).collect()
+    }
+}
+
+/// Ends each of `scenarios` with `seed` at every visit of every point, in every way.
+///
+/// Of the outcomes that a loss of the host can have at one visit, all are played where they are at most `outcomes`, else
+/// that many, chosen by the seed.
+pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> Found {
+    let mut found = Found::default();
+    for &scenario in scenarios {
+        for (point, count) in visits(scenario, seed) {
+            for visit in 0..count {
+                let crash = Crash { scenario, seed, point, visit, death: Death::Process };
+                *found.visited.entry(point).or_default() += 1;
+                let there = crash.outcomes();
+                let mut deaths = vec![Death::Process, Death::ProcessThenHost, Death::HostForGood];
+                if there <= outcomes {
+                    found.exhausted += 1;
+                    deaths.extend((0..there).map(Death::Host));
+                } else {
+                    let mut rng = Rng::new(seed ^ visit);
+                    deaths.extend((0..outcomes).map(|_| Death::Host(rng.bits() % there)));
+                }
+                for death in deaths {
+                    let crash = Crash { death, ..crash };
+                    found.deaths += 1;
+                    if let Err(violation) = crash.run() {
+                        found.violations.push((crash, violation));
+                    }
+                }
+            }
+        }
+    }
+    found
+}

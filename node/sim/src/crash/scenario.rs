@@ -1,0 +1,280 @@
+//! What is played up to a death. Small on purpose: few sectors of few map pages are written between two syncs, so that every
+//! outcome of a power cut can be tried.
+
+use holdfast_engine::event::Op;
+use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_types::SectorRange;
+
+use super::watch::struck;
+use crate::calls::StoreAsk;
+use crate::disk::Fate;
+use crate::drive;
+use crate::world::{Faults, World};
+
+pub(super) const HOSTS: usize = 2;
+/// One chunk, two map pages.
+const SECTORS: u64 = 5000;
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 * 4096, max_age_ms: 10_000 };
+
+/// A story with its own points.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scenario {
+    /// Writes, flushes, zeroes; seals, commits and a checkpoint; the detach.
+    Life,
+    /// The process dies, once with a record on its way, once while it detaches.
+    Takeover,
+    /// The host dies with both sides dirty, and what it left is committed.
+    Recovery,
+    /// Creates are answered ambiguously.
+    Doubt,
+    /// Another host takes the volume, and the first one finds out.
+    Rival,
+    /// Local reads, writes and syncs fail.
+    BadDisk,
+    /// The sides may hold little.
+    Cramped,
+    /// Two hosts attach at once.
+    Race,
+    /// What is clean here is stored anew.
+    Repair,
+    /// Flushes wait for their commit.
+    Object,
+}
+
+/// `Err` is the host whose process was ended.
+pub(super) type Played = Result<(), usize>;
+
+impl Scenario {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Life,
+        Self::Takeover,
+        Self::Recovery,
+        Self::Doubt,
+        Self::Rival,
+        Self::BadDisk,
+        Self::Cramped,
+        Self::Race,
+        Self::Repair,
+        Self::Object,
+    ];
+
+    pub(super) fn world(self, seed: u64) -> World {
+        let faults = match self {
+            Self::Life
+            | Self::Takeover
+            | Self::Recovery
+            | Self::Rival
+            | Self::Cramped
+            | Self::Race
+            | Self::Repair
+            | Self::Object => Faults::default(),
+            Self::Doubt => Faults { create: Some(2), ..Faults::default() },
+            Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
+        };
+        let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
+        match self {
+            // The second commit makes the checkpoint.
+            Self::Life => world.age_log(28),
+            Self::Recovery => world.age_headers(),
+            Self::Cramped => world.limit_cache(24),
+            Self::Object => world.durability = Durability::Object,
+            Self::Race | Self::Repair | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
+        }
+        world
+    }
+
+    pub(super) fn play(self, world: &mut World) -> Played {
+        let mut stage = Stage { world, host: 0 };
+        match self {
+            Self::Life => life(&mut stage),
+            Self::Takeover => takeover(&mut stage),
+            Self::Recovery => recovery(&mut stage),
+            Self::Doubt => doubt(&mut stage),
+            Self::Rival => rival(&mut stage),
+            Self::BadDisk => bad_disk(&mut stage),
+            Self::Cramped => cramped(&mut stage),
+            Self::Race => race(&mut stage),
+            Self::Repair => repair(&mut stage),
+            Self::Object => object(&mut stage),
+        }
+    }
+}
+
+fn life(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4095, 2)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Discard, 4094, 3), (Op::Write, 4999, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0), (Op::Write, 3, 1)])?;
+    // Enough for a seal, which is committed while the rest comes.
+    stage.ask(&[(Op::Write, 30, 8), (Op::Write, 2, 1)])?;
+    stage.ask(&[(Op::Write, 31, 1), (Op::WriteZeroes, 0, 1), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 32, 1), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 4096, 11), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])?;
+    stage.detach()
+}
+
+fn takeover(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.issue(&[(Op::Write, 10, 12), (Op::Write, 1, 1), (Op::Read, 0, 1)])?;
+    stage.until(creates)?;
+    stage.world.kill(0);
+    stage.rest()?;
+    stage.ask(&[(Op::Write, 4097, 2), (Op::WriteZeroes, 1, 1), (Op::Flush, 0, 0)])?;
+    stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+    stage.world.begin_detach(0);
+    stage.until(creates)?;
+    stage.world.kill(0);
+    stage.detach()
+}
+
+fn recovery(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.issue(&[(Op::Write, 10, 12), (Op::Flush, 0, 0)])?;
+    stage.until(|world| world.status(0).is_some_and(|status| status.sealing))?;
+    stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.until(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::PutSegment { .. })))?;
+    stage.world.lose_host(0, Some(Fate::Everything));
+    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4098, 1)])?;
+    stage.ask(&[(Op::Read, 0, 4), (Op::Flush, 0, 0)])
+}
+
+fn doubt(stage: &mut Stage<'_>) -> Played {
+    for round in 0..4 {
+        stage.ask(&[(Op::Write, round, 2), (Op::Write, 20, 11)])?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+    }
+    stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])
+}
+
+fn rival(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(|world| world.holds_a_commit())?;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    // Quiet for long enough to look, with nobody else there.
+    for _ in 0..24 {
+        stage.step()?;
+    }
+    stage.ask(&[(Op::Write, 2, 1)])?;
+    stage.host = 1;
+    stage.ask(&[(Op::Write, 3, 2), (Op::Flush, 0, 0)])?;
+    stage.host = 0;
+    // It would commit by now, or look.
+    stage.until(|world| world.is_fenced(0))?;
+    // What it never uploaded is set aside when it comes again.
+    stage.until(|world| !world.has_device(0))?;
+    stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn race(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.detach()?;
+    stage.until(creates)?;
+    stage.host = 1;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.host = 0;
+    stage.ask(&[(Op::Read, 0, 4)])
+}
+
+fn bad_disk(stage: &mut Stage<'_>) -> Played {
+    for round in 0..6 {
+        stage.ask(&[(Op::Write, round, 2), (Op::Write, 4096 + round, 1), (Op::Flush, 0, 0)])?;
+        stage.ask(&[(Op::Write, 20, 6), (Op::Read, 0, 4), (Op::Discard, round, 1)])?;
+    }
+    stage.ask(&[(Op::Flush, 0, 0)])
+}
+
+fn cramped(stage: &mut Stage<'_>) -> Played {
+    for round in 0..5 {
+        stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
+        // Between them something is sealed, committed and given up.
+        for _ in 0..30 {
+            stage.step()?;
+        }
+        stage.ask(&[(Op::Read, round, 12), (Op::Write, 100 + round, 1)])?;
+    }
+    stage.ask(&[(Op::Flush, 0, 0)])
+}
+
+fn repair(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(World::holds_a_commit)?;
+    stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
+    stage.world.repair(0, vec![SectorRange::new(0, 8)], true);
+    stage.goes_on()?;
+    stage.ask(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
+    for _ in 0..60 {
+        stage.step()?;
+    }
+    stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn object(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Flush, 0, 0)])?;
+    stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0), (Op::Write, 2, 1)])?;
+    stage.until(creates)?;
+    stage.ask(&[(Op::Flush, 0, 0), (Op::Discard, 0, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
+}
+
+/// Whether host 0 has a log record on its way.
+fn creates(world: &World) -> bool {
+    world.asks_store(0, |ask| matches!(ask, StoreAsk::Create { .. }))
+}
+
+/// A scenario in progress, on the host that is driven.
+struct Stage<'a> {
+    world: &'a mut World,
+    host: usize,
+}
+
+impl Stage<'_> {
+    fn goes_on(&self) -> Played {
+        if struck() { Err(self.host) } else { Ok(()) }
+    }
+
+    fn step(&mut self) -> Played {
+        drive::step(self.world, self.host);
+        self.goes_on()
+    }
+
+    fn until(&mut self, done: impl Fn(&World) -> bool) -> Played {
+        for _ in 0..2000 {
+            if done(self.world) {
+                return Ok(());
+            }
+            self.step()?;
+        }
+        panic!("the scenario does not go on: {:?}", self.world.status(self.host));
+    }
+
+    fn issue(&mut self, requests: &[(Op, u64, u64)]) -> Played {
+        let host = self.host;
+        for (op, start, sectors) in requests {
+            self.until(|world| world.is_ready(host))?;
+            self.world.request(host, *op, SectorRange::new(*start, *sectors)).expect("the device has room");
+            self.goes_on()?;
+        }
+        Ok(())
+    }
+
+    fn rest(&mut self) -> Played {
+        let host = self.host;
+        self.until(|world| drive::is_idle(world, host))
+    }
+
+    fn ask(&mut self, requests: &[(Op, u64, u64)]) -> Played {
+        self.issue(requests)?;
+        self.rest()
+    }
+
+    fn detach(&mut self) -> Played {
+        while self.world.has_device(self.host) {
+            self.world.begin_detach(self.host);
+            self.goes_on()?;
+            self.step()?;
+        }
+        Ok(())
+    }
+}
