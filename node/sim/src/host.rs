@@ -82,6 +82,8 @@ pub(crate) struct Host {
     pub(crate) killed_inside: bool,
     /// What of it does not work.
     pub(crate) trouble: Trouble,
+    /// When its engine last heard that time passed.
+    pub(crate) ticked: Millis,
     /// Its disk was full at some time.
     pub(crate) was_full: bool,
     /// When the writes ended that no commit captured yet, oldest first: by the model's clock, and by the virtual one.
@@ -105,6 +107,7 @@ impl Host {
             killed_after: Rc::default(),
             killed_inside: false,
             trouble: Trouble::default(),
+            ticked: 0,
             was_full: false,
             uncommitted: VecDeque::new(),
             came_of: None,

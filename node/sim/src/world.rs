@@ -163,6 +163,11 @@ impl World {
     /// Time passes, and the engine of `host` hears of it.
     pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
+        self.tell_time(host);
+    }
+
+    fn tell_time(&mut self, host: usize) {
+        self.hosts[host].ticked = self.now;
         self.tell(host, Event::Tick);
         self.measure_space(host);
     }

@@ -15,7 +15,7 @@ const DIGESTS: [&str; 22] = [
     "8be16429d76a6a36afc31c0a43036679",
     "98133ab016eecf8803565b97c3cb16b6",
     "455702d0bca4aa7f4b7a7262d900756f",
-    "ae5e70087d4e47babfd9bb3f7b1a5cd1",
+    "ff46ec6bcd97cd8e23e647a26a8826fb",
     "0b07b7e0fad40cb2137e240d13892fbd",
     "96873499b145f7d87ffb090ede92ef49",
     "85241e06b27c794258ede0d56fe68188",
@@ -26,7 +26,7 @@ const DIGESTS: [&str; 22] = [
     "fa9ef80cd9c064d59ad95ccdc559f0af",
     "391207146aab73243da2909cc8f5d3fd",
     "09a558325e5f4a94abb14a1c3e738957",
-    "90f019348205b5ed1acdccd36212579e",
+    "fe1294fa77522e478386de7e1deb26a2",
 ];
 
 #[test]

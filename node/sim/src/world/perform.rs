@@ -67,13 +67,14 @@ impl World {
                     Invariant::CompletedOnce
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
-                let stores = device.request(*id).stores().is_some();
+                // What is zeroed where nothing was leaves nothing to commit.
+                let wrote = device.request(*id).op == Op::Write;
                 // What a FLUSH vouches for is looked up in the log while this host is its newest writer.
                 let vouches = self.durability == Durability::Object && self.last_writer == Some(host);
                 let in_store = (vouches && device.request(*id).op == Op::Flush && result.is_ok())
                     .then(|| self.store.last_cut());
                 device.complete(*id, *result, &mut here.expect, in_store.as_deref());
-                if self.timely && stores {
+                if self.timely && wrote {
                     here.uncommitted.push_back((here.expect.now(), self.now));
                 }
                 return None;

@@ -12,8 +12,8 @@ pub(super) const JOB_MS: Millis = 50;
 /// The longest that a commit takes there: an eviction under way, a round that waits for another, the upload and the record
 /// are at most so many halves of jobs, one after the other.
 const COMMIT_MS: Millis = 50 * JOB_MS;
-/// The longest between two ticks there, and until each engine heard of one.
-const TICK_MS: Millis = 800;
+/// The longest between two ticks of an engine there.
+const TICK_MS: Millis = 400;
 
 impl World {
     /// Time passes on every host.
@@ -27,6 +27,9 @@ impl World {
             self.now = (self.now + JOB_MS).min(end);
             self.clock.store(self.now, Ordering::Relaxed);
             for host in 0..self.hosts.len() {
+                if self.hosts[host].ticked + TICK_MS <= self.now {
+                    self.tell_time(host);
+                }
                 while let Some(index) = self.first_overdue(host) {
                     self.step_job(host, index);
                 }
@@ -45,7 +48,7 @@ impl World {
         for here in self.hosts.iter().filter(|host| host.device.as_ref().is_some_and(|device| device.ready)) {
             let Some((_, ended)) = here.uncommitted.front() else { continue };
             let age = self.now - ended;
-            let most = self.limits.max_age_ms + TICK_MS + COMMIT_MS;
+            let most = self.limits.max_age_ms + TICK_MS + JOB_MS + COMMIT_MS;
             Invariant::CommittedInTime
                 .check(age <= most, || format!("a write that ended {age} ms ago is in no commit yet"));
         }
