@@ -101,8 +101,8 @@ impl Schedule {
             return;
         }
         let job = self.rng().below(jobs);
-        let slow = self.world.is_slow(host, job);
-        if self.world.is_due(host, job) && (!slow || self.rng().once_in(12)) {
+        let turns = self.world.turns(host, job);
+        if self.world.is_due(host, job) && turns.is_none_or(|turns| self.rng().once_in(turns)) {
             self.world.step_job(host, job);
         }
     }

@@ -55,14 +55,14 @@ impl World {
         })
     }
 
-    /// Whether the job at `index` takes long.
-    pub(crate) fn is_slow(&self, host: usize, index: usize) -> bool {
+    /// How many turns the job at `index` lets pass before it goes on, about; `None` if it takes the first.
+    pub(crate) fn turns(&self, host: usize, index: usize) -> Option<u64> {
         let here = &self.hosts[host];
-        let job = here.process.as_ref().and_then(|process| process.jobs.get(index));
-        job.is_some_and(|job| {
-            let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
-            job.slow || (local && here.trouble.slow)
-        })
+        let job = here.process.as_ref().and_then(|process| process.jobs.get(index))?;
+        let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
+        // A read may outlive whole rounds: what it reads from must be there until it ends.
+        let read = matches!(&job.what, What::Action(Action::Read { .. }));
+        (job.slow || (local && here.trouble.slow)).then_some(if read { 60 } else { 12 })
     }
 
     /// The oldest job on `host` that can go on now.
