@@ -253,24 +253,37 @@ fn a_lost_part_of_the_log_is_replaced_by_a_checkpoint() {
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
 }
 
+fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
+    let volume = "v".parse().unwrap();
+    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach }.encode()
+}
+
 /// Found by pausing hosts in the simulation: a process that was letting go died, its detach record came late, and its
 /// successor took it for another writer's.
 #[test]
 fn a_late_detach_of_its_own_fences_nobody() {
-    let late = |nonce| Record {
-        volume: "v".parse().unwrap(),
-        seq: Seq(3),
-        epoch: Epoch(1),
-        nonce,
-        unix_ms: 0,
-        body: Body::Detach,
-    };
     for (nonce, end) in [(NONCE, Report::Detached), (Nonce([8; 16]), Report::Fenced)] {
         let mut host = Host::new();
-        host.late = Some(late(nonce).encode());
+        host.late = Some(detach_record(Seq(3), nonce));
         host.commit();
         host.tell(Event::Detach);
         assert!(host.reports.contains(&end), "{:?}", host.reports);
         assert_eq!(host.volume.status().fenced, end == Report::Fenced);
     }
+}
+
+/// Found by seed 767 of the simulation: a commit came after the writer's own detach record.
+#[test]
+fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
+    let mut host = Host::new();
+    host.write(0, 8);
+    host.commit();
+    host.late = Some(detach_record(Seq(4), NONCE));
+    host.commit();
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
+    assert_eq!(host.reports.last(), Some(&Report::Repaired));
+    host.late = None;
+    host.tell(Event::Detach);
+    assert_eq!(host.reports.last(), Some(&Report::Detached));
+    assert_eq!(host.uploads.len(), 1, "the store has what was written, and no more");
 }

@@ -57,8 +57,13 @@ impl Repair {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_repair(&mut self, out: &mut Vec<Action>) {
         let still = self.seal.is_open() && self.commit == Commit::Idle && self.evict.is_idle();
-        if !self.repair.asked || !still || self.lifecycle != Lifecycle::Serving || self.manifest.is_none() {
+        let Some(manifest) = &self.manifest else { return };
+        if !self.repair.asked || !still || self.lifecycle != Lifecycle::Serving {
             return;
+        }
+        if !manifest.is_attached() {
+            // A predecessor's detach record is in the log: nothing may be committed after it (invariant 11).
+            self.repair = Repair { asked: true, ..Repair::default() };
         }
         let all = SectorRange::new(0, self.map.sectors());
         for range in std::mem::take(&mut self.repair.wanted) {
