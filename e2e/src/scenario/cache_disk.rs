@@ -26,6 +26,8 @@ const LOCAL: &str = "/var/lib/holdfast/volumes";
 const CLEAN: &str = "clean";
 /// Not uploaded before it is detached.
 const DIRTY: &str = "dirty";
+/// Less than is sealed by its size.
+const DIRTY_MIB: u32 = 3;
 /// Written until the disk is full.
 const FULL: &str = "full";
 /// The unit of extents, in bytes: a block of the state disk's ext4.
@@ -63,8 +65,7 @@ fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
     ensure!(read(node.vm(), &device, 4)? == sum, "what was read is not what was written");
     ensure!(disk.failed_reads() > 0, "no read of the disk failed");
     disk.fail_reads(Vec::new());
-    let errors = node.metric("holdfast_volume_local_read_errors_total", CLEAN)?;
-    ensure!(errors > Some(0.0), "local read errors: {errors:?}");
+    wait_counted(node, "holdfast_volume_local_read_errors_total", CLEAN)?;
     let failed = node.metric("holdfast_volume_failed_requests_total", CLEAN)?;
     ensure!(failed == Some(0.0), "failed requests: {failed:?}");
     node.cli(&["detach", CLEAN]).map(drop)
@@ -73,15 +74,14 @@ fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
 /// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device and the sum.
 fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     let device = create(node, DIRTY, "16Mi", "1h")?;
-    let sum = write_noise(node.vm(), &device, 4)?;
+    let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
     disk.fail_reads(extents(node.vm(), DIRTY)?);
-    let error = read(node.vm(), &device, 4).err().context("what the disk cannot read was served")?;
+    let error = read(node.vm(), &device, DIRTY_MIB).err().context("what the disk cannot read was served")?;
     ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
     node.vm().wait_log(PROGRAM, "the local disk cannot read data that is nowhere else", LIMIT)?;
-    let failed = node.metric("holdfast_volume_failed_requests_total", DIRTY)?;
-    ensure!(failed > Some(0.0), "failed requests: {failed:?}");
+    wait_counted(node, "holdfast_volume_failed_requests_total", DIRTY)?;
     disk.fail_reads(Vec::new());
-    ensure!(read(node.vm(), &device, 4)? == sum, "what was read is not what was written");
+    ensure!(read(node.vm(), &device, DIRTY_MIB)? == sum, "what was read is not what was written");
     Ok((device, sum))
 }
 
@@ -133,7 +133,7 @@ fn no_flush(node: &Node, disk: &RecordedDisk, device: &str, sum: &str) -> Result
     vm.boot()?;
     node.restart()?;
     let device = attach(node, DIRTY, "1h")?;
-    ensure!(read(vm, &device, 4)? == sum, "what was flushed is not there");
+    ensure!(read(vm, &device, DIRTY_MIB)? == sum, "what was flushed is not there");
     node.cli(&["detach", DIRTY])?;
     node.terminate()
 }
@@ -167,6 +167,11 @@ fn wait_committed(node: &Node, name: &str) -> Result<()> {
     until("the commit", LIMIT, || {
         Ok((node.metric("holdfast_volume_dirty_bytes", name)? == Some(0.0)).then_some(()))
     })
+}
+
+/// Waits until a counter of a volume has counted: figures are shown some milliseconds after what they count.
+fn wait_counted(node: &Node, counter: &str, volume: &str) -> Result<()> {
+    until(counter, LIMIT, || Ok((node.metric(counter, volume)? > Some(0.0)).then_some(())))
 }
 
 /// Where on the state disk both sides of a volume keep [`DAMAGED`].
