@@ -90,6 +90,8 @@ pub(crate) struct Host {
     pub(crate) uncommitted: VecDeque<(u64, Millis)>,
     /// What came of the last attach, until it is asked.
     pub(crate) came_of: Option<Attach>,
+    /// Writers that there had been when its process began to attach.
+    pub(crate) writers_before: usize,
 }
 
 impl Host {
@@ -111,6 +113,7 @@ impl Host {
             was_full: false,
             uncommitted: VecDeque::new(),
             came_of: None,
+            writers_before: 0,
         }
     }
 

@@ -46,6 +46,7 @@ impl World {
         let here = &mut self.hosts[host];
         assert!(!here.tmpfs.holds_a_map(), "attached already");
         here.came_of = None;
+        here.writers_before = self.writers.len();
         let process = here.process.as_mut().expect("just begun");
         process.dies = dies;
         process.attach(claim);
@@ -65,8 +66,9 @@ impl World {
         let came_of = match came_of {
             Ok(won) => return self.serve(host, won),
             Err(AttachError::Refused(AttachRefused::AttachedElsewhere { .. })) => {
-                // What an older LIST shows may refuse it as well: then it is tried again.
-                let own = self.last_writer == Some(host) && self.sound_lists;
+                // An older LIST, or a log that was read before its record arrived late, may refuse it: then it is tried again.
+                let told = self.sound_lists && self.hosts[host].writers_before == self.writers.len();
+                let own = self.last_writer == Some(host) && told;
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
