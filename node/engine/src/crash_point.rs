@@ -84,6 +84,10 @@ crash_points! {
     SealDurable,
     /// The segment is made of the sealed sides, and nowhere yet (`node/background/src/work.rs`).
     SegmentBuilt,
+    /// The local disk could not read all of them (`volume/unreadable.rs`).
+    UploadFailed,
+    /// What was lost was written anew, and both sides are sealed as one.
+    BothSealed,
     /// It is in the store.
     SegmentStored,
     /// The record is made, and nowhere yet.

@@ -14,6 +14,10 @@ pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// How long background work waits before it asks for another round after one failed, in milliseconds.
 pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
+/// How long is waited before what the local disk could not read is read again, in milliseconds: at first, and at most.
+pub const READ_AGAIN_AFTER_MS: [u64; 2] = [1000, 60_000];
+/// Ranges of unreadable sectors that a volume remembers; the rest is found by the next try.
+pub const REMEMBERED_UNREADABLE: usize = 64;
 /// Map pages (16 MiB of volume each) given up between two rounds.
 pub const EVICT_PAGES: u64 = 64;
 /// Clean bytes given up when a write finds the disk full.

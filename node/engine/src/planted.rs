@@ -59,13 +59,15 @@ pub enum Bug {
     NeverRetries,
     /// What LIST shows counts as the whole log of a volume taken over (5).
     ListIsTheEnd,
+    /// What the local disk cannot read of a seal is left out of its segment (4).
+    SkipUnreadable,
     /// Dirty data is sealed when there is enough of it, however old it is (14).
     NoAgeLimit,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -90,6 +92,7 @@ impl Bug {
         Self::SegmentNotStored,
         Self::NeverRetries,
         Self::ListIsTheEnd,
+        Self::SkipUnreadable,
         Self::NoAgeLimit,
     ];
 }

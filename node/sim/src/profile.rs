@@ -41,6 +41,8 @@ pub(crate) struct Deaths {
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
     pub(crate) slow: Option<u64>,
+    /// A sector can no longer be read.
+    pub(crate) decay: Option<u64>,
     /// The volume grows at an attach.
     pub(crate) grow: Option<u64>,
 }
@@ -77,7 +79,8 @@ impl Profile {
             ..never
         };
         match self {
-            Self::Calm | Self::BadStore | Self::BadDisk => Deaths { detach: Some(900), ..never },
+            Self::Calm | Self::BadStore => Deaths { detach: Some(900), ..never },
+            Self::BadDisk => Deaths { decay: Some(150), detach: Some(900), ..never },
             Self::Kills => Deaths { kill: Some(120), kill_inside: Some(120), detach: Some(900), ..never },
             Self::PowerCuts => Deaths {
                 kill: Some(700),
@@ -86,11 +89,22 @@ impl Profile {
                 detach: Some(1200),
                 ..never
             },
-            Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
+            Self::LongLives => Deaths {
+                kill: Some(3000),
+                lose_host: Some(700),
+                detach: Some(3000),
+                decay: Some(300),
+                ..never
+            },
             Self::Rivals => rivals,
-            Self::Everything => {
-                Deaths { cut_off: Some(900), pause: Some(900), fill: Some(1500), slow: Some(900), ..rivals }
-            }
+            Self::Everything => Deaths {
+                cut_off: Some(900),
+                pause: Some(900),
+                fill: Some(1500),
+                slow: Some(900),
+                decay: Some(500),
+                ..rivals
+            },
             Self::Partitions => Deaths {
                 kill: Some(1500),
                 lose_host: Some(3000),

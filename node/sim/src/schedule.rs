@@ -85,6 +85,13 @@ impl Schedule {
             Op::WriteZeroes,
         ]);
         let mut range = range(self.rng(), sectors);
+        // Who is told that something cannot be read writes there.
+        let lost = self.world.status(host).and_then(|status| status.unreadable);
+        if let Some(lost) = lost
+            && self.rng().once_in(4)
+        {
+            range = lost.first;
+        }
         match op {
             Op::Flush => range = SectorRange::new(0, 0),
             Op::Read | Op::Write => range.sectors = range.sectors.min(64),
@@ -147,6 +154,11 @@ impl Schedule {
         paused = turn(self, paused, self.deaths.pause);
         full = turn(self, full, self.deaths.fill);
         slow = turn(self, slow, self.deaths.slow);
+        if self.chance(self.deaths.decay) {
+            let sector = self.rng().below(SECTORS as usize) as u64;
+            let near = *self.rng().pick(&[sector, HOT[0], HOT[3]]);
+            self.world.decay(host, near);
+        }
         paused &= self.world.hosts[host].process.is_some();
         self.world.set_trouble(host, Trouble { cut_off, paused, full, slow });
     }
@@ -237,6 +249,9 @@ impl Schedule {
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
         self.world.faults = Faults::default();
         self.deaths = Deaths::default();
+        for host in 0..self.world.hosts.len() {
+            self.world.mend(host);
+        }
         for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
             host.trouble = Trouble::default();

@@ -262,7 +262,7 @@ impl World {
     fn task_ended(&mut self, host: usize, ended: Ended) {
         let event = match ended {
             Ended::Answered(event) => {
-                if matches!(event, Event::Uploaded(_)) {
+                if matches!(event, Event::Uploaded(_) | Event::SidesUnreadable(_)) {
                     self.hosts[host].process.as_mut().expect("it ran the task").upload = None;
                 }
                 event
@@ -301,12 +301,15 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
+            Report::LocalDiskFailed(_)
+            | Report::CleanUnreadable(_)
+            | Report::DirtyUnreadable(_)
+            | Report::UploadUnreadable(_) => {
                 Invariant::CompletedOnce.check(!self.sound_disks || here.was_full, || {
                     "a sound disk is said to have failed".into()
                 });
             }
-            Report::Committed(_) | Report::Repaired => {}
+            Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
             Report::Kept => {
                 self.check_kept(host);
                 self.has_ended(host);

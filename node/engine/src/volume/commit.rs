@@ -180,7 +180,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let Some(manifest) = &self.manifest else { return };
         let quiet: Millis = self.now.saturating_sub(self.heard_from_log);
         let serving = self.lifecycle == Lifecycle::Serving;
-        if serving && self.commit == Commit::Idle && self.seal.is_open() && quiet >= self.limits.max_age_ms {
+        let at_rest = matches!(self.seal, super::Seal::Open | super::Seal::Unreadable(_));
+        if serving && self.commit == Commit::Idle && at_rest && quiet >= self.limits.max_age_ms {
             let seq = manifest.seq().next();
             self.commit = Commit::Looking(seq);
             out.push(Action::ReadRecord { seq });
