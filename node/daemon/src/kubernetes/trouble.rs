@@ -1,6 +1,7 @@
 //! Conditions of a Volume that is served: whether its store answers, whether writes wait.
 //!
-//! Owns: the words. Both are there while the volume is on the node; each turns after [`LASTING`], and back at once.
+//! Owns: the words. Each turns after [`LASTING`], and back at once. The first is there while the volume is on the node, the
+//! second while its device takes writes; neither says anything of a volume that another writer holds.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +10,7 @@ use holdfast_engine::volume::Delay;
 use k8s_openapi::jiff::Timestamp;
 
 use super::plan::Facts;
-use crate::node::{self, StoreAway};
+use crate::node::{self, StoreAway, VolumeState};
 
 /// Condition: the object store answers the node.
 pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
@@ -18,9 +19,20 @@ pub(crate) const WRITABLE: &str = "Writable";
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 
-/// Both conditions of a volume that is here.
-pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> [Condition; 2] {
-    [store_reachable(facts, here, now), writable(facts, here, now)]
+/// The conditions of a volume that is here.
+pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
+    match here.state {
+        VolumeState::Fenced => Vec::new(),
+        VolumeState::Attaching => vec![store_reachable(facts, here, now)],
+        VolumeState::Attached | VolumeState::Detaching => {
+            vec![store_reachable(facts, here, now), writable(facts, here, now)]
+        }
+    }
+}
+
+/// Whether a condition may be about to turn.
+pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
+    here.store_away.is_some() || here.delayed.is_some()
 }
 
 fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {

@@ -332,6 +332,39 @@ fn writes_that_wait_are_told_with_the_reason() {
 }
 
 #[test]
+fn a_volume_in_trouble_is_looked_at_soon_so_that_what_is_over_is_told() {
+    let mut facts = served();
+    assert_eq!(plan(&facts, &now()).again, Some(FIGURES_EVERY));
+    facts.here.as_mut().unwrap().delayed = Some((Delay::DirtyLimit, Duration::from_secs(1)));
+    assert_eq!(plan(&facts, &now()).again, Some(SOON));
+    let since = std::time::SystemTime::from(now().0);
+    facts.here.as_mut().unwrap().delayed = None;
+    facts.here.as_mut().unwrap().store_away = Some(StoreAway { since, error: "timed out".to_owned() });
+    assert_eq!(plan(&facts, &now()).again, Some(SOON));
+}
+
+#[test]
+fn requests_that_wait_for_a_moment_are_no_reason_to_write() {
+    let mut facts = served();
+    let here = facts.here.as_mut().unwrap();
+    here.message = Some("requests wait for the object store".to_owned());
+    here.waiting_requests = 8;
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+}
+
+#[test]
+fn a_volume_that_another_writer_holds_is_not_called_writable() {
+    let mut facts = served();
+    facts.here.as_mut().unwrap().state = VolumeState::Fenced;
+    let status = written(&plan(&facts, &now())).unwrap();
+    assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
+    facts.here.as_mut().unwrap().state = VolumeState::Attaching;
+    let status = written(&plan(&facts, &now())).unwrap();
+    assert!(find_condition(&status.conditions, trouble::STORE_REACHABLE).is_some());
+    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None);
+}
+
+#[test]
 fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     let mut facts = served();
     assert_eq!(facts.status.durable_up_to, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
