@@ -23,6 +23,7 @@ mod smoke;
 mod standalone;
 pub mod story;
 mod ublk;
+mod volumes;
 
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
