@@ -143,6 +143,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     all_answer(world)?;
     let after = conditions(world, BUSY)?;
     ensure!(turned_later(&during, &after), "{after:?} is not later than {during:?}");
+    wait_events(world, BUSY, &["Normal/Answering", "Normal/Serving"])?;
     sum_of(node, "holdfast_volume_failed_requests_total", served.values())
 }
 
@@ -154,7 +155,9 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
         report::step(format_args!("{}: {}", condition.what, condition.message));
     }
     let [away, delayed] = &busy;
-    for part in ["ObjectStore store ", " node a since 2", " bytes wait to be uploaded"] {
+    for part in
+        ["ObjectStore store has not answered node a since 2", " bytes wait to be uploaded", "Last error: "]
+    {
         ensure!(away.what == "False/StoreAway" && away.message.contains(part), "{part:?} is not in {away:?}");
     }
     for part in ["none fails", "data.most_dirty"] {
@@ -168,7 +171,18 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
     ensure!(away.what == "False/StoreAway", "{away:?}");
     ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
     wait_all(world, "condition=Attached")?;
+    wait_events(world, BUSY, &["Warning/StoreAway", "Warning/DirtyLimit"])?;
     Ok(busy)
+}
+
+/// Waits until these events are told of a volume: they are written after the conditions.
+fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
+    let about = format!("--field-selector=involvedObject.kind=Volume,involvedObject.name={volume}");
+    let path = "--output=jsonpath={range .items[*]}{.type}/{.reason} {end}";
+    until("events", LIMIT, || {
+        let events = world.kubectl(["get", "events", &about, path])?;
+        Ok(wanted.iter().all(|event| events.contains(event)).then_some(()))
+    })
 }
 
 /// Whether a volume's store answers, and whether its writes go on.

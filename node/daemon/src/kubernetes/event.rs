@@ -18,8 +18,7 @@ pub(crate) struct Recorder(events::Recorder);
 impl Recorder {
     /// A recorder for the daemon of this node.
     pub(crate) fn new(client: Client, node: &str) -> Self {
-        let reporter =
-            Reporter { controller: "holdfast-node".to_owned(), instance: Some(node.to_owned()) };
+        let reporter = Reporter { controller: "holdfast-node".to_owned(), instance: Some(node.to_owned()) };
         Self(events::Recorder::new(client, reporter))
     }
 
