@@ -51,6 +51,8 @@ pub enum Bug {
     SparseIsDense,
     /// What a fenced writer never uploaded is thrown away (6).
     NoSetAside,
+    /// A fenced writer leaves its durable map as it is (6).
+    NoLastRound,
     /// A commit is made before its segment is stored (7).
     SegmentNotStored,
     /// What failed once is waited for, and never tried again (12).
@@ -63,7 +65,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -84,6 +86,7 @@ impl Bug {
         Self::PunchUnderReads,
         Self::SparseIsDense,
         Self::NoSetAside,
+        Self::NoLastRound,
         Self::SegmentNotStored,
         Self::NeverRetries,
         Self::ListIsTheEnd,

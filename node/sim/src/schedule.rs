@@ -162,7 +162,7 @@ impl Schedule {
         if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle())
             && here.process.is_some()
         {
-            return self.world.give_up(host);
+            return self.world.begin_detach(host);
         }
         if self.world.hosts[host].came_of.take() == Some(Attach::Died)
             && self.deaths.lose_host.is_some()
