@@ -41,7 +41,7 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
-pub(crate) use watched_store::StoreAway;
+pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -166,8 +166,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) durability: Durability,
     /// Every write that completed before then is committed; none while nobody can say.
     pub(crate) durable_up_to: Option<SystemTime>,
-    /// Its store does not answer this node.
-    pub(crate) store_away: Option<StoreAway>,
+    /// Whether its store answers this node.
+    pub(crate) store: StoreHealth,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Requests that wait for the store, memory or space.
@@ -456,7 +456,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 oldest_dirty: None,
                 durability: *durability,
                 durable_up_to: None,
-                store_away: None,
+                store: StoreHealth::Unknown,
                 delayed: None,
                 waiting_requests: 0,
                 cached_bytes: 0,
@@ -504,7 +504,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
         durability: present.durability,
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
-        store_away: present.objects.away(),
+        store: present.objects.health(),
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         waiting_requests: status.parked,
         cached_bytes: Counters::get(&counters.cached_bytes),

@@ -180,7 +180,7 @@ impl From<VolumeStatus> for wire::Volume {
             oldest_dirty,
             durability: class,
             durable_up_to,
-            store_away: _,
+            store: _,
             delayed: _,
             waiting_requests: _,
             cached_bytes: _,
