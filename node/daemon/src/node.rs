@@ -22,6 +22,7 @@ mod ring_thread;
 mod scrub;
 mod served;
 mod slab;
+mod state_disk;
 mod store;
 mod watched_store;
 
@@ -42,7 +43,8 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
-pub(crate) use watched_store::StoreAway;
+pub(crate) use state_disk::StateDisk;
+pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -167,8 +169,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) durability: Durability,
     /// Every write that completed before then is committed; none while nobody can say.
     pub(crate) durable_up_to: Option<SystemTime>,
-    /// Its store does not answer this node.
-    pub(crate) store_away: Option<StoreAway>,
+    /// Whether its store answers this node.
+    pub(crate) store: StoreHealth,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
@@ -215,6 +217,8 @@ pub(crate) struct Capabilities {
     pub(crate) kernel_release: String,
     /// Each transport, with the reason where it cannot be used.
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
+    /// The disk under the state directory, where the file system shows it.
+    pub(crate) state_disk: Option<StateDisk>,
 }
 
 /// The running data plane. Clones share it.
@@ -224,6 +228,7 @@ pub(crate) struct Node(Arc<Inner>);
 struct Inner {
     config: NodeConfig,
     features: Result<Features, Unsupported>,
+    state_disk: Option<StateDisk>,
     rings: Vec<RingHandle>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
@@ -280,6 +285,7 @@ impl Node {
             return Err(NodeError::RunDir(config.run_dir));
         }
         let lock = take_lock(&config)?;
+        let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
         }
@@ -297,6 +303,7 @@ impl Node {
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
+            state_disk,
             rings,
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab)),
@@ -356,6 +363,7 @@ impl Node {
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+            state_disk: self.0.state_disk.clone(),
         }
     }
 
@@ -459,7 +467,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 oldest_dirty: None,
                 durability: *durability,
                 durable_up_to: None,
-                store_away: None,
+                store: StoreHealth::Unknown,
                 delayed: None,
                 unreadable: None,
                 waiting_requests: 0,
@@ -515,7 +523,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
         durability: present.durability,
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
-        store_away: present.objects.away(),
+        store: present.objects.health(),
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         unreadable: status.unreadable,
         waiting_requests: status.parked,

@@ -84,7 +84,9 @@ pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Expo
     fresh_map.handle.write_all(&text).map_err(file(&fresh_map.path, "written"))?;
     // A map lies beside its own image or not at all: the old one goes before the old image is replaced.
     match fs::remove_file(&map) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(file(&map, "removed")(error).into()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(file(&map, "removed")(error).into());
+        }
         Ok(()) | Err(_) => {}
     }
     image.put_in_place(output)?;
