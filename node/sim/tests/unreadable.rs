@@ -139,3 +139,17 @@ fn a_flush_to_the_object_store_waits_for_it() {
     commits(&mut world);
     drive::check_everywhere(&mut world, 0, 1);
 }
+
+/// The sealed side alone is older than what was committed with the other one.
+#[test]
+fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
+    let mut world = world();
+    ask(&mut world, Op::Write, 5, 1);
+    ask(&mut world, Op::Write, 3, 1);
+    let before = world.log().count();
+    drive::until(&mut world, 0, |world| world.log().count() > before);
+    world.kill(0);
+    world.mend(0);
+    drive::until(&mut world, 0, |world| world.log().count() > before + 1);
+    drive::read_all(&mut world, 1);
+}
