@@ -21,6 +21,7 @@ mod ring_thread;
 mod scrub;
 mod served;
 mod slab;
+mod state_disk;
 mod store;
 mod watched_store;
 
@@ -41,6 +42,7 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
+pub(crate) use state_disk::StateDisk;
 pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::{Board, Counters, Phase};
@@ -212,6 +214,8 @@ pub(crate) struct Capabilities {
     pub(crate) kernel_release: String,
     /// Each transport, with the reason where it cannot be used.
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
+    /// The disk under the state directory, where the file system shows it.
+    pub(crate) state_disk: Option<StateDisk>,
 }
 
 /// The running data plane. Clones share it.
@@ -221,6 +225,7 @@ pub(crate) struct Node(Arc<Inner>);
 struct Inner {
     config: NodeConfig,
     features: Result<Features, Unsupported>,
+    state_disk: Option<StateDisk>,
     rings: Vec<RingHandle>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
@@ -277,6 +282,7 @@ impl Node {
             return Err(NodeError::RunDir(config.run_dir));
         }
         let lock = take_lock(&config)?;
+        let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
         }
@@ -294,6 +300,7 @@ impl Node {
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
+            state_disk,
             rings,
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab)),
@@ -353,6 +360,7 @@ impl Node {
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+            state_disk: self.0.state_disk.clone(),
         }
     }
 

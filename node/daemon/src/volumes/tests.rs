@@ -14,8 +14,8 @@ use holdfast_ublk::Transport;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, StoreHealth,
-    VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, StateDisk,
+    StoreHealth, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -177,6 +177,7 @@ impl Volumes for Fake {
                 (Transport::ZeroCopy, Err("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned())),
                 (Transport::UserCopy, Ok(())),
             ],
+            state_disk: Some(StateDisk { device: "sda".to_owned(), physical_block_bytes: 512 }),
         }
     }
 }
