@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_crds::{Condition, ConditionStatus, Time, condition, find_condition};
-use holdfast_engine::volume::{Delay, Unreadable};
+use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
 use super::plan::Facts;
@@ -84,13 +84,14 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
 
 fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
     let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
-    let waits = match here.dirty_bytes {
-        0 => "nothing waits".to_owned(),
-        bytes => format!("{bytes} bytes wait"),
+    let waits = match (here.dirty_bytes, here.durability) {
+        (0, _) => "Nothing waits to be uploaded".to_owned(),
+        (bytes, Durability::Local) => format!("{bytes} bytes wait to be uploaded"),
+        (bytes, Durability::Object) => format!("{bytes} bytes wait to be uploaded, and flushes for them"),
     };
     format!(
-        "ObjectStore {} has not answered node {}{since}; {waits} to be uploaded, requests are tried again until it \
-         does. Last error: {}",
+        "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
+         when the store answers. Last error: {}",
         here.store_name, facts.me, away.error
     )
 }

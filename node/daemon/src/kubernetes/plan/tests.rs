@@ -303,7 +303,7 @@ fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreAway"));
     assert_eq!(
         message,
-        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z; 8192 bytes wait to be uploaded, requests are tried again until it does. Last error: connection refused"
+        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. All goes on by itself when the store answers. Last error: connection refused"
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().dirty_bytes += 4096;
