@@ -59,11 +59,15 @@ pub enum Bug {
     ListIsTheEnd,
     /// Dirty data is sealed when there is enough of it, however old it is (14).
     NoAgeLimit,
+    /// Attach records are trimmed too (11).
+    TrimmedAttach,
+    /// Whether the place of a record that was created had been trimmed is not looked up (11).
+    NoTrimCheck,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -88,6 +92,8 @@ impl Bug {
         Self::NeverRetries,
         Self::ListIsTheEnd,
         Self::NoAgeLimit,
+        Self::TrimmedAttach,
+        Self::NoTrimCheck,
     ];
 }
 
