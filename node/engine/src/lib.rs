@@ -18,6 +18,6 @@ pub mod record;
 pub mod sector_map;
 pub mod segment;
 pub mod volume;
-mod wire;
+pub mod wire;
 
 pub use wire::DecodeError;

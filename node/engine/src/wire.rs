@@ -20,12 +20,19 @@ const MAGIC: [u8; 4] = *b"HFST";
 /// What an envelope holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// A log record.
     Record = 1,
+    /// A checkpoint of a log.
     Checkpoint = 2,
+    /// The index of a segment.
     SegmentIndex = 3,
+    /// A slot of the durable map's header.
     MapHeader = 4,
+    /// A slot of a page of the durable map.
     MapPage = 5,
+    /// What a node remembers of an attached volume.
+    Attached = 6,
 }
 
 /// Why stored bytes were refused.
@@ -88,7 +95,10 @@ pub(crate) fn checksum(parts: &[&[u8]]) -> [u8; 16] {
 }
 
 /// Puts `payload` into an envelope.
-pub(crate) fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
+///
+/// # Panics
+/// When the payload has 4 GiB or more.
+pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(ENVELOPE_BYTES + payload.len());
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_le_bytes());
@@ -102,8 +112,11 @@ pub(crate) fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Takes the payload out of an envelope; bytes behind it are ignored.
-pub(crate) fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], DecodeError> {
+/// Takes the payload out of an envelope; bytes behind it are ignored. `what` names the structure in errors.
+///
+/// # Errors
+/// [`DecodeError`]: nothing of the payload may be used.
+pub fn open<'a>(kind: Kind, what: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], DecodeError> {
     let mut head = Reader::new(what, bytes);
     let magic = head.array::<4>()?;
     if magic != MAGIC {

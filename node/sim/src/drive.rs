@@ -30,7 +30,7 @@ pub fn step(world: &mut World, host: usize) {
         return;
     }
     if world.hosts[host].device.as_ref().is_some_and(|device| device.fenced && device.is_idle()) {
-        return world.give_up(host);
+        world.begin_detach(host);
     }
     match world.first_due(host) {
         Some(index) => world.step_job(host, index),

@@ -78,6 +78,8 @@ pub(crate) struct Host {
     pub(crate) sealed: Option<Rc<Cut>>,
     /// What the last commit captured.
     pub(crate) committed: Rc<Cut>,
+    /// What the last commit before its own writes, or of its own, captured.
+    pub(crate) base: Rc<Cut>,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
     /// What of it does not work.
@@ -106,6 +108,7 @@ impl Host {
             expect: Expect::default(),
             sealed: None,
             committed: Rc::default(),
+            base: Rc::default(),
             killed_after: Rc::default(),
             killed_inside: false,
             trouble: Trouble::default(),

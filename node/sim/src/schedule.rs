@@ -207,7 +207,7 @@ impl Schedule {
         if here.device.as_ref().is_some_and(|device| device.fenced && device.is_idle())
             && here.process.is_some()
         {
-            return self.world.give_up(host);
+            return self.world.begin_detach(host);
         }
         if self.world.hosts[host].came_of.take() == Some(Attach::Died)
             && self.deaths.lose_host.is_some()
@@ -351,6 +351,8 @@ impl Schedule {
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
+        self.world.check_whole();
+        self.world.check_removal();
     }
 
     /// Whether the home detached; if it was fenced instead, it is ready to attach anew.

@@ -129,7 +129,8 @@ impl Store {
                 self.changes += 1;
                 if let Some(object) = self.objects.get_mut(key).filter(|object| object.gone.is_none()) {
                     object.gone = Some(self.changes);
-                    self.trimmed += u64::from(matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..))));
+                    let is_record = matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)));
+                    self.trimmed += u64::from(is_record && !self.truth.is_deleted());
                 }
                 Answer::Stored(Ok(()))
             }
@@ -239,6 +240,12 @@ impl Store {
         let index = FrameIndex::decode(&body[at..at + length]).expect("writers send whole segments");
         self.segments.insert(id, Segment { index, cut: Rc::clone(cut) });
         self.insert(key, body.clone());
+    }
+
+    /// The keys of all that is there.
+    pub(crate) fn keys(&self) -> Vec<&str> {
+        let there = self.objects.iter().filter(|(_, object)| object.gone.is_none());
+        there.map(|(key, _)| key.as_str()).collect()
     }
 
     /// What stands under `prefix`.

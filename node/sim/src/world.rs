@@ -5,6 +5,7 @@
 
 mod answer;
 mod attach;
+mod kept;
 mod life;
 mod look;
 mod perform;
@@ -12,6 +13,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod whole;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,8 +70,6 @@ pub struct World {
     pub(crate) grow_to: Option<u64>,
     /// With it, jobs take at most [`timing::JOB_MS`] each, and a commit comes in time.
     pub(crate) timely: bool,
-    /// Dirty data of fenced writers that was set aside.
-    pub(crate) set_aside: u32,
     serial: u64,
     /// The nonces of attaches that won, and their hosts.
     writers: Vec<(Nonce, usize)>,
@@ -129,7 +129,6 @@ impl World {
             now: 0,
             grow_to: None,
             timely: false,
-            set_aside: 0,
             serial: 0,
             writers: Vec::new(),
             clock: Arc::default(),
@@ -315,13 +314,12 @@ impl World {
                     "a sound disk is said to have failed".into()
                 });
             }
-            Report::Committed(_) | Report::Kept | Report::Repaired => {}
-            Report::Detached => {
-                here.process = None;
-                here.tmpfs.remove();
-                here.device = None;
-                here.sealed = None;
+            Report::Committed(_) | Report::Repaired => {}
+            Report::Kept => {
+                self.check_kept(host);
+                self.has_ended(host);
             }
+            Report::Detached => self.has_ended(host),
         }
     }
 
@@ -336,6 +334,7 @@ impl World {
                     let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
                     let here = &mut self.hosts[writer.expect("only these hosts write").1];
                     if here.nonce == Some(nonce) {
+                        here.base = Rc::clone(&cut);
                         here.expect.is_durable(cut.at);
                         here.uncommitted.retain(|(ended, _)| *ended > cut.at);
                     }
@@ -354,6 +353,7 @@ impl World {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
         here.uncommitted.clear();
+        here.base = self.store.last_cut();
         if self.last_writer != Some(host) {
             let kept = read_map(&mut lock(&here.disk));
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));

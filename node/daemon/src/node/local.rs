@@ -10,7 +10,7 @@
 //! <state>/doomed/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/<id>/map                    the live map (tmpfs)
-//! <run>/<id>/attached.json          what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/<id>/attached               what a restarted daemon needs to take the device up again (tmpfs)
 //! ```
 
 use std::fs::{self, File, OpenOptions};
@@ -24,6 +24,7 @@ use holdfast_engine::durable_map::{
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::{Durability, Pending};
+use holdfast_engine::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
@@ -67,12 +68,13 @@ pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
 }
 
-/// Reads an [`AttachedRecord`]; its version comes first, because another one may have other fields.
-fn attached_record(text: &[u8]) -> Result<AttachedRecord, Damage> {
+/// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have other fields.
+fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, Damage> {
     #[derive(Deserialize)]
     struct Versioned {
         version: u32,
     }
+    let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
     let Versioned { version } = serde_json::from_slice(text)?;
     if version != ATTACHED_VERSION {
         return Err(Damage::Version { found: version, known: ATTACHED_VERSION });
@@ -116,13 +118,14 @@ impl Local {
     }
 
     fn record_path(&self) -> PathBuf {
-        self.run().join("attached.json")
+        self.run().join("attached")
     }
 
-    /// Makes the volume's directories.
+    /// Makes the volume's directories; a power cut does not take them back.
     fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
+            dir.parent().map_or(Ok(()), sync_dir)?;
         }
         Ok(())
     }
@@ -178,16 +181,16 @@ impl Local {
 
     pub(crate) fn write_record(&self, record: &AttachedRecord) -> Result<(), NodeError> {
         let path = self.record_path();
-        let text = serde_json::to_vec_pretty(record)
+        let text = serde_json::to_vec(record)
             .map_err(|error| NodeError::Damaged { path: path.clone(), source: error.into() })?;
-        replace(&path, &text, 0o600)
+        replace(&path, &wire::enclose(Kind::Attached, &text), 0o600)
     }
 
     pub(crate) fn read_record(&self) -> Result<Option<AttachedRecord>, NodeError> {
         let path = self.record_path();
         match fs::read(&path) {
-            Ok(text) => {
-                attached_record(&text).map(Some).map_err(|source| NodeError::Damaged { path, source })
+            Ok(bytes) => {
+                attached_record(&bytes).map(Some).map_err(|source| NodeError::Damaged { path, source })
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(file(&path, "read")(error)),
@@ -375,3 +378,6 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
         .expect("every Linux has /dev/urandom");
     bytes
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
+use crate::planted::{Bug, is_planted};
 use crate::record::Body;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -62,7 +63,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 number
             }
         };
-        if self.round.begun >= number && self.round.is_idle() {
+        if (self.round.begun >= number && self.round.is_idle()) || is_planted(Bug::NoLastRound) {
             self.leaving = false;
             out.push(Action::Report(Report::Kept));
         }

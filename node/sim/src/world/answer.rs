@@ -143,7 +143,6 @@ impl World {
             LocalAsk::SetAside => {
                 Invariant::FencedIsKept.check(!is_last_writer, || "own data is called foreign".into());
                 *disk = Disk::default();
-                self.set_aside += 1;
             }
             LocalAsk::Discard => {
                 let holds = read_map(&mut disk)?.is_some_and(|map| holds_dirty(&map.pages));

@@ -217,8 +217,8 @@ impl World {
         true
     }
 
-    /// A fenced writer gives up: its process ends, its files stay.
-    pub(crate) fn give_up(&mut self, host: usize) {
+    /// The writer of `host` let go: its process ends, its files stay.
+    pub(super) fn has_ended(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         here.process = None;
         here.tmpfs.remove();

@@ -1,0 +1,39 @@
+//! What a fenced writer leaves on its host when it lets go.
+
+use std::collections::BTreeMap;
+
+use super::World;
+use super::answer::read_map;
+use crate::calls::lock;
+use crate::disk::sectors;
+use crate::invariant::Invariant;
+
+impl World {
+    /// The durable map names every sector whose last write was never committed, and the side it names holds that write:
+    /// that is what is set aside, and exported.
+    pub(super) fn check_kept(&mut self, host: usize) {
+        let here = &self.hosts[host];
+        if !self.sound_disks || here.was_full {
+            return;
+        }
+        let mut disk = lock(&here.disk);
+        let map = match read_map(&mut disk) {
+            Ok(Some(map)) => map,
+            other => Invariant::SyncedIsWhole
+                .broken(&format!("the map that a fenced writer leaves: {:?}", other.err())),
+        };
+        let runs = map.pages.iter().flat_map(|page| page.dirty_runs());
+        let kept: BTreeMap<u64, _> =
+            runs.flat_map(|(range, side)| sectors(range).map(move |sector| (sector, side))).collect();
+        for sector in here.expect.touched() {
+            let allowed = here.expect.allowed(sector);
+            let (stamps, place) = match kept.get(&sector) {
+                Some(side) => (vec![disk.side(*side).read(sector)], "set aside"),
+                None => (here.base.allowed(sector), "committed"),
+            };
+            Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {
+                format!("of sector {sector} {stamps:?} is {place}, the guest last saw one of {allowed:?}")
+            });
+        }
+    }
+}
