@@ -101,9 +101,9 @@ pub async fn write_checkpoint(
     for entry in page.entries.iter().take(surplus) {
         objects.delete(&entry.key).await.map_err(store("drop an old checkpoint", volume))?;
     }
-    let kept = page.entries[surplus..].iter().filter_map(|entry| match ObjectKey::parse(&entry.key) {
+    let mut newest_first = page.entries[surplus..].iter().rev();
+    Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
         Some(ObjectKey::Log(..) | ObjectKey::Segment(..) | ObjectKey::TrimMark(..)) | None => None,
-    });
-    Ok(kept.last())
+    }))
 }
