@@ -45,6 +45,18 @@ fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
+/// Few runs are long enough for a log of the usual length to be trimmed.
+fn shorten_log(world: &mut World, profile: Profile) {
+    let (records, seal_bytes, max_age_ms) = match (profile == Profile::Sleepers, profile.is_timely()) {
+        (true, _) => (2, 4096, 300),
+        // A commit may wait for a checkpoint, but not for each.
+        (false, true) => (8, 16 * 4096, LIMITS.max_age_ms),
+        (false, false) => (*world.rng.pick(&[2, 3]), 16 * 4096, 300),
+    };
+    world.shorten_log(records);
+    world.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
+}
+
 impl Schedule {
     /// Three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
@@ -65,16 +77,7 @@ impl Schedule {
             world.limit_cache(share);
         }
         if profile == Profile::Sleepers || world.rng.once_in(3) {
-            // Few runs are long enough for a log of the usual length to be trimmed.
-            let records = match profile {
-                Profile::Sleepers => 2,
-                // A commit may wait for a checkpoint, but not for each.
-                Profile::Timely => 8,
-                _ => *world.rng.pick(&[2, 3]),
-            };
-            world.shorten_log(records);
-            let seal_bytes = if profile == Profile::Sleepers { 4096 } else { 16 * 4096 };
-            world.limits = DirtyLimits { seal_bytes, max_age_ms: 300, ..LIMITS };
+            shorten_log(&mut world, profile);
         }
         Self {
             world,
