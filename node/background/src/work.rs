@@ -43,7 +43,7 @@ pub enum Work {
         /// The record's place.
         seq: Seq,
     },
-    /// Store the checkpoint of `seq`.
+    /// Store the checkpoint of `seq`, and trim the log.
     WriteCheckpoint {
         /// As of which seq.
         seq: Seq,
@@ -73,12 +73,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
             Work::WriteCheckpoint { seq, bytes } => {
-                let written = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await;
-                if let Err(error) = &written {
-                    self.warn("the checkpoint waits", error);
-                    self.time.sleep(CHECKPOINT_RETRY).await;
-                }
-                Event::CheckpointWritten { seq, written: written.is_ok() }
+                Event::CheckpointWritten { seq, written: self.write_checkpoint(seq, bytes.into()).await }
             }
         }
     }
@@ -108,6 +103,26 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
             backoff.wait(&self.time).await;
         }
         Event::Uploaded(segment)
+    }
+
+    /// Stores a checkpoint, and deletes the records that it makes superfluous. Whether it is stored.
+    async fn write_checkpoint(&self, seq: Seq, bytes: Bytes) -> bool {
+        let (objects, volume) = (&*self.objects, &self.volume);
+        match holdfast_log::write_checkpoint(objects, volume, seq, bytes.clone()).await {
+            Ok(older) => {
+                if let Some(older) = older
+                    && let Err(error) = holdfast_log::trim(objects, volume, older, &bytes).await
+                {
+                    self.warn("the log is trimmed after the next checkpoint", &error);
+                }
+                true
+            }
+            Err(error) => {
+                self.warn("the checkpoint waits", &error);
+                self.time.sleep(CHECKPOINT_RETRY).await;
+                false
+            }
+        }
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), Errno> {

@@ -30,7 +30,9 @@ crash_points! {
     IntentStored,
     /// Step 4: another record stands in its place: everything begins again.
     AttachLost,
-    /// Step 4: the attach record is in the log, and nothing serves yet.
+    /// Step 5: its place had been trimmed: everything begins again.
+    AttachOutrun,
+    /// Step 5: the attach record is in the log, and nothing serves yet.
     AttachWon,
 
     // A new live map, and what takes over from a dead process.
@@ -110,6 +112,10 @@ crash_points! {
     CheckpointMade,
     /// It is stored.
     CheckpointStored,
+    /// The mark up to which records may be gone is stored, and all of them are there (`node/log/src/trim.rs`).
+    TrimMarked,
+    /// The records up to the mark that nobody needs are gone.
+    Trimmed,
     /// An idle writer has looked at its next place in the log.
     LogLookedAt,
     /// Another writer was seen; nobody was told.

@@ -1,13 +1,9 @@
-//! Every bound of the engine in one place.
+//! Every bound of the engine in one place; those of the log's length are in `log_length.rs`.
 
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Nonces of own attaches that the durable header keeps.
 pub const REMEMBERED_NONCES: usize = 64;
-/// Records after which a writer makes a checkpoint.
-pub const CHECKPOINT_EVERY: u64 = 32;
-/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits more.
-pub const MOST_RECORDS_AFTER_CHECKPOINT: u64 = 60;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Largest request in bytes that moves data.

@@ -61,11 +61,15 @@ pub enum Bug {
     SkipUnreadable,
     /// Dirty data is sealed when there is enough of it, however old it is.
     NoAgeLimit,
+    /// Attach records are trimmed too.
+    TrimmedAttach,
+    /// Whether the place of a record that was created had been trimmed is not looked up.
+    NoTrimCheck,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -92,6 +96,8 @@ impl Bug {
         Self::ListIsTheEnd,
         Self::SkipUnreadable,
         Self::NoAgeLimit,
+        Self::TrimmedAttach,
+        Self::NoTrimCheck,
     ];
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
@@ -111,7 +117,7 @@ impl Bug {
             Self::DoubleCompletion => 8,
             Self::NoZeroFill => 9,
             Self::UploadInFlight => 10,
-            Self::NoFenceCheck | Self::AmbiguousIsWon => 11,
+            Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
             Self::NeverRetries => 12,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,

@@ -163,11 +163,14 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
 fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests, mut violations) = (0, 0, 0);
+    let (mut trimmed, mut strays) = (0, 0);
     for seed in options.seed..options.seed + options.seeds {
         let case = Case { seed, operations: options.operations, bug: options.bug };
         let outcome = case.run(0);
         operations += outcome.operations;
         requests += outcome.requests;
+        trimmed += outcome.trimmed;
+        strays += outcome.strays;
         if options.seeds == 1 {
             writeln!(out, "digest {}", outcome.digest)?;
         }
@@ -183,7 +186,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let speed = operations as f64 / seconds;
     writeln!(
         out,
-        r#"{{"operations":{operations},"requests":{requests},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
+        r#"{{"operations":{operations},"requests":{requests},"records_trimmed":{trimmed},"stray_records":{strays},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
         options.seeds
     )?;
     Ok(violations)

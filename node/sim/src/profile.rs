@@ -27,6 +27,8 @@ pub enum Profile {
     FullDisks,
     /// Nothing takes long: what a lost host had not committed is young.
     Timely,
+    /// Processes stand still for so long that the log is trimmed beyond what they know of it.
+    Sleepers,
 }
 
 /// Which deaths and other misfortunes a run has, each once in so many steps; `None` is never.
@@ -49,7 +51,7 @@ pub(crate) struct Deaths {
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Calm,
         Self::BadStore,
         Self::BadDisk,
@@ -61,6 +63,7 @@ impl Profile {
         Self::Partitions,
         Self::FullDisks,
         Self::Timely,
+        Self::Sleepers,
     ];
 
     /// The profile of the runs of `seed`.
@@ -123,6 +126,13 @@ impl Profile {
                 ..never
             },
             Self::Timely => Deaths { lose_host: Some(900), detach: Some(1200), ..never },
+            Self::Sleepers => Deaths {
+                pause: Some(1000),
+                kill: Some(2000),
+                lose_host: Some(3000),
+                detach: Some(300),
+                ..never
+            },
         }
     }
 
@@ -137,6 +147,8 @@ impl Profile {
         match self {
             Self::Calm | Self::FullDisks | Self::Timely => Faults::default(),
             Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Partitions => bad_store,
+            // Whatever waits before it is tried again holds commits up.
+            Self::Sleepers => Faults { create: Some(15), store: Some(60), ..bad_store },
             Self::BadDisk => Faults { local: Some(25), create: Some(6), ..Faults::default() },
             Self::LongLives => Faults { local: Some(20), ..bad_store },
             Self::Everything => Faults { local: Some(60), ..bad_store },

@@ -22,6 +22,7 @@ use std::sync::atomic::AtomicU64;
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::log_length;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
@@ -113,6 +114,7 @@ impl World {
     /// Hosts with nothing on their disks around a store that holds a volume of `sectors` sectors.
     pub fn new(seed: u64, hosts: usize, sectors: u64, limits: DirtyLimits, faults: Faults) -> Self {
         crate::violation::silence();
+        log_length::scale(None);
         let volume: VolumeId = "model".parse().expect("a volume id");
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
@@ -135,6 +137,11 @@ impl World {
             every_write_arrives: false,
             sound_lists: faults.stale_list.is_none(),
         }
+    }
+
+    /// Checkpoints are `records` apart from now on, and the log is trimmed as often in proportion.
+    pub fn shorten_log(&mut self, records: u64) {
+        log_length::scale(Some(records));
     }
 
     fn fails(rng: &mut Rng, once_in: Option<u64>) -> bool {

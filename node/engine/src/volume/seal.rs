@@ -16,7 +16,7 @@ use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
+use crate::log_length::most_records_after_checkpoint;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
@@ -133,7 +133,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return false;
         }
         if self.dirty_pages[side as usize].is_empty()
-            || self.records_after_checkpoint(manifest) >= MOST_RECORDS_AFTER_CHECKPOINT
+            || self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
         {
             return false;
         }

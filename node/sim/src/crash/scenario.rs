@@ -41,6 +41,8 @@ pub enum Scenario {
     Object,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,
+    /// A process that attaches stands still until the place of its record was trimmed.
+    Sleeper,
 }
 
 /// `Err` is the host whose process was ended.
@@ -48,7 +50,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -60,6 +62,7 @@ impl Scenario {
         Self::Repair,
         Self::Object,
         Self::Decay,
+        Self::Sleeper,
     ];
 
     pub(super) fn world(self, seed: u64) -> World {
@@ -72,7 +75,8 @@ impl Scenario {
             | Self::Race
             | Self::Repair
             | Self::Object
-            | Self::Decay => Faults::default(),
+            | Self::Decay
+            | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -83,6 +87,7 @@ impl Scenario {
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
             Self::Object => world.durability = Durability::Object,
+            Self::Sleeper => world.shorten_log(1),
             Self::Decay
             | Self::Race
             | Self::Repair
@@ -108,6 +113,7 @@ impl Scenario {
             Self::Repair => repair(&mut stage),
             Self::Object => object(&mut stage),
             Self::Decay => decay(&mut stage),
+            Self::Sleeper => sleeper(&mut stage),
         }
     }
 }
@@ -250,9 +256,27 @@ fn decay(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 8)])
 }
 
+fn sleeper(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(World::holds_a_commit)?;
+    stage.host = 1;
+    stage.until(|world| is_creating(world, 1))?;
+    stage.host = 0;
+    for round in 0..5 {
+        stage.ask(&[(Op::Write, round, 12)])?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+    }
+    stage.host = 1;
+    stage.ask(&[(Op::Read, 0, 4)])
+}
+
 /// Whether host 0 has a log record on its way.
 fn creates(world: &World) -> bool {
-    world.asks_store(0, |ask| matches!(ask, StoreAsk::Create { .. }))
+    is_creating(world, 0)
+}
+
+fn is_creating(world: &World, host: usize) -> bool {
+    world.asks_store(host, |ask| matches!(ask, StoreAsk::Create { .. }))
 }
 
 /// A scenario in progress, on the host that is driven.
