@@ -26,7 +26,7 @@ const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm
 /// Only in the store when that goes away.
 const COLD: &str = "cold";
 /// A small quota: the load reaches it soon.
-const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8Mi\"";
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"4Mi\"";
 /// Conditions of a Volume.
 const STORE_REACHABLE: &str = "StoreReachable";
 const WRITABLE: &str = "Writable";

@@ -17,10 +17,10 @@ use crate::world::World;
 
 /// A cache of half of what is written.
 pub(super) const DATA: &str =
-    "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"64Mi\"\ncache_size = \"16Mi\"";
-const CACHE_BYTES: u64 = 16 << 20;
-const COLD_MIB: u32 = 8;
-const WIDE_MIB: u32 = 24;
+    "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"64Mi\"\ncache_size = \"8Mi\"";
+const CACHE_BYTES: u64 = 8 << 20;
+const COLD_MIB: u32 = 4;
+const WIDE_MIB: u32 = 12;
 /// Written while the store is away.
 const WIDE: &str = "wide";
 /// Where the node keeps its volumes.
