@@ -2,14 +2,14 @@
 //!
 //! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and uploaded, the
 //! store is frozen for a moment now and then and its bucket kept: a cut anywhere in such a moment leaves that bucket. Then
-//! for each cut the disk is rebuilt as of a random place in the record, with some of the writes after the last flush,
-//! and another machine boots on it. Nothing that was flushed may be missing, nothing stale or foreign may be served.
+//! for each cut the disk is rebuilt as of a place in the record soon after a flush was reported, with some of the writes
+//! that no flush covers, and another machine boots on it. Nothing that was flushed may be missing, nothing stale or foreign may be served.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use crate::chance::Chance;
 use crate::node::{Control, Node};
@@ -40,8 +40,10 @@ const VOLUMES: [(&str, &str); 3] = [(STAMPS, "4Mi"), (FILES, "64Mi"), (LOAD, "2M
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
 /// What must happen between two cuts: rounds of the stamp writers.
 const ROUNDS_APART: usize = 15;
-/// How many writes and flushes a cut can choose among.
+/// How many writes and flushes a moment has at least.
 const WINDOW: usize = 60;
+/// A cut is fewer writes and flushes than this after a report.
+const SOON: usize = 12;
 /// How many places a cut is looked for at which something would be lost.
 const MOST_DRAWS: u32 = 100;
 const LIMIT: Duration = Duration::from_secs(300);
@@ -181,11 +183,14 @@ fn moment(
     let bucket = world.dir().join(format!("bucket-{number}"));
     s3.keep(BUCKET, &bucket)?;
     let first = disk.position();
-    until("writes in the frozen moment", LIMIT, || {
+    let last = until("a report and writes after it in the frozen moment", LIMIT, || {
         alive()?;
-        Ok((disk.position() >= first + WINDOW).then_some(()))
+        let last = disk.position();
+        let reported = reports.positions(&(first..last));
+        let enough = |report: &usize| last >= (report + SOON).max(first + WINDOW);
+        Ok(reported.first().is_some_and(enough).then_some(last))
     })?;
-    let positions = first..disk.position();
+    let positions = first..last + 1;
     proxy.release();
     report::step(format_args!(
         "moment {number}: positions {positions:?} of the record, {} rounds",
@@ -208,7 +213,8 @@ struct Aftermath<'a> {
 impl Aftermath<'_> {
     /// Boots a machine on the disk that a cut left and compares what its volumes hold.
     fn play(&mut self, number: usize, moment: &Moment) -> Result<()> {
-        let length = u64::try_from(moment.positions.len()).context("a short moment")?;
+        // What was promised last is what a missing flush would lose.
+        let reported = self.reports.positions(&moment.positions);
         let left = if number % 3 == 1 { Survivors::Nothing } else { Survivors::Some };
         let image = self.world.dir().join("cut.ext4");
         // A cut that loses nothing is none: a machine that is reset shows as much.
@@ -216,7 +222,9 @@ impl Aftermath<'_> {
         let (position, cut) = loop {
             ensure!(draws < MOST_DRAWS, "no unflushed write at {draws} places of the moment");
             draws += 1;
-            let position = moment.positions.start + usize::try_from(self.chance.below(length))?;
+            let report = reported[usize::try_from(self.chance.below(reported.len() as u64))?];
+            let soon = report + usize::try_from(self.chance.below(SOON as u64))?;
+            let position = soon.min(moment.positions.end - 1);
             let cut = self.recorded.recorded_disk()?.rebuild(position, left, &mut self.chance, &image)?;
             if cut.lost + cut.torn > 0 {
                 break (position, cut);

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
@@ -77,6 +78,12 @@ impl Reports {
     /// Rounds reported so far, over all lanes.
     pub fn rounds(&self) -> usize {
         self.shared.lock().noted.len()
+    }
+
+    /// The positions within `range` at which rounds were reported.
+    pub fn positions(&self, range: &Range<usize>) -> Vec<usize> {
+        let state = self.shared.lock();
+        state.noted.iter().map(|report| report.position).filter(|position| range.contains(position)).collect()
     }
 
     /// Whether lanes read as `text` (see [`super::write::read`]) are what a cut at `position` may leave: all that had been
