@@ -170,6 +170,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) store_away: Option<StoreAway>,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
+    /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
+    pub(crate) disk_distrusted: bool,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
     /// Bytes that its sides hold on the local disk.
@@ -458,6 +460,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 durable_up_to: None,
                 store_away: None,
                 delayed: None,
+                disk_distrusted: false,
                 waiting_requests: 0,
                 cached_bytes: 0,
                 evicted_bytes: 0,
@@ -468,7 +471,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
     };
     let (status, counters) = (present.board.status(), &present.board.counters);
     let (state, message) = match present.board.phase() {
-        Phase::Fenced | Phase::Kept => {
+        Phase::Fenced | Phase::Kept { .. } => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
         Phase::Recovering => {
@@ -488,9 +491,14 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                     "requests wait for the object store".to_owned()
                 }
             });
+            let distrusts = || {
+                status.distrusted.then(|| {
+                    "the local disk failed a sync: flushes wait for commits until the volume is attached anew".to_owned()
+                })
+            };
             let repairs =
                 || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
-            (VolumeState::Attached, waits.or_else(repairs))
+            (VolumeState::Attached, waits.or_else(distrusts).or_else(repairs))
         }
     };
     VolumeStatus {
@@ -505,6 +513,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         durability: present.durability,
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
         store_away: present.objects.away(),
+        disk_distrusted: status.distrusted,
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         waiting_requests: status.parked,
         cached_bytes: Counters::get(&counters.cached_bytes),

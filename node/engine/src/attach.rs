@@ -13,7 +13,7 @@ use crate::limit::MAX_SECTORS;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
-use crate::sector_map::Side;
+use crate::sector_map::{Side, SideSet};
 
 /// Who wants the volume, and how.
 #[derive(Debug, Clone)]
@@ -133,6 +133,8 @@ pub fn plan_attach(
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
+            // The record to come takes it out of the manifest.
+            header.void = header.void.or(manifest.void());
             header
         }
         (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign, _) => Header {
@@ -142,6 +144,7 @@ pub fn plan_attach(
             nonces: Vec::new(),
             active: Side::A,
             closed_clean: false,
+            void: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         },

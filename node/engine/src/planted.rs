@@ -61,11 +61,15 @@ pub enum Bug {
     ListIsTheEnd,
     /// Dirty data is sealed when there is enough of it, however old it is (14).
     NoAgeLimit,
+    /// A sync that succeeds vouches for what one before it failed to sync (1).
+    BelievesRetriedSync,
+    /// A commit of a writer that does not believe its disk leaves what the disk has in force (1).
+    NothingIsVoid,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -91,6 +95,8 @@ impl Bug {
         Self::NeverRetries,
         Self::ListIsTheEnd,
         Self::NoAgeLimit,
+        Self::BelievesRetriedSync,
+        Self::NothingIsVoid,
     ];
 }
 

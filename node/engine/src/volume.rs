@@ -22,6 +22,7 @@
 
 mod commit;
 mod detach;
+mod distrust;
 mod durability;
 mod evict;
 mod flush;
@@ -40,7 +41,7 @@ use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
+use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, SideSet};
 
 use commit::Commit;
 pub use durability::Durability;
@@ -117,6 +118,8 @@ pub struct Status {
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
+    /// The local disk failed a sync: until the volume is attached anew, a FLUSH waits for a commit.
+    pub distrusted: bool,
 }
 
 /// Why writes wait.
@@ -309,6 +312,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             now,
             map,
         };
+        // The first round writes every page; what was void before it is forgotten.
+        volume.header.void = SideSet::NONE;
         let prepared: Vec<u64> = volume.map.prepared_pages().collect();
         for page in prepared {
             if !is_planted(Bug::NoFirstFullRound) {
@@ -389,6 +394,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             sealing: !self.seal.is_open(),
             recovering,
             repairing: self.repair.is_asked(),
+            distrusted: self.is_distrusted(),
         }
     }
 

@@ -38,8 +38,10 @@ use answer::read_map;
 /// How often things go wrong: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// A local read, write or sync.
+    /// A local read, write or sync of the map.
     pub local: Option<u64>,
+    /// A sync of a side: what it covered is lost at the next power cut, or not.
+    pub sync: Option<u64>,
     /// A create.
     pub create: Option<u64>,
     /// Any other request to the store that changes something.
@@ -130,7 +132,7 @@ impl World {
             writers: Vec::new(),
             clock: Arc::default(),
             last_writer: None,
-            sound_disks: faults.local.is_none(),
+            sound_disks: faults.local.is_none() && faults.sync.is_none(),
             every_write_arrives: false,
             sound_lists: faults.stale_list.is_none(),
         }
@@ -307,8 +309,10 @@ impl World {
                 });
             }
             Report::Committed(_) | Report::Repaired => {}
-            Report::Kept => {
-                self.check_kept(host);
+            Report::Kept { whole } => {
+                if whole {
+                    self.check_kept(host);
+                }
                 self.has_ended(host);
             }
             Report::Detached => self.has_ended(host),

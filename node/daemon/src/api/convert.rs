@@ -182,6 +182,7 @@ impl From<VolumeStatus> for wire::Volume {
             durable_up_to,
             store_away: _,
             delayed: _,
+            disk_distrusted: _,
             waiting_requests: _,
             cached_bytes: _,
             evicted_bytes: _,

@@ -14,7 +14,7 @@ use crate::disk::{Fate, SyncMark, sectors};
 use crate::expect::Cut;
 use crate::host::Trouble;
 use crate::invariant::Invariant;
-use crate::process::What;
+use crate::process::{Heard, What};
 
 impl World {
     /// The guest is told to stop, and once it has, the engine to let go.
@@ -66,7 +66,10 @@ impl World {
         drop(process.volume);
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            if job.heard.is_some() {
+            if let Some(heard) = &job.heard {
+                if let Heard::Event(Event::SideSynced { side, result: Err(_) }) = heard {
+                    lock(&self.hosts[host].disk).side(*side).failed_unheard = true;
+                }
                 continue;
             }
             let stays_open = self.every_write_arrives && changes_files(&job.what);
