@@ -193,13 +193,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn side_synced(&mut self, _side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let Step::SyncingSides(left) = self.round.step else { unreachable!("no side sync was asked for") };
+        if result.is_err() {
+            // At once: the process may not live to hear of the other side.
+            self.distrust();
+        }
         self.round.failed = self.round.failed.or(result.err());
         self.round.step = Step::SyncingSides(left - 1);
         if left > 1 {
             return;
         }
         let Some(errno) = self.round.failed else { return self.write_pages(out) };
-        self.distrust();
         if self.is_last_round() && self.is_distrusted() {
             self.write_pages(out);
         } else {
