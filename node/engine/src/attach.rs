@@ -132,9 +132,12 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
+            // A log that ends before the epoch of the local data is an older state of it. The record to come takes what is void
+            // out of the manifest.
+            if manifest.epoch() >= header.epoch {
+                header.void = header.void.or(manifest.void());
+            }
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
-            // The record to come takes it out of the manifest.
-            header.void = header.void.or(manifest.void());
             header
         }
         (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign, _) => Header {

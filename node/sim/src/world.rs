@@ -35,6 +35,7 @@ use crate::store::{Landed, Store, stamps};
 use crate::trace::Trace;
 
 use answer::read_map;
+use life::failed_sync;
 
 /// How often things go wrong: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
@@ -205,7 +206,13 @@ impl World {
         }
         let mut job = process.jobs.remove(index);
         match (job.heard.take(), job.what) {
-            (Some(Heard::Event(event)), _) => self.tell(host, event),
+            (Some(Heard::Event(event)), _) => {
+                let failed = failed_sync(&event);
+                self.tell(host, event);
+                if self.hosts[host].process.is_none() {
+                    self.fail_unheard(host, failed);
+                }
+            }
             (Some(Heard::Answer(answer)), What::Call(call)) => {
                 call.answer(answer);
                 self.run_tasks(host);

@@ -11,7 +11,7 @@
 //! 4. clean data is given up once both sides are void, and not before: the durable map may call it dirty.
 //! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the host: they run.
 //!
-//! Upholds invariants 1 and 4 (`docs/invariants.md`). The live map remembers it through the death of the process.
+//! Upholds invariants 1 and 4 (`docs/invariants.md`); why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
 
 use super::Volume;
 use super::seal::Sides;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Setup, Volume};
 
 use super::{Attach, DEPTH, World};
@@ -67,8 +68,8 @@ impl World {
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
             if let Some(heard) = &job.heard {
-                if let Heard::Event(Event::SideSynced { side, result: Err(_) }) = heard {
-                    lock(&self.hosts[host].disk).side(*side).failed_unheard = true;
+                if let Heard::Event(event) = heard {
+                    self.fail_unheard(host, failed_sync(event));
                 }
                 continue;
             }
@@ -81,6 +82,13 @@ impl World {
             }
         }
         self.take_note();
+    }
+
+    /// The process died before it could act on a failed sync of this side.
+    pub(super) fn fail_unheard(&mut self, host: usize, side: Option<Side>) {
+        if let Some(side) = side {
+            lock(&self.hosts[host].disk).side(side).failed_unheard = true;
+        }
     }
 
     fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
@@ -228,6 +236,12 @@ impl World {
         here.device = None;
         here.sealed = None;
     }
+}
+
+/// The side of which this says that a sync failed.
+pub(super) fn failed_sync(event: &Event) -> Option<Side> {
+    let Event::SideSynced { side, result: Err(_) } = event else { return None };
+    Some(*side)
 }
 
 fn changes_files(what: &What) -> bool {
