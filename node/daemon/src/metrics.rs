@@ -57,7 +57,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 24] = [
+const VOLUME_METRICS: [VolumeMetric; 25] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -114,6 +114,12 @@ const VOLUME_METRICS: [VolumeMetric; 24] = [
         None,
         "1 if the local disk failed a sync since the attach: flushes wait for commits until the next one",
         |v| Some(f64::from(v.disk_distrusted)),
+    ),
+    gauge(
+        "holdfast_volume_unreadable",
+        Some(Unit::Bytes),
+        "Bytes not uploaded that the local disk cannot read; nothing of the volume is uploaded while there are any",
+        |v| Some(v.unreadable.map_or(0.0, |lost| lost.bytes as f64)),
     ),
     gauge(
         "holdfast_volume_waiting_requests",

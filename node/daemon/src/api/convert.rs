@@ -185,6 +185,7 @@ impl From<VolumeStatus> for wire::Volume {
             store: _,
             delayed: _,
             disk_distrusted: _,
+            unreadable: _,
             waiting_requests: _,
             cached_bytes: _,
             evicted_bytes: _,

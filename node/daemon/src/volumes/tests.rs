@@ -82,6 +82,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         store: StoreHealth::Answers,
         delayed: None,
         disk_distrusted: false,
+        unreadable: None,
         waiting_requests: 0,
         cached_bytes: 12288,
         evicted_bytes: 4096,

@@ -12,7 +12,7 @@ use crate::sector_map::Side;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
-        if !self.has_room() {
+        if self.is_active_sealed() || !(self.has_room() || self.lost.is_mended_by(range)) {
             return self.park(id);
         }
         let mut waits = false;
@@ -29,6 +29,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn plan_zero(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
         let Some(manifest) = &self.manifest else { return self.park(id) };
+        if self.is_active_sealed() {
+            return self.park(id);
+        }
         let mut affected = Vec::new();
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             let chunk = piece.start.chunk();
@@ -121,6 +124,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if changed {
             self.now_dirty(range, side);
         }
+        self.lost.stored(range);
     }
 
     fn record_zeroes(&mut self, range: SectorRange, side: Side) {
@@ -131,6 +135,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.now_dirty(piece, side);
             }
         }
+        self.lost.stored(range);
     }
 
     /// What is clean on `side` and newest there is not, or no longer, what the object store has: it becomes dirty. Returns
