@@ -85,7 +85,10 @@ pub async fn win<L: LocalState>(
         let AttachPlan { local: data, mut header, record } = plan?;
         let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
         match (data, on_disk) {
-            (LocalData::Ours { trust_clean: trusted }, Some(map)) => {
+            (LocalData::Ours { trust_clean: trusted }, Some(mut map)) => {
+                for page in &mut map.pages {
+                    page.forget(header.void);
+                }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
             (LocalData::Foreign, Some(map)) if holds_dirty(&map.pages) && !is_planted(Bug::NoSetAside) => {

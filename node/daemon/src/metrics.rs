@@ -57,7 +57,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 24] = [
+const VOLUME_METRICS: [VolumeMetric; 25] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -108,6 +108,12 @@ const VOLUME_METRICS: [VolumeMetric; 24] = [
         Some(Unit::Seconds),
         "How long writes have waited for space or a commit, 0 while they do not",
         |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
+    ),
+    gauge(
+        "holdfast_volume_local_disk_distrusted",
+        None,
+        "1 if the local disk failed a sync since the attach: flushes wait for commits until the next one",
+        |v| Some(f64::from(v.disk_distrusted)),
     ),
     gauge(
         "holdfast_volume_unreadable",

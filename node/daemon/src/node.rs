@@ -173,6 +173,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) store: StoreHealth,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
+    /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
+    pub(crate) disk_distrusted: bool,
     /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
     pub(crate) unreadable: Option<Unreadable>,
     /// Requests that wait for the store, memory or space.
@@ -469,6 +471,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 durable_up_to: None,
                 store: StoreHealth::Unknown,
                 delayed: None,
+                disk_distrusted: false,
                 unreadable: None,
                 waiting_requests: 0,
                 cached_bytes: 0,
@@ -486,7 +489,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         )
     });
     let (state, message) = match present.board.phase() {
-        Phase::Fenced | Phase::Kept => {
+        Phase::Fenced | Phase::Kept { .. } => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
         }
         Phase::Recovering => {
@@ -507,9 +510,14 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                     "requests wait for the object store".to_owned()
                 }
             });
+            let distrusts = || {
+                status.distrusted.then(|| {
+                    "the local disk failed a sync: flushes wait for commits until the volume is attached anew".to_owned()
+                })
+            };
             let repairs =
                 || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
-            (VolumeState::Attached, unreadable.or(waits).or_else(repairs))
+            (VolumeState::Attached, unreadable.or(waits).or_else(distrusts).or_else(repairs))
         }
     };
     VolumeStatus {
@@ -524,6 +532,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         durability: present.durability,
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
         store: present.objects.health(),
+        disk_distrusted: status.distrusted,
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         unreadable: status.unreadable,
         waiting_requests: status.parked,

@@ -57,8 +57,11 @@ pub enum Report {
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
-    /// The device of a fenced writer is gone, and the durable map tells what its sides hold: they may be set aside.
-    Kept,
+    /// The device of a fenced writer is gone: its sides may be set aside.
+    Kept {
+        /// The durable map tells all that they hold. Where it does not, it may even name nothing.
+        whole: bool,
+    },
     /// What this node had to repair the object store with is stored and committed.
     Repaired,
 }

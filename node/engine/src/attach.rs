@@ -13,7 +13,7 @@ use crate::limit::MAX_SECTORS;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
-use crate::sector_map::Side;
+use crate::sector_map::{Side, SideSet};
 
 /// Who wants the volume, and how.
 #[derive(Debug, Clone)]
@@ -132,6 +132,11 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
+            // A log that ends before the epoch of the local data is an older state of it. The record to come takes what is void
+            // out of the manifest.
+            if manifest.epoch() >= header.epoch {
+                header.void = header.void.or(manifest.void());
+            }
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
             header
         }
@@ -142,6 +147,7 @@ pub fn plan_attach(
             nonces: Vec::new(),
             active: Side::A,
             closed_clean: false,
+            void: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         },

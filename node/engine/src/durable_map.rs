@@ -8,7 +8,7 @@
 //! A slot is an envelope (see `wire`), zero to its end. A page's payload: `u64 page, u64 generation, u64 synced
 //! generation, 2048 bytes`.
 //! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
-//! u8 closed clean, u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
+//! u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
 //! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
@@ -21,7 +21,9 @@
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
-use crate::sector_map::{Nibble, PAGE_BYTES, PAGE_SECTORS, Side, chunk_pages};
+use crate::sector_map::{
+    LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages,
+};
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
 /// Bytes of one slot.
@@ -46,6 +48,9 @@ pub struct Header {
     pub active: Side,
     /// The writer detached after its last round: clean data may be trusted if the log still ends at `seq`.
     pub closed_clean: bool,
+    /// What these sides hold counts no more, whatever the pages say: a commit said so (`Body::Commit`), and no round has
+    /// written the pages since.
+    pub void: SideSet,
     /// The log position the local data belongs to.
     pub seq: Seq,
     /// Every page written for the first time up to this generation was synced.
@@ -83,7 +88,7 @@ impl Header {
         out.extend_from_slice(&self.sectors.to_le_bytes());
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.push(self.active as u8);
-        out.push(u8::from(self.closed_clean));
+        out.push(u8::from(self.closed_clean) | (self.void.bits() << 1));
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.synced_generation.to_le_bytes());
         out.extend_from_slice(
@@ -107,7 +112,9 @@ impl Header {
         }
         let epoch = Epoch(fields.u64()?);
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
-        let closed_clean = fields.u8()? != 0;
+        let flags = fields.u8()?;
+        let closed_clean = flags & 1 != 0;
+        let void = SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         let seq = Seq(fields.u64()?);
         let synced_generation = fields.u64()?;
         let mut nonces = Vec::new();
@@ -117,7 +124,7 @@ impl Header {
         fields.end()?;
         Ok((
             generation,
-            Self { volume, sectors, epoch, nonces, active, closed_clean, seq, synced_generation },
+            Self { volume, sectors, epoch, nonces, active, closed_clean, void, seq, synced_generation },
         ))
     }
 
@@ -198,6 +205,13 @@ pub struct FoundPage {
 }
 
 impl FoundPage {
+    /// Forgets what these sides hold.
+    pub fn forget(&mut self, void: SideSet) {
+        for byte in &mut self.nibbles {
+            *byte = Nibble(*byte & 15).without(void).0 | (Nibble(*byte >> 4).without(void).0 << 4);
+        }
+    }
+
     /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest first: what the
     /// loss of the host leaves of the page.
     pub fn dirty_runs(&self) -> impl Iterator<Item = (SectorRange, Side)> {
@@ -226,7 +240,7 @@ pub struct DamagedPage {
     pub source: DecodeError,
 }
 
-/// The newest synced form of each page of the file.
+/// The newest synced form of each page of the file, without what the header calls void.
 ///
 /// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out.
 ///
@@ -271,7 +285,20 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
         };
         newest.extend(best);
     }
+    for page in &mut newest {
+        page.forget(header.void);
+    }
     Ok(newest)
+}
+
+/// The pages as a live map has them, for a host where the durable one could not be brought up to date.
+///
+/// # Errors
+/// [`LiveMapError`] when `memory` is not the live map of the header's volume.
+pub fn live_pages(header: &Header, memory: Vec<u8>) -> Result<Vec<FoundPage>, LiveMapError> {
+    let map = SectorMap::open(memory, header.sectors, &header.volume)?;
+    let page = |page| FoundPage { page, slot: 0, generation: 0, synced: 0, nibbles: map.page(page).to_vec() };
+    Ok(map.prepared_pages().map(page).collect())
 }
 
 /// Whether any sector of the pages is dirty in the side that holds its newest bytes.
@@ -316,6 +343,7 @@ mod tests {
             nonces: vec![Nonce([1; 16])],
             active: Side::B,
             closed_clean: true,
+            void: SideSet::NONE,
             seq: Seq(4),
             synced_generation: 5,
         }

@@ -7,7 +7,7 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u64 seq   u64 sectors   u8 attached   u8 deleted
+//! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A void, 4 B void)   u8 deleted
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x segment reference             oldest first
 //! ```
@@ -20,6 +20,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, Seq, VolumeId};
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record, SegmentRef};
+use crate::sector_map::SideSet;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
@@ -34,6 +35,7 @@ pub struct Manifest {
     seq: Seq,
     sectors: u64,
     attached: bool,
+    void: SideSet,
     deleted: bool,
     checkpointed: Seq,
     attaches: VecDeque<Attach>,
@@ -128,6 +130,7 @@ impl Manifest {
             seq: Seq(0),
             sectors: 0,
             attached: false,
+            void: SideSet::NONE,
             deleted: false,
             checkpointed: Seq(0),
             attaches: VecDeque::new(),
@@ -174,6 +177,11 @@ impl Manifest {
     /// Whether the newest attach was not followed by its detach.
     pub fn is_attached(&self) -> bool {
         self.attached
+    }
+
+    /// The sides of the newest writer whose data is void: its commits say so.
+    pub fn void(&self) -> SideSet {
+        self.void
     }
 
     /// Whether the volume was created and not deleted.
@@ -252,20 +260,23 @@ impl Manifest {
                 }
                 self.sectors = *sectors;
                 self.attached = true;
+                // Whoever attaches has put away what was void.
+                self.void = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
                 while self.attaches.len() > REMEMBERED_ATTACHES {
                     self.attaches.pop_front();
                 }
             }
-            Body::Commit(_) | Body::Detach if record.epoch != current || !self.attached => {
+            Body::Commit(..) | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Commit(segment) => {
+            Body::Commit(segment, void) => {
                 let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
                 if let Some((first, _)) = segment.run_beyond(chunks) {
                     return Err(LogError::BeyondEnd { seq, first, chunks });
                 }
                 self.add_segment(Arc::new(segment.clone()));
+                self.void = self.void.or(*void);
             }
             Body::Detach => self.attached = false,
             Body::Delete => {
@@ -298,7 +309,7 @@ impl Manifest {
         wire::put_text(&mut out, self.volume.as_str());
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.sectors.to_le_bytes());
-        out.push(u8::from(self.attached));
+        out.push(u8::from(self.attached) | (self.void.bits() << 1));
         out.push(u8::from(self.deleted));
         let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
         out.extend_from_slice(&attaches.to_le_bytes());
@@ -331,7 +342,10 @@ impl Manifest {
         if manifest.sectors > MAX_SECTORS {
             return Err(fields.bad("sectors", manifest.sectors));
         }
-        manifest.attached = fields.u8()? != 0;
+        let flags = fields.u8()?;
+        manifest.attached = flags & 1 != 0;
+        manifest.void =
+            SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         manifest.deleted = fields.u8()? != 0;
         for _ in 0..fields.count(32)? {
             let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));

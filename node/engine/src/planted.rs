@@ -61,6 +61,10 @@ pub enum Bug {
     SkipUnreadable,
     /// Dirty data is sealed when there is enough of it, however old it is.
     NoAgeLimit,
+    /// A sync that succeeds vouches for what one before it failed to sync.
+    BelievesRetriedSync,
+    /// A commit of a writer that does not believe its disk leaves what the disk has in force.
+    NothingIsVoid,
     /// Attach records are trimmed too.
     TrimmedAttach,
     /// Whether the place of a record that was created had been trimmed is not looked up.
@@ -69,7 +73,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -96,6 +100,8 @@ impl Bug {
         Self::ListIsTheEnd,
         Self::SkipUnreadable,
         Self::NoAgeLimit,
+        Self::BelievesRetriedSync,
+        Self::NothingIsVoid,
         Self::TrimmedAttach,
         Self::NoTrimCheck,
     ];
@@ -107,7 +113,9 @@ impl Bug {
             | Self::CommitBeforeRound
             | Self::FlushJoinsRunning
             | Self::NoFirstFullRound
-            | Self::PunchBeforeRound => 1,
+            | Self::PunchBeforeRound
+            | Self::BelievesRetriedSync
+            | Self::NothingIsVoid => 1,
             Self::PunchUnderReads => 2,
             Self::SparseIsDense => 3,
             Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst | Self::SkipUnreadable => 4,

@@ -9,12 +9,14 @@
 //! commit (3): segment reference
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
+//! commit (6): u8 void sides (1 A, 2 B, not zero), segment reference
 //! ```
 //! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};
 
 use crate::limit::MAX_SECTORS;
+use crate::sector_map::SideSet;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "log record";
@@ -51,8 +53,9 @@ pub enum Body {
         /// The writer's node, for people.
         node: String,
     },
-    /// One seal is durable.
-    Commit(SegmentRef),
+    /// One seal is durable. Where the writer's own disk failed to keep what it was given, what these of its sides hold is void
+    /// from here on, after a loss of its host: everything that was ever flushed on them is committed.
+    Commit(SegmentRef, SideSet),
     /// The writer let go after its last commit.
     Detach,
     /// The volume is gone for ever.
@@ -93,8 +96,13 @@ impl Record {
                 out.extend_from_slice(&sectors.to_le_bytes());
                 wire::put_text(&mut out, node);
             }
-            Body::Commit(segment) => {
+            Body::Commit(segment, SideSet::NONE) => {
                 out.push(3);
+                segment.put(&mut out);
+            }
+            Body::Commit(segment, void) => {
+                out.push(6);
+                out.push(void.bits());
                 segment.put(&mut out);
             }
             Body::Detach => out.push(4),
@@ -119,9 +127,15 @@ impl Record {
         let body = match fields.u8()? {
             1 => Body::Create { sectors: take_sectors(&mut fields)? },
             2 => Body::Attach { sectors: take_sectors(&mut fields)?, node: fields.text()? },
-            3 => Body::Commit(SegmentRef::take(&mut fields)?),
+            3 => Body::Commit(SegmentRef::take(&mut fields)?, SideSet::NONE),
             4 => Body::Detach,
             5 => Body::Delete,
+            6 => {
+                let bits = fields.u8()?;
+                let void = SideSet::from_bits(bits).filter(|void| *void != SideSet::NONE);
+                let void = void.ok_or_else(|| fields.bad("void sides", u64::from(bits)))?;
+                Body::Commit(SegmentRef::take(&mut fields)?, void)
+            }
             other => return Err(fields.bad("body kind", u64::from(other))),
         };
         fields.end()?;
@@ -211,7 +225,8 @@ mod tests {
         for body in [
             Body::Create { sectors: 3 },
             Body::Attach { sectors: 4, node: "a".into() },
-            Body::Commit(segment()),
+            Body::Commit(segment(), SideSet::NONE),
+            Body::Commit(segment(), SideSet::BOTH),
             Body::Detach,
             Body::Delete,
         ] {
@@ -223,7 +238,7 @@ mod tests {
     #[test]
     fn a_segment_whose_index_lies_outside_it_is_refused() {
         let bent = SegmentRef { index_bytes: 61, ..segment() };
-        let refused = Record::decode(&record(Body::Commit(bent)).encode()).unwrap_err();
+        let refused = Record::decode(&record(Body::Commit(bent, SideSet::NONE)).encode()).unwrap_err();
         assert_eq!(refused.to_string(), "log record: segment index offset cannot be 40");
     }
 
@@ -239,6 +254,6 @@ mod tests {
     #[test]
     fn chunk_runs_that_overlap_are_refused() {
         let bent = SegmentRef { chunks: vec![(0, 2), (1, 1)], ..segment() };
-        assert!(Record::decode(&record(Body::Commit(bent)).encode()).is_err());
+        assert!(Record::decode(&record(Body::Commit(bent, SideSet::NONE)).encode()).is_err());
     }
 }

@@ -3,7 +3,7 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 union (0 none, 1 recovering, 2 serving), at 48 u64[2] since when each side is dirty, milliseconds since 1970
+//!              u8 union (0 none, 1 recovering, 2 serving), u8 vouched, at 48 u64[2] since when each side is dirty, milliseconds since 1970
 //! 4096   p     one bit a map page: which of its two durable slots was synced last    (p = pages/8, whole 4 KiB)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
 //! ..     n     four bits a sector, 16 KiB a chunk: bits 0-1 newest (0 remote, 1 A, 2 B), bit 2 dirty in A, bit 3 in B
@@ -27,6 +27,8 @@ const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
 const HEAD_BYTES: u64 = 4096;
 const MAGIC: [u8; 4] = *b"HFLM";
 const VERSION: u32 = 1;
+/// In the byte of [`SectorMap::vouched`].
+const DISTRUSTED: u8 = 128;
 
 /// One of a volume's two local files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -65,6 +67,55 @@ impl Side {
     }
 }
 
+/// Some of a volume's sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct SideSet(u8);
+
+impl SideSet {
+    /// None of them.
+    pub const NONE: Self = Self(0);
+    /// Both.
+    pub const BOTH: Self = Self(3);
+
+    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
+        if bits > 3 { None } else { Some(Self(bits)) }
+    }
+
+    /// Bit 0 is side A, bit 1 side B.
+    pub(crate) const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether `side` is one of them.
+    pub const fn contains(self, side: Side) -> bool {
+        self.0 & (1 << side as u8) != 0
+    }
+
+    /// These and `side`.
+    #[must_use]
+    pub const fn with(self, side: Side) -> Self {
+        Self(self.0 | (1 << side as u8))
+    }
+
+    /// These without `side`.
+    #[must_use]
+    pub const fn without(self, side: Side) -> Self {
+        Self(self.0 & !(1 << side as u8))
+    }
+
+    /// These and `others`.
+    #[must_use]
+    pub const fn or(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
+    /// The other ones.
+    #[must_use]
+    pub const fn others(self) -> Self {
+        Self(!self.0 & 3)
+    }
+}
+
 /// Where a sector's newest bytes are: a side, or (`None`) the object store.
 pub type Newest = Option<Side>;
 
@@ -83,6 +134,14 @@ impl Nibble {
 
     pub(crate) fn is_dirty(self, side: Side) -> bool {
         self.0 & side.dirty_bit() != 0
+    }
+
+    /// With what `void` sides hold forgotten.
+    pub(crate) fn without(self, void: SideSet) -> Self {
+        match self.newest() {
+            Some(side) if void.contains(side) => Self(0),
+            Some(_) | None => self,
+        }
     }
 
     /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted.
@@ -233,6 +292,26 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_union(&mut self, union: Union) {
         self.memory.as_mut()[41] = union as u8;
+    }
+
+    /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable
+    /// map names what they hold.
+    pub(crate) fn vouched(&self) -> SideSet {
+        SideSet(self.memory.as_ref()[42] & 3)
+    }
+
+    pub(crate) fn set_vouched(&mut self, sides: SideSet) {
+        let byte = &mut self.memory.as_mut()[42];
+        *byte = (*byte & !3) | sides.bits();
+    }
+
+    /// Whether a sync of a side failed since the attach.
+    pub(crate) fn is_distrusted(&self) -> bool {
+        self.memory.as_ref()[42] & DISTRUSTED != 0
+    }
+
+    pub(crate) fn set_distrusted(&mut self) {
+        self.memory.as_mut()[42] |= DISTRUSTED;
     }
 
     /// Since when `side` is dirty, milliseconds since 1970, as last set; of no meaning while it is clean.

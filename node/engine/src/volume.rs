@@ -22,6 +22,7 @@
 
 mod commit;
 mod detach;
+mod distrust;
 mod durability;
 mod evict;
 mod flush;
@@ -41,7 +42,7 @@ use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, Union};
+use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, SideSet, Union};
 
 use commit::Commit;
 pub use durability::Durability;
@@ -120,6 +121,8 @@ pub struct Status {
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
+    /// The local disk failed a sync: until the volume is attached anew, a FLUSH waits for a commit.
+    pub distrusted: bool,
     /// Both sides are to be committed as one.
     pub both_sealed: bool,
     /// How many seals were begun.
@@ -326,6 +329,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             now,
             map,
         };
+        // The first round writes every page; what was void before it is forgotten.
+        volume.header.void = SideSet::NONE;
         let prepared: Vec<u64> = volume.map.prepared_pages().collect();
         for page in prepared {
             if !is_planted(Bug::NoFirstFullRound) {
@@ -407,6 +412,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             sealing: !self.seal.is_open(),
             recovering,
             repairing: self.repair.is_asked(),
+            distrusted: self.is_distrusted(),
             both_sealed: self.map.union() != Union::No,
             seals: self.seals.begun,
             unreadable: self.lost.shown(),

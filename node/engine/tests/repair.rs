@@ -7,7 +7,7 @@ use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
-use holdfast_engine::sector_map::{Side, map_bytes};
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
 
@@ -52,6 +52,7 @@ impl Host {
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
+            void: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -229,7 +230,7 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
     host.tell(Event::RecordRead { seq: Seq(5), bytes: Some(b"another's".to_vec()) });
     assert_eq!(host.reports, [Report::Fenced]);
     host.tell(Event::Detach);
-    assert_eq!(host.reports, [Report::Fenced, Report::Kept]);
+    assert_eq!(host.reports, [Report::Fenced, Report::Kept { whole: true }]);
     host.tell(Event::Tick);
     assert_eq!(host.reports.len(), 2, "it is said once");
     let (_, header) = Header::newest(&host.map[..8192]).unwrap().unwrap();

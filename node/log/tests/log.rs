@@ -6,6 +6,7 @@ use std::ops::Range;
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::sector_map::SideSet;
 use holdfast_log::{
     CreateOutcome, LogFailure, create_record, provision, read_manifest, read_manifest_to_end, remove, trim,
     was_trimmed_after, write_checkpoint,
@@ -29,7 +30,10 @@ fn commit(seq: u64) -> Record {
     let id = SegmentId::new(seq, [0; 10]);
     record(
         seq,
-        Body::Commit(SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] }),
+        Body::Commit(
+            SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] },
+            SideSet::NONE,
+        ),
     )
 }
 

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{CreateOutcome, create_record, provision, read_manifest, trim, write_checkpoint};
@@ -74,7 +75,7 @@ impl Stored {
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         let key = ObjectKey::Segment(volume(), segment.id).to_string();
         self.store.put_segment(&key, vec![object.into()]).await.unwrap();
-        self.record(seq, Body::Commit(segment.clone())).await;
+        self.record(seq, Body::Commit(segment.clone(), SideSet::NONE)).await;
         self.segments.push((segment, index));
     }
 

@@ -1,7 +1,8 @@
 //! Local files of a simulated host: what was written, and what of it a power cut leaves.
 //!
 //! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the guest write the bytes came from, zero a hole.
-//! Unsynced writes survive a power cut in any subset; those of the map file are torn at 512 bytes.
+//! Unsynced writes survive a power cut in any subset; those of the map file are torn at 512 bytes. What a failed sync covered
+//! stays unsynced for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,6 +47,9 @@ impl Fate<'_> {
         }
     }
 }
+
+/// When a version was written that a sync failed to make durable: no later sync covers it.
+const DOOMED: u64 = u64::MAX;
 
 /// Cells of a file, each with its synced version and the versions written since.
 struct Cells<T> {
@@ -96,12 +100,24 @@ impl<T: Clone + PartialEq> Cells<T> {
         let cells = &mut self.cells;
         self.unsynced.retain(|at| {
             let cell = cells.get_mut(at).expect("an unsynced cell was written");
-            let covered = cell.since.partition_point(|(when, _)| *when <= mark.0);
-            if let Some((_, value)) = cell.since.drain(..covered).next_back() {
+            if let Some(newest) = cell.since.iter().rposition(|(when, _)| *when <= mark.0)
+                && let Some((_, value)) = cell.since.drain(..=newest).next_back()
+            {
                 cell.synced = value;
             }
             !cell.since.is_empty()
         });
+    }
+
+    /// A sync fails: what was not synced by now reads back until the power is cut, and may be lost then, whatever syncs come
+    /// later. A cell that is written again is as good as any.
+    fn fail_sync(&mut self) {
+        for at in &self.unsynced {
+            let cell = self.cells.get_mut(at).expect("an unsynced cell was written");
+            for (when, _) in &mut cell.since {
+                *when = DOOMED;
+            }
+        }
     }
 
     fn lose_power(&mut self, fate: &mut Fate<'_>) {
@@ -128,13 +144,15 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are no hole.
     pub(crate) held: u64,
+    /// A sync failed and the process that had asked for it died: the kernel tells whoever syncs next.
+    pub(crate) failed_unheard: bool,
     /// Sectors that cannot be read until they are written anew.
     pub(crate) decayed: BTreeSet<u64>,
 }
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self { cells: Cells::new(0), held: 0, decayed: BTreeSet::new() }
+        Self { cells: Cells::new(0), held: 0, failed_unheard: false, decayed: BTreeSet::new() }
     }
 }
 
@@ -177,8 +195,13 @@ impl SideFile {
         self.cells.sync(mark);
     }
 
+    pub(crate) fn fail_sync(&mut self) {
+        self.cells.fail_sync();
+    }
+
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.cells.lose_power(fate);
+        self.failed_unheard = false;
         self.held = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
     }
 
@@ -221,6 +244,10 @@ impl MapFile {
 
     pub(crate) fn sync(&mut self, mark: SyncMark) {
         self.0.sync(mark);
+    }
+
+    pub(crate) fn fail_sync(&mut self) {
+        self.0.fail_sync();
     }
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {

@@ -142,16 +142,23 @@ impl Profile {
     }
 
     pub(crate) fn faults(self) -> Faults {
-        let bad_store =
-            Faults { local: None, create: Some(3), store: Some(12), read: Some(200), stale_list: Some(4) };
+        let bad_store = Faults {
+            create: Some(3),
+            store: Some(12),
+            read: Some(200),
+            stale_list: Some(4),
+            ..Faults::default()
+        };
         match self {
             Self::Calm | Self::FullDisks | Self::Timely => Faults::default(),
             Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Partitions => bad_store,
             // Whatever waits before it is tried again holds commits up.
             Self::Sleepers => Faults { create: Some(15), store: Some(60), ..bad_store },
-            Self::BadDisk => Faults { local: Some(25), create: Some(6), ..Faults::default() },
-            Self::LongLives => Faults { local: Some(20), ..bad_store },
-            Self::Everything => Faults { local: Some(60), ..bad_store },
+            Self::BadDisk => {
+                Faults { local: Some(25), sync: Some(100), create: Some(6), ..Faults::default() }
+            }
+            Self::LongLives => Faults { local: Some(20), sync: Some(60), ..bad_store },
+            Self::Everything => Faults { local: Some(60), sync: Some(100), ..bad_store },
         }
     }
 }

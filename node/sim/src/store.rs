@@ -191,7 +191,7 @@ impl Store {
         let record = Record::decode(body).expect("writers send whole records");
         Invariant::LogIsAChain
             .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
-        if let Body::Commit(segment) = &record.body {
+        if let Body::Commit(segment, _) = &record.body {
             let Some(stored) = self.segments.get(&segment.id) else {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
@@ -202,7 +202,7 @@ impl Store {
         }
         self.history.insert(seq, body.clone());
         match record.body {
-            Body::Commit(_) => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
+            Body::Commit(..) => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node)),
             Body::Create { .. } | Body::Detach | Body::Delete => {}
         }

@@ -36,12 +36,15 @@ use crate::store::{Landed, Store, stamps};
 use crate::trace::Trace;
 
 use answer::read_map;
+use life::failed_sync;
 
 /// How often things go wrong: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
-    /// A local read, write or sync.
+    /// A local read, write or sync of the map.
     pub local: Option<u64>,
+    /// A sync of a side: what it covered is lost at the next power cut, or not.
+    pub sync: Option<u64>,
     /// A create.
     pub create: Option<u64>,
     /// Any other request to the store that changes something.
@@ -133,7 +136,7 @@ impl World {
             writers: Vec::new(),
             clock: Arc::default(),
             last_writer: None,
-            sound_disks: faults.local.is_none(),
+            sound_disks: faults.local.is_none() && faults.sync.is_none(),
             every_write_arrives: false,
             sound_lists: faults.stale_list.is_none(),
         }
@@ -210,7 +213,13 @@ impl World {
         }
         let mut job = process.jobs.remove(index);
         match (job.heard.take(), job.what) {
-            (Some(Heard::Event(event)), _) => self.tell(host, event),
+            (Some(Heard::Event(event)), _) => {
+                let failed = failed_sync(&event);
+                self.tell(host, event);
+                if self.hosts[host].process.is_none() {
+                    self.fail_unheard(host, failed);
+                }
+            }
             (Some(Heard::Answer(answer)), What::Call(call)) => {
                 call.answer(answer);
                 self.run_tasks(host);
@@ -318,8 +327,10 @@ impl World {
                 });
             }
             Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
-            Report::Kept => {
-                self.check_kept(host);
+            Report::Kept { whole } => {
+                if whole {
+                    self.check_kept(host);
+                }
                 self.has_ended(host);
             }
             Report::Detached => self.has_ended(host),

@@ -270,7 +270,7 @@ fn pending_records() {
         manifest.apply(&Record::decode(bytes).unwrap()).unwrap();
     }
     let commits = world.log().map(|bytes| Record::decode(bytes).unwrap());
-    let last = commits.filter(|record| matches!(record.body, Body::Commit(_))).last().unwrap();
+    let last = commits.filter(|record| matches!(record.body, Body::Commit(..))).last().unwrap();
     let record = Record { seq: manifest.seq().next(), nonce: manifest.writer().unwrap(), ..last };
     let left = [&record.seq.0.to_le_bytes()[..], &record.encode()].concat();
     let mut rng = Rng::new(3);

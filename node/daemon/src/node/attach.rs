@@ -59,7 +59,7 @@ impl Node {
             Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
             Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
                 (Phase::Ready, Some(attached)) => Ok(Some(attached)),
-                (Phase::Fenced | Phase::Kept, _) => Err(NodeError::Fenced(volume.clone())),
+                (Phase::Fenced | Phase::Kept { .. }, _) => Err(NodeError::Fenced(volume.clone())),
                 (Phase::Recovering | Phase::Ready | Phase::Detached, _) => busy("being attached"),
             },
         }

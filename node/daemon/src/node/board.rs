@@ -17,8 +17,11 @@ pub(crate) enum Phase {
     Fenced,
     /// The detach record is in the log.
     Detached,
-    /// Another writer holds the volume, the device is gone, and the durable map tells what the sides hold.
-    Kept,
+    /// Another writer holds the volume and the device is gone.
+    Kept {
+        /// The durable map tells what the sides hold.
+        whole: bool,
+    },
 }
 
 /// Figures of what was done, which only grow, written by the ring thread at every tick, never per request; and what is

@@ -40,14 +40,17 @@ impl Node {
             return Err(error);
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach });
-        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept)).await;
+        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
         present
             .ring
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
         // Before anybody may take the files for those of a detached volume.
-        let kept = (end == Phase::Kept).then(|| self.keep_aside(volume, &present));
+        let kept = match end {
+            Phase::Kept { whole } => Some(self.keep_aside(volume, &present, whole)),
+            Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => None,
+        };
         self.volumes().remove(volume);
         present.local.forget_attached()?;
         if let Some(kept) = kept {
@@ -58,7 +61,17 @@ impl Node {
     }
 
     /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
-    fn keep_aside(&self, volume: &VolumeId, present: &Present) -> Result<(), NodeError> {
+    /// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it.
+    fn keep_aside(&self, volume: &VolumeId, present: &Present, whole: bool) -> Result<(), NodeError> {
+        if !whole {
+            let live = present.local.keep_live_map();
+            let kept = present.local.set_aside(Epoch(present.epoch))?;
+            tracing::error!(%volume, kept = %kept.display(),
+                "the volume was fenced and the local disk fails: all of it is kept aside");
+            return live.inspect_err(|_| {
+                tracing::error!(%volume, "the map of what was kept aside may not name all that was not uploaded");
+            });
+        }
         let all_committed = matches!(present.local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
         if all_committed {
             tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");

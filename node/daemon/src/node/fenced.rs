@@ -11,13 +11,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use holdfast_background::FoundMap;
+use holdfast_engine::durable_map::live_pages;
 use holdfast_engine::sector_map::Side;
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 pub(crate) use export::export;
 
 use super::error::{ErrorKind, NodeError, file};
-use super::local::{fenced_dir, read_map};
+use super::local::{KEPT_LIVE_MAP, fenced_dir, read_map};
 
 /// One directory of a fenced writer.
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(crate) struct Kept {
     dir: PathBuf,
 }
 
-/// What a fenced writer left, by its durable map.
+/// What a fenced writer left, by its map.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The volume.
@@ -99,13 +100,20 @@ impl Contents {
 }
 
 impl Kept {
-    /// Reads and verifies the durable map.
+    /// Reads and verifies the durable map, and the live one where that was kept.
     ///
     /// # Errors
     /// [`FencedError::NoMap`], or [`FencedError::Local`] naming the file that is damaged.
     pub(crate) fn contents(&self) -> Result<Contents, FencedError> {
         let Some(FoundMap { header, pages, .. }) = read_map(&self.dir.join("map"))? else {
             return Err(FencedError::NoMap(self.dir.clone()));
+        };
+        let live = self.dir.join(KEPT_LIVE_MAP);
+        let pages = match fs::read(&live) {
+            Ok(memory) => live_pages(&header, memory)
+                .map_err(|error| NodeError::Damaged { path: live, source: error.into() })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => pages,
+            Err(error) => return Err(file(&live, "read")(error).into()),
         };
         let runs = pages.iter().flat_map(|page| page.dirty_runs()).collect();
         Ok(Contents { volume: header.volume, epoch: header.epoch, sectors: header.sectors, runs })

@@ -148,7 +148,7 @@ mod tests {
 
     use holdfast_background::LocalState;
     use holdfast_engine::durable_map::Header;
-    use holdfast_engine::sector_map::Side;
+    use holdfast_engine::sector_map::{Side, SideSet};
     use holdfast_engine::volume::Durability;
     use holdfast_types::{Epoch, Seq};
 
@@ -165,6 +165,7 @@ mod tests {
             nonces: Vec::new(),
             active: Side::A,
             closed_clean,
+            void: SideSet::NONE,
             seq: Seq(3),
             synced_generation: 0,
         };

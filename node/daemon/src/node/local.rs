@@ -63,6 +63,9 @@ pub(crate) struct AttachedRecord {
     pub(crate) store: StoreRecord,
 }
 
+/// The live map of a fenced writer, kept beside its sides.
+pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
+
 /// Where the local files of fenced writers are kept.
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
@@ -215,6 +218,17 @@ impl Local {
         }
     }
 
+    /// Copies the live map beside the sides, where the durable one could not be brought up to date.
+    pub(crate) fn keep_live_map(&self) -> Result<(), NodeError> {
+        let path = self.dir().join(KEPT_LIVE_MAP);
+        let copied = fs::copy(self.live_map_path(), &path).and_then(|_| File::open(&path)?.sync_all());
+        if copied.is_err() {
+            // Part of a map is none; nothing is there if even this fails.
+            drop(fs::remove_file(&path));
+        }
+        copied.map_err(file(&path, "written"))
+    }
+
     /// Keeps the local files of a fenced writer aside. Returns where.
     pub(crate) fn set_aside(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
         let fenced = fenced_dir(&self.state_dir);
@@ -344,7 +358,13 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
 /// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
 pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => options.custom_flags(0).open(path),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(
+                path = %path.display(),
+                "the filesystem has no direct I/O: when a write of this file fails, what is read afterwards may be older"
+            );
+            options.custom_flags(0).open(path)
+        }
         other => other,
     }
 }

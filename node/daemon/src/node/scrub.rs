@@ -181,7 +181,7 @@ async fn mend(
     tokio::select! {
         repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
         // The second look says what was done before that.
-        _ = present.board.reach(|phase| matches!(phase, Phase::Fenced | Phase::Kept | Phase::Detached)) => {}
+        _ = present.board.reach(|phase| matches!(phase, Phase::Fenced | Phase::Kept { .. } | Phase::Detached)) => {}
     }
     Ok(())
 }

@@ -29,8 +29,8 @@ fn attached() -> Manifest {
 #[test]
 fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
     let mut manifest = attached();
-    manifest.apply(&record(3, 1, Body::Commit(segment(1, vec![(0, 2)])))).unwrap();
-    manifest.apply(&record(4, 1, Body::Commit(segment(2, vec![(1, 1)])))).unwrap();
+    manifest.apply(&record(3, 1, Body::Commit(segment(1, vec![(0, 2)]), SideSet::NONE))).unwrap();
+    manifest.apply(&record(4, 1, Body::Commit(segment(2, vec![(1, 1)]), SideSet::NONE))).unwrap();
     let names = |chunk| -> Vec<SegmentId> {
         manifest.layers(Chunk(chunk)).map(|l| l.iter().map(|s| s.id).collect()).unwrap_or_default()
     };
@@ -49,7 +49,7 @@ fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
 fn a_stale_writer_cannot_commit() {
     let mut manifest = attached();
     manifest.apply(&attach(3, 2)).unwrap();
-    let stale = record(4, 1, Body::Commit(segment(1, vec![(0, 1)])));
+    let stale = record(4, 1, Body::Commit(segment(1, vec![(0, 1)]), SideSet::NONE));
     assert_eq!(
         manifest.apply(&stale),
         Err(LogError::Epoch { seq: Seq(4), found: Epoch(1), current: Epoch(2) })
@@ -109,7 +109,7 @@ fn a_checkpoint_of_a_volume_that_cannot_be_is_refused() {
 #[test]
 fn a_commit_beyond_the_volumes_end_is_refused() {
     let mut manifest = attached();
-    let commit = |chunks| record(3, 1, Body::Commit(segment(1, chunks)));
+    let commit = |chunks| record(3, 1, Body::Commit(segment(1, chunks), SideSet::NONE));
     let refused = manifest.apply(&commit(vec![(0, 1), (31, 2)])).unwrap_err();
     assert_eq!(refused.to_string(), "log record 3 commits chunks from 31 on, of which the volume has 32");
     assert_eq!(manifest.apply(&commit(vec![(31, 1)])), Ok(()));
@@ -117,6 +117,6 @@ fn a_commit_beyond_the_volumes_end_is_refused() {
 
 #[test]
 fn a_segment_of_chunks_that_no_volume_has_is_refused() {
-    let bent = record(3, 1, Body::Commit(segment(1, vec![(0, u32::MAX)])));
+    let bent = record(3, 1, Body::Commit(segment(1, vec![(0, u32::MAX)]), SideSet::NONE));
     assert!(Record::decode(&bent.encode()).unwrap_err().to_string().contains("segment chunk count"));
 }

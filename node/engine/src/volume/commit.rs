@@ -60,7 +60,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Ok(record)
                 if record.nonce == self.nonce
                     && record.seq == pending.seq
-                    && matches!(record.body, Body::Commit(_)) =>
+                    && matches!(record.body, Body::Commit(..)) =>
             {
                 reach(CrashPoint::RecordRepeated);
                 out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
@@ -164,7 +164,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.heard_from_log = self.now;
         reach(CrashPoint::RecordWon);
         match record.body {
-            Body::Commit(_) => {
+            Body::Commit(..) => {
                 out.push(Action::Report(Report::Committed(record.seq)));
                 self.sealed_is_committed(out);
             }

@@ -42,30 +42,27 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     self.lifecycle = Lifecycle::Detached;
                     out.push(Action::Report(Report::Detached));
                 } else if self.round.begun >= number && self.may_retry_round() {
-                    self.closing_round = Some(self.want_round(out));
+                    self.want_last_round(out);
                 }
             }
             Lifecycle::Recovering | Lifecycle::Serving | Lifecycle::Detached | Lifecycle::Fenced => {}
         }
     }
 
-    /// The device of a fenced writer is gone: one last round makes the durable map tell what the sides hold. What a failed
-    /// round did not tell stays untold: the local disk is failing.
+    /// The device of a fenced writer is gone: one last round makes the durable map tell what the sides hold. Where it fails,
+    /// the local disk is failing, and the report says so.
     pub(super) fn advance_keep(&mut self, out: &mut Vec<Action>) {
         if !self.leaving {
             return;
         }
         let number = match self.closing_round {
             Some(number) => number,
-            None => {
-                let number = self.want_round(out);
-                self.closing_round = Some(number);
-                number
-            }
+            None => self.want_last_round(out),
         };
         if (self.round.begun >= number && self.round.is_idle()) || is_planted(Bug::NoLastRound) {
             self.leaving = false;
-            out.push(Action::Report(Report::Kept));
+            let whole = self.round.ended >= number || is_planted(Bug::NoLastRound);
+            out.push(Action::Report(Report::Kept { whole }));
         }
     }
 
@@ -75,6 +72,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.header.closed_clean = true;
         self.header.seq = seq;
         self.round.header_changed();
-        self.closing_round = Some(self.want_round(out));
+        self.want_last_round(out);
+    }
+
+    fn want_last_round(&mut self, out: &mut Vec<Action>) -> u64 {
+        self.closing_round = Some(self.round.begun + 1);
+        self.want_round(out)
     }
 }

@@ -125,6 +125,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             && !(self.seal.is_open() && self.is_overdue(self.map.active()))
             && self.lifecycle == Lifecycle::Serving
             && self.manifest.is_some()
+            && (!self.is_distrusted() || self.is_void())
+    }
+
+    /// No round will say that what was to be given up is remote: it stays.
+    pub(super) fn evict_nothing(&mut self) {
+        if let Step::Round(_) = self.evict.step {
+            // Reads that were planned before must end all the same before anything else is punched.
+            self.evict.step = Step::Reads;
+            self.evict.ranges.clear();
+            self.may_hold_more(self.map.active().other());
+        }
     }
 
     /// Whether the active side is to be sealed although no limit is reached: the inactive one has nothing more to give.
@@ -157,7 +168,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         {
             reach(CrashPoint::Unneeded);
             let side = self.map.active().other();
-            self.evict.step = Step::Punching(self.evict.ranges.len());
+            let punches = self.evict.ranges.len();
+            self.evict.step = if punches == 0 { Step::Idle } else { Step::Punching(punches) };
             out.extend(self.evict.ranges.drain(..).map(|range| Action::Evict { range, side }));
         }
     }
@@ -213,8 +225,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         reach(CrashPoint::Released);
         // From here on reads find these sectors remote; those before must end.
         self.evict.turn = 1 - self.evict.turn;
-        self.evict.step =
-            if is_planted(Bug::PunchBeforeRound) { Step::Reads } else { Step::Round(self.want_round(out)) };
+        self.evict.step = if self.is_void() || is_planted(Bug::PunchBeforeRound) {
+            Step::Reads
+        } else {
+            Step::Round(self.want_round(out))
+        };
     }
 
     pub(super) fn evicted(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {

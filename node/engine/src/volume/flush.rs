@@ -21,7 +21,7 @@ use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{PageSet, Side, chunk_pages};
+use crate::sector_map::{PageSet, Side, SideSet, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -61,6 +61,8 @@ pub(super) struct Round {
     wanted: bool,
     changed: PageSet,
     unsynced: [bool; 2],
+    /// The sides that were dirty when the round began.
+    pub(super) names: SideSet,
     first_pages: bool,
     header_changed: bool,
     header_generation: u64,
@@ -86,6 +88,7 @@ impl Round {
             wanted: false,
             changed: PageSet::new(pages),
             unsynced: [!is_planted(Bug::NoFirstFullRound); 2],
+            names: SideSet::NONE,
             first_pages: true,
             header_changed: true,
             header_generation,
@@ -147,11 +150,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
-        let round = &mut self.round;
-        let asked_for = round.wanted || !round.next_guests.is_empty();
-        if round.step != Step::Idle || !asked_for {
+        let distrusted = self.is_distrusted();
+        let asked_for = self.round.wanted || !self.round.next_guests.is_empty();
+        if self.round.step != Step::Idle || !asked_for || (distrusted && self.closing_round.is_none()) {
             return;
         }
+        let dirty = |side: &Side| !self.dirty_pages[*side as usize].is_empty();
+        let round = &mut self.round;
+        round.names = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
         round.begun += 1;
         round.wanted = false;
         round.failed = None;
@@ -173,7 +179,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.sides = std::mem::take(&mut round.unsynced);
         let mut to_sync = 0;
         for side in Side::BOTH {
-            if round.sides[side as usize] && !is_planted(Bug::NoSideSync) {
+            if round.sides[side as usize] && !distrusted && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
@@ -187,14 +193,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn side_synced(&mut self, _side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let Step::SyncingSides(left) = self.round.step else { unreachable!("no side sync was asked for") };
+        if result.is_err() {
+            // At once: the process may not live to hear of the other side.
+            self.distrust();
+        }
         self.round.failed = self.round.failed.or(result.err());
         self.round.step = Step::SyncingSides(left - 1);
         if left > 1 {
             return;
         }
-        match self.round.failed {
-            Some(errno) => self.end_round(Err(errno), out),
-            None => self.write_pages(out),
+        let Some(errno) = self.round.failed else { return self.write_pages(out) };
+        if self.is_last_round() && self.is_distrusted() {
+            self.write_pages(out);
+        } else {
+            self.end_round(Err(errno), out);
         }
     }
 
@@ -209,7 +221,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn write_header(&mut self, out: &mut Vec<Action>) {
         let round = &mut self.round;
-        let Some(header) = &round.header else { return self.end_round(Ok(()), out) };
+        let Some(header) = &mut round.header else { return self.end_round(Ok(()), out) };
+        if self.map.is_distrusted() && header.closed_clean {
+            // Nothing is dirty, and what is clean may not be what the store has.
+            header.void = SideSet::BOTH;
+        }
         round.step = Step::WritingHeader;
         // A write that failed is repeated in its own slot: the other one is all that is left.
         let generation = round.header_generation + 1;
@@ -276,6 +292,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match result {
             Ok(()) => {
                 round.ended = round.begun;
+                self.map.set_vouched(round.names);
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
@@ -289,6 +306,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 round.failed_at = Some(self.now);
                 reach(CrashPoint::RoundFailed);
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
+            }
+        }
+        if self.is_distrusted() {
+            // They wait for a commit instead.
+            for flush in std::mem::take(&mut self.round.next_guests) {
+                self.plan_flush(flush.id, out);
             }
         }
         for flush in std::mem::take(&mut self.round.guests) {

@@ -2,7 +2,7 @@
 //!
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
-//! 3. a round begun after that makes its map durable (`SealDurable`);
+//! 3. a round begun after that makes its map durable (`SealDurable`), unless the disk is not believed (`volume/distrust.rs`);
 //! 4. its dirty sectors become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
 //! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
@@ -96,7 +96,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         if let Seal::Round(sides, number) = self.seal {
-            if self.round.ended >= number {
+            if self.round.ended >= number || self.is_distrusted() {
                 reach(CrashPoint::SealDurable);
                 self.seal = Seal::Uploading(sides);
                 out.push(Action::Upload(self.dirty_blocks(sides)));
@@ -194,7 +194,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if is_planted(Bug::FlushAtUpload) {
             self.seal_committed(out);
         }
-        self.create_record(Body::Commit(segment), out);
+        self.create_record(Body::Commit(segment, self.void_with(sides)), out);
     }
 
     /// The commit of the sealed sides is in the log: their data is clean from here on.
@@ -205,6 +205,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.map.clear_dirty(page, side);
                 self.round.page_changed(page);
             }
+            self.map.set_vouched(self.map.vouched().without(side));
+            self.round.names = self.round.names.without(side);
             self.may_hold_more(side);
             self.repair.committed(side);
             self.dirty_sectors[side as usize] = 0;

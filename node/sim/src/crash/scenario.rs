@@ -78,7 +78,7 @@ impl Scenario {
             | Self::Decay
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
-            Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
+            Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
         };
         let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
         match self {

@@ -6,7 +6,7 @@ use holdfast_engine::attach::{AttachRefused, Claim};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::{Side, map_bytes};
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::volume::{Setup, Volume};
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
@@ -126,6 +126,7 @@ impl World {
                 nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
                 active: Side::A,
                 closed_clean: false,
+                void: SideSet::NONE,
                 seq: Seq(0),
                 synced_generation: 0,
             };

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Setup, Volume};
 
 use super::{Attach, DEPTH, World};
@@ -14,7 +15,7 @@ use crate::disk::{Fate, SyncMark, sectors};
 use crate::expect::Cut;
 use crate::host::Trouble;
 use crate::invariant::Invariant;
-use crate::process::What;
+use crate::process::{Heard, What};
 
 impl World {
     /// The guest is told to stop, and once it has, the engine to let go.
@@ -83,7 +84,10 @@ impl World {
         drop(process.volume);
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
-            if job.heard.is_some() {
+            if let Some(heard) = &job.heard {
+                if let Heard::Event(event) = heard {
+                    self.fail_unheard(host, failed_sync(event));
+                }
                 continue;
             }
             let stays_open = self.every_write_arrives && changes_files(&job.what);
@@ -95,6 +99,13 @@ impl World {
             }
         }
         self.take_note();
+    }
+
+    /// The process died before it could act on a failed sync of this side.
+    pub(super) fn fail_unheard(&mut self, host: usize, side: Option<Side>) {
+        if let Some(side) = side {
+            lock(&self.hosts[host].disk).side(side).failed_unheard = true;
+        }
     }
 
     fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
@@ -242,6 +253,12 @@ impl World {
         here.device = None;
         here.sealed = None;
     }
+}
+
+/// The side of which this says that a sync failed.
+pub(super) fn failed_sync(event: &Event) -> Option<Side> {
+    let Event::SideSynced { side, result: Err(_) } = event else { return None };
+    Some(*side)
 }
 
 fn changes_files(what: &What) -> bool {

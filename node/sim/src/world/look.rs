@@ -117,7 +117,7 @@ impl World {
 
     /// From here on things go wrong so often.
     pub fn set_faults(&mut self, faults: Faults) {
-        self.sound_disks &= faults.local.is_none();
+        self.sound_disks &= faults.local.is_none() && faults.sync.is_none();
         self.faults = faults;
     }
 

@@ -82,10 +82,15 @@ impl World {
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
             Action::SyncSide { side } => {
-                if !local {
-                    disk.side(*side).sync(mark.expect("a sync has a mark"));
+                let at = disk.side(*side);
+                let fails =
+                    std::mem::take(&mut at.failed_unheard) || Self::fails(&mut self.rng, self.faults.sync);
+                if fails {
+                    at.fail_sync();
+                } else {
+                    at.sync(mark.expect("a sync has a mark"));
                 }
-                Event::SideSynced { side: *side, result }
+                Event::SideSynced { side: *side, result: if fails { Err(Errno::EIO) } else { Ok(()) } }
             }
             Action::WriteMap(writes) => {
                 for write in writes {
@@ -94,7 +99,9 @@ impl World {
                 Event::MapWritten { result }
             }
             Action::SyncMap => {
-                if !local {
+                if local {
+                    disk.map.fail_sync();
+                } else {
                     disk.map.sync(mark.expect("a sync has a mark"));
                 }
                 Event::MapSynced { result }

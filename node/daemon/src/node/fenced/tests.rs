@@ -7,7 +7,7 @@ use holdfast_engine::durable_map::{Header, header_offset, page_offset};
 use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_engine::{action::Action, event::CreateAnswer, record::SegmentRef};
 use holdfast_types::{Nonce, SegmentId, Seq};
@@ -30,13 +30,37 @@ fn state() -> TempDir {
     }
     let map = File::create_new(dir.join("map")).unwrap();
     map.set_len(page_offset(SECTORS.div_ceil(4096), 0)).unwrap();
-    Writer::new(sides, map).live();
+    Writer::new(sides, map, dir.join("memory")).live();
     state
+}
+
+/// Memory of a live map, in a file once nobody uses it.
+struct Live {
+    bytes: Vec<u8>,
+    path: PathBuf,
+}
+
+impl AsRef<[u8]> for Live {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for Live {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        fs::write(&self.path, &self.bytes).unwrap();
+    }
 }
 
 /// The engine over those files, by hand.
 struct Writer {
-    volume: Volume<Vec<u8>>,
+    volume: Volume<Live>,
     sides: [File; 2],
     map: File,
     fill: u8,
@@ -45,7 +69,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn new(sides: [File; 2], map: File) -> Self {
+    fn new(sides: [File; 2], map: File, live: PathBuf) -> Self {
         let volume: VolumeId = "disk".parse().unwrap();
         let nonce = Nonce([7; 16]);
         let mut manifest = Manifest::empty(volume.clone());
@@ -64,6 +88,7 @@ impl Writer {
             nonces: vec![nonce],
             active: Side::A,
             closed_clean: false,
+            void: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -72,7 +97,7 @@ impl Writer {
         let durability = Durability::Local;
         let setup =
             Setup { requests: 4, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
-        let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
+        let memory = Live { bytes: vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()], path: live };
         let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         Self { volume, sides, map, fill: 0, store: true }
     }
@@ -192,6 +217,21 @@ fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
     side.set_len(SIZE).unwrap();
     export(&kept, &output, true).unwrap();
     assert_eq!(fs::metadata(&output).unwrap().len(), SIZE);
+}
+
+#[test]
+fn where_the_last_round_failed_the_live_map_says_what_was_kept() {
+    let state = state();
+    let kept = find(state.path(), "disk-1").unwrap();
+    // The durable map names nothing.
+    let map = File::options().write(true).open(kept.dir.join("map")).unwrap();
+    map.set_len(page_offset(0, 0)).unwrap();
+    map.set_len(page_offset(SECTORS.div_ceil(4096), 0)).unwrap();
+    assert_eq!(kept.contents().unwrap().bytes(), 0);
+    fs::rename(kept.dir.join("memory"), kept.dir.join(KEPT_LIVE_MAP)).unwrap();
+    let exported = export(&kept, &state.path().join("disk.img"), false).unwrap();
+    assert_eq!((exported.bytes, exported.ranges), (4 * 4096, 2));
+    assert!(kept.delete(false).is_err(), "it is worth keeping");
 }
 
 #[test]

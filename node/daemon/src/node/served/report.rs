@@ -20,7 +20,7 @@ impl Served {
                 tracing::error!(
                     device = self.index,
                     errno = errno.0,
-                    "the local disk failed to keep the volume's map"
+                    "the local disk failed to keep the volume's data or map"
                 );
             }
             Report::CleanUnreadable(range) => {
@@ -57,7 +57,7 @@ impl Served {
             }
             Report::Committed(seq) => tracing::debug!(device = self.index, %seq, "committed"),
             Report::Detached => self.board.set_phase(Phase::Detached),
-            Report::Kept => self.board.set_phase(Phase::Kept),
+            Report::Kept { whole } => self.board.set_phase(Phase::Kept { whole }),
             Report::Repaired => self.board.repaired(),
         }
         self.board.show(self.volume.status());

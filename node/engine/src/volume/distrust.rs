@@ -1,0 +1,55 @@
+//! When the local disk is not believed any more: from the first sync of a side that fails, until the volume is attached anew.
+//!
+//! What a failed sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about it.
+//! So from then on:
+//!
+//! 1. no round runs: the durable map stays as the last one that ended well left it. All it names was synced then.
+//! 2. a FLUSH succeeds once a commit holds what it covers, as with `durability: object` (`volume/durability.rs`).
+//! 3. each commit says which sides are void (`Body::Commit`): those it captured, and those whose dirty data, as far as the
+//!    durable map names it, is committed already. After a loss of the host an attach forgets what they hold. So a commit needs
+//!    no round before it: what it holds is never hidden by what the disk has of it.
+//! 4. clean data is given up once both sides are void, and not before: the durable map may call it dirty.
+//! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the host: they run.
+//!
+//! Upholds invariants 1 and 4 (`docs/invariants.md`); why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
+
+use super::Volume;
+use super::seal::Sides;
+use crate::planted::{Bug, is_planted};
+use crate::sector_map::{Side, SideSet};
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    /// Whether a sync of a side failed since the attach.
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.map.is_distrusted()
+    }
+
+    /// A sync of a side failed.
+    pub(super) fn distrust(&mut self) {
+        if is_planted(Bug::BelievesRetriedSync) {
+            return;
+        }
+        self.map.set_distrusted();
+        self.evict_nothing();
+    }
+
+    /// Whether the round that runs, or the next, claims nothing that a loss of the host could disprove: it is the last one.
+    pub(super) fn is_last_round(&self) -> bool {
+        self.closing_round.is_some_and(|number| self.round.begun >= number)
+    }
+
+    /// Whether the inactive side may be punched without a round: nothing that the durable map says counts.
+    pub(super) fn is_void(&self) -> bool {
+        self.is_distrusted()
+            && self.manifest.as_ref().is_some_and(|manifest| manifest.void() == SideSet::BOTH)
+    }
+
+    /// What the commit of these sides makes void.
+    pub(super) fn void_with(&self, sealed: Sides) -> SideSet {
+        if !self.is_distrusted() || is_planted(Bug::NothingIsVoid) {
+            return SideSet::NONE;
+        }
+        let left = Side::BOTH.into_iter().filter(|side| sealed[*side as usize]);
+        left.fold(self.map.vouched(), SideSet::without).others()
+    }
+}

@@ -1,0 +1,110 @@
+//! A sync of a side that failed is never believed: what it covered may be gone although it reads back, and no later sync that
+//! succeeds says otherwise.
+
+use holdfast_engine::action::Action;
+use holdfast_engine::event::{Errno, Op};
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_sim::world::{Faults, World};
+use holdfast_sim::{Fate, drive};
+use holdfast_types::SectorRange;
+
+const LIMITS: DirtyLimits =
+    DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
+const NO_SYNC: Faults =
+    Faults { local: None, sync: Some(1), create: None, store: None, read: None, stale_list: None };
+
+fn world() -> World {
+    let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    world
+}
+
+fn ask(world: &mut World, op: Op, start: u64, sectors: u64) -> Result<(), Errno> {
+    world.request(0, op, SectorRange::new(start, sectors)).expect("the device has room");
+    let mut answer = None;
+    while !drive::is_idle(world, 0) {
+        if let Some(Action::Complete { result, .. }) = world.jobs(0).next() {
+            answer = Some(*result);
+        }
+        drive::step(world, 0);
+    }
+    answer.expect("it was completed")
+}
+
+fn flush(world: &mut World) -> Result<(), Errno> {
+    ask(world, Op::Flush, 0, 0)
+}
+
+/// A write that was flushed, and one over it whose sync failed.
+fn distrusted() -> World {
+    let mut world = world();
+    assert_eq!(ask(&mut world, Op::Write, 7, 4), Ok(()));
+    assert_eq!(flush(&mut world), Ok(()));
+    assert_eq!(ask(&mut world, Op::Write, 7, 2), Ok(()));
+    world.set_faults(NO_SYNC);
+    assert_eq!(flush(&mut world), Err(Errno::EIO));
+    world.set_faults(Faults::default());
+    world
+}
+
+/// Every sector is as it should be after a power cut that leaves nothing unsynced, and wherever it is read later.
+fn survives(mut world: World) {
+    world.lose_host(0, Some(Fate::Nothing));
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    drive::read_all(&mut world, 0);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn a_flush_after_a_failed_sync_succeeds_once_all_is_committed_and_survives() {
+    let mut world = distrusted();
+    assert!(!world.holds_a_commit());
+    flush(&mut world).unwrap();
+    assert!(world.holds_a_commit());
+    assert!(world.status(0).unwrap().distrusted);
+    survives(world);
+}
+
+#[test]
+fn what_was_flushed_before_a_failed_sync_survives_without_a_commit() {
+    survives(distrusted());
+}
+
+#[test]
+fn a_failed_sync_is_remembered_by_the_next_daemon() {
+    let mut world = distrusted();
+    world.kill(0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    flush(&mut world).unwrap();
+    assert!(world.holds_a_commit());
+    survives(world);
+}
+
+#[test]
+fn flushes_go_to_the_store_until_the_next_attach_and_no_longer() {
+    let mut world = distrusted();
+    drive::detach(&mut world, 0);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    ask(&mut world, Op::Write, 9, 1).unwrap();
+    let before = world.store_requests();
+    flush(&mut world).unwrap();
+    assert_eq!(world.store_requests(), before, "the disk is believed again");
+    survives(world);
+}
+
+#[test]
+fn what_a_failed_detach_left_on_the_disk_is_not_taken_for_the_volume() {
+    let mut world = distrusted();
+    drive::detach(&mut world, 0);
+    survives(world);
+}
+
+#[test]
+fn later_writes_over_committed_ones_do_not_bring_older_bytes_back() {
+    let mut world = distrusted();
+    for _ in 0..3 {
+        flush(&mut world).unwrap();
+        ask(&mut world, Op::Write, 8, 2).unwrap();
+    }
+    survives(world);
+}
