@@ -386,7 +386,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
     }
 
-    fn newest(&self, sector: u64) -> Newest {
+    pub(crate) fn newest(&self, sector: u64) -> Newest {
         if self.is_prepared(holdfast_types::Sector(sector).chunk()) {
             self.nibble(sector).newest()
         } else {

@@ -94,3 +94,11 @@ fn a_failed_write_does_not_hide_a_late_one() {
         assert_eq!(outcome.violation, None);
     }
 }
+
+/// Found by this seed: a read failed on the side while another one that had failed there gave the same sectors up, and was
+/// not sent to the store.
+#[test]
+fn two_reads_that_fail_together_both_come_from_the_store() {
+    let outcome = Case { seed: 314, operations: 10_000, bug: None }.run(0);
+    assert_eq!(outcome.violation, None);
+}

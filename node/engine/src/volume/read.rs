@@ -67,7 +67,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             (None, Some(errno)) => {
                 if self.forget_clean(range) {
                     out.push(Action::Report(Report::CleanUnreadable(range)));
-                } else if request.again {
+                } else if request.again && self.is_on_a_side(range) {
                     out.push(Action::Report(Report::DirtyUnreadable(range)));
                     return self.complete(id, Err(errno), out);
                 }
@@ -76,6 +76,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.plan_read(id, range, out);
             }
         }
+    }
+
+    /// Whether something of `range` is here. If nothing is, another read that failed meanwhile gave it up.
+    fn is_on_a_side(&self, range: SectorRange) -> bool {
+        (range.start.0..range.end()).any(|sector| self.map.newest(sector).is_some())
     }
 
     /// What the sides and the store both have is only in the store from here on. Whether there was any.
