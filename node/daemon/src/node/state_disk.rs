@@ -3,7 +3,7 @@
 //! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides are written in
 //! place: a volume keeps that promise only on a disk that does. What a disk promises is its physical block size: the
 //! kernel takes the write of one physical block for atomic, and limits the size to what the device promises of a loss of
-//! power (`nvme_update_disk_info` in Linux, `drivers/nvme/host/core.c`). See `docs/adr/0004-atomic-sectors.md`.
+//! power (`nvme_update_disk_info` in Linux, `drivers/nvme/host/core.c`). See `docs/adr/0005-atomic-sectors.md`.
 //!
 //! Owns: the look into sysfs. Changes nothing, refuses nothing.
 
