@@ -116,9 +116,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn record_write(&mut self, range: SectorRange, side: Side) {
-        let (fresh, changed) = self.map.mark_written(range, side);
-        self.dirty_sectors[side as usize] += fresh;
-        if changed {
+        if self.map.mark_written(range, side) {
             self.now_dirty(range, side);
         }
     }
@@ -138,13 +136,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
         let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
-            if self.map.is_prepared(piece.start.chunk()) {
-                let (fresh, changed) = self.map.mark_uncertain(piece, side);
-                self.dirty_sectors[side as usize] += fresh;
-                if changed {
-                    self.now_dirty(piece, side);
-                }
-                any |= changed;
+            if self.map.is_prepared(piece.start.chunk()) && self.map.mark_uncertain(piece, side) {
+                self.now_dirty(piece, side);
+                any = true;
             }
         }
         any
@@ -154,9 +148,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.round.range_changed(range);
         self.dirty_pages[side as usize].insert_range(range);
         if self.dirty_since[side as usize].is_none() {
-            let since = self.unix_now();
-            self.dirty_since[side as usize] = Some(since);
-            self.map.set_dirty_since(side, since);
+            self.dirty_since[side as usize] = Some(self.now);
+            self.map.set_dirty_since(side, self.now);
         }
     }
 }
