@@ -61,11 +61,13 @@ pub enum Bug {
     ListIsTheEnd,
     /// Dirty data is sealed when there is enough of it, however old it is (14).
     NoAgeLimit,
+    /// A write on top of zeros does not count as dirty (16).
+    ZerosStayZeros,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -91,6 +93,7 @@ impl Bug {
         Self::NeverRetries,
         Self::ListIsTheEnd,
         Self::NoAgeLimit,
+        Self::ZerosStayZeros,
     ];
 }
 

@@ -393,8 +393,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
         let active = self.active();
         let hidden = side != active && old.is_dirty(active) && !is_planted(Bug::LateCompletionHides);
-        let new =
-            if hidden { Nibble::on(active, dirty, old.is_zeros()) } else { Nibble::on(side, dirty, zeros) };
+        let new = if hidden {
+            Nibble::on(active, dirty, old.is_zeros())
+        } else {
+            let stay = old.is_zeros() && is_planted(Bug::ZerosStayZeros);
+            Nibble::on(side, dirty, zeros || stay)
+        };
         self.set_nibble(sector, new)
     }
 

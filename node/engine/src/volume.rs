@@ -173,6 +173,10 @@ pub struct Volume<M> {
     parked_since: Option<Millis>,
     preparing: Vec<Chunk>,
     in_flight: [u32; 2],
+    /// Discards and zeroes in flight.
+    zeroing: u32,
+    /// Which parts of those were written while they were in flight.
+    raced: Vec<(RequestId, SectorRange)>,
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
     failed_early: Vec<RequestId>,
     dirty_since: [Option<Millis>; 2],
@@ -289,6 +293,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked_since: None,
             preparing: Vec::new(),
             in_flight: [0; 2],
+            zeroing: 0,
+            raced: Vec::new(),
             failed_early: Vec::new(),
             dirty_since: [None; 2],
             dirty_pages: [PageSet::new(pages), PageSet::new(pages)],
