@@ -256,10 +256,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
-    pub(crate) fn dirty_since(&self, side: Side) -> Option<Millis> {
+    pub(crate) fn dirty_since(&self, side: Side) -> Millis {
         let at = since_at(side);
-        let since = u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"));
-        (since != 0).then_some(since)
+        u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"))
     }
 
     pub(crate) fn set_dirty_since(&mut self, side: Side, since: Millis) {

@@ -229,6 +229,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
         map.set_generation(written.max(setup.header.synced_generation));
         map.set_active(setup.header.active);
+        for side in Side::BOTH {
+            map.set_dirty_since(side, now);
+        }
         let mut volume = Self::over(setup, map, now);
         volume.checkpointed = manifest.checkpointed();
         volume.manifest = Some(manifest);
@@ -321,9 +324,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             let dirty = volume.map.count(page);
             for side in Side::BOTH.into_iter().filter(|side| dirty[*side as usize]) {
                 volume.dirty_pages[side as usize].insert(page);
-                let since = volume.map.dirty_since(side).map_or(now, |since| since.min(now));
-                volume.dirty_since[side as usize] = Some(since);
-                volume.map.set_dirty_since(side, since);
+                volume.dirty_since[side as usize] = Some(volume.map.dirty_since(side).min(now));
             }
         }
         volume

@@ -158,9 +158,9 @@ impl Expect {
             let until = superseded_until(writes, u64::MAX);
             let stored = cut.sectors.get(sector).map_or(&[0][..], Vec::as_slice);
             let mut left = writes.iter().filter(|w| !w.is_superseded(until, u64::MAX));
-            let is_missing = |w: &Written| w.stamp != 0 && !stored.contains(&w.stamp);
-            surely += u64::from(left.clone().all(is_missing));
-            at_most += u64::from(self.raced.contains(sector) || left.any(is_missing));
+            surely += u64::from(left.clone().all(|w| w.stamp != 0 && !stored.contains(&w.stamp)));
+            let may_be_missing = |w: &Written| w.stamp != 0 && stored != [w.stamp];
+            at_most += u64::from(self.raced.contains(sector) || left.any(may_be_missing));
         }
         (surely, at_most)
     }
