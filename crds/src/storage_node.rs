@@ -65,7 +65,8 @@ pub struct StorageNodeStatus {
     /// The last time one daemon passed its devices to another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_handoff: Option<Handoff>,
-    /// `Ready`: the daemon runs and at least one transport can be used.
+    /// `Ready`: the daemon runs and at least one transport can be used. `SectorsAtomic`: the disk under `stateDir` promises
+    /// that a power cut leaves every 4096-byte sector of a volume as one write made it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

@@ -14,7 +14,7 @@ use crate::report;
 use crate::setup::Toolbox;
 
 /// The crates that count, below `node/`.
-const CRATES: [&str; 3] = ["background", "engine", "objects"];
+const CRATES: [&str; 4] = ["background", "engine", "log", "objects"];
 /// Parts of these that only tests use: the reference store, its faults, the suite that every store passes.
 const FOR_TESTS: [&str; 3] =
     ["node/objects/src/conformance", "node/objects/src/memory.rs", "node/objects/src/fault.rs"];

@@ -23,6 +23,7 @@ mod smoke;
 mod standalone;
 pub mod story;
 mod ublk;
+mod volumes;
 
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
@@ -137,8 +138,8 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "s3-outage",
-        about: "while the store is away nothing fails and writes wait at the quota; then all catches up, without a herd",
-        expected: Duration::from_secs(200),
+        about: "while the store is away nothing fails, writes wait at the quota, the Volumes say so; then all catches up, without a herd",
+        expected: Duration::from_secs(170),
         run: s3_outage::run,
     },
     Scenario {

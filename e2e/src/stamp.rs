@@ -12,7 +12,7 @@ pub mod write;
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 4096;
 /// Sectors of a lane.
-pub const LANE_SECTORS: u32 = 2048;
+pub const LANE_SECTORS: u32 = 256;
 /// Most places that one round changes.
 const MOST_CHANGES: u64 = 12;
 /// Most sectors of one place.

@@ -84,7 +84,7 @@ impl Vm {
             }
             State::Recorded(size) => {
                 disk::empty(&image, size)?;
-                Some(RecordedDisk::start(&image)?)
+                Some(RecordedDisk::start(&image, options.state_block_bytes)?)
             }
             State::Image(_) => None,
         };

@@ -7,8 +7,9 @@ use anyhow::{Context, Result, ensure};
 
 use super::provisioning::{apply, condition, wait};
 use super::story::{provision_store, serve};
-use crate::node::{Control, Node};
+use crate::node::{Control, Node, PROGRAM};
 use crate::report;
+use crate::vm::machine::Options;
 use crate::wait::until;
 use crate::world::World;
 
@@ -19,6 +20,8 @@ const DATA: &str = "seal_size = \"1Mi\"";
 /// Blocks of 4 KiB written one after the other, each with its number in it.
 const BLOCKS: usize = 700;
 const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-4095d\\n\", i }' > /tmp/blocks";
+/// The physical blocks of node b's disk.
+const TEARING_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -33,7 +36,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     wait(world, VOLUME, "jsonpath={.status.phase}=Ready")?;
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
-    let b = Node::start(world.vm("b")?, &control, "auto", DATA)?;
+    let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
+    let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
+    check_state_disks(world, &b)?;
 
     report::step("node a writes and flushes; part of it is uploaded, part of it is not");
     let device = serve(world, &a, "disk")?;
@@ -113,6 +118,27 @@ pub(super) fn run(world: &World) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// Node b's disk may tear a sector when the power fails: whoever looks after the node or the cluster is told.
+fn check_state_disks(world: &World, b: &Node) -> Result<()> {
+    for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
+    {
+        let object = format!("storagenode/{node}");
+        wait(world, &object, "create")?;
+        wait(world, &object, &format!("condition=SectorsAtomic={holds}"))?;
+        let told = condition(world, &object, "SectorsAtomic")?;
+        ensure!(told.starts_with(why), "SectorsAtomic of node {node} is {told:?}");
+    }
+    let capabilities = b.cli(&["capabilities"])?;
+    ensure!(capabilities.contains("physical blocks of 512 bytes: a power cut may tear"), "{capabilities}");
+    let log = b.vm().log(PROGRAM)?;
+    let warning = log.lines().find(|line| line.contains("WARN") && line.contains("node.state_dir"));
+    ensure!(
+        warning.is_some_and(|line| line.contains("physical_block_bytes=512")),
+        "no warning of the disk in\n{log}"
+    );
+    Ok(())
 }
 
 fn field(world: &World, path: &str) -> Result<String> {

@@ -130,6 +130,16 @@ fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
 
 /// Applies the ObjectStore `store` with a new bucket of `s3`, and waits until it is Ready.
 pub(super) fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Result<()> {
+    provision_store_at(world, s3, bucket, &s3.endpoint_everywhere())
+}
+
+/// The same, with the server reached at this endpoint.
+pub(super) fn provision_store_at(
+    world: &World,
+    s3: &Arc<S3Server>,
+    bucket: &str,
+    endpoint: &str,
+) -> Result<()> {
     s3.create_bucket(bucket)?;
     world.kubectl([
         "create",
@@ -141,7 +151,7 @@ pub(super) fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -
         &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
     ])?;
     // The operator runs beside the S3 server, the daemons in machines: one endpoint must do for both.
-    apply(world, &object_store("store", bucket, "store", &s3.endpoint_everywhere()))?;
+    apply(world, &object_store("store", bucket, "store", endpoint))?;
     wait(world, "objectstore/store", "condition=Ready")
 }
 

@@ -20,6 +20,8 @@ use crate::wire;
 /// The state disk's image, in the machine's directory.
 pub(super) const STATE_IMAGE: &str = "state.ext4";
 const QEMU: &str = "qemu-system-x86_64";
+/// What a state disk usually announces, in bytes: a sector of a volume, as nodes should have it.
+const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 /// How long a kernel may take to say that it boots under KVM; it needs one second.
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -54,6 +56,8 @@ pub struct Options {
     pub processors: u32,
     /// The state disk, mounted at `/state`.
     pub state: State,
+    /// The physical block size that the state disk announces, in bytes.
+    pub state_block_bytes: u32,
     /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
@@ -79,6 +83,7 @@ impl Options {
             memory_mib: 2048,
             processors: 2,
             state: State::Empty(16 << 30),
+            state_block_bytes: PHYSICAL_BLOCK_BYTES,
             count_instructions: false,
             modules: vec!["ublk_drv".to_owned()],
         }
@@ -169,17 +174,16 @@ pub(super) fn launch(
             qemu.args(["-accel", "kvm", "-cpu", "host"]).args(["-smp", &options.processors.to_string()])
         }
     };
-    disk(&mut qemu, "root", &boot.root_fs, "snapshot=on");
-    disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on");
+    disk(&mut qemu, "root", &boot.root_fs, "snapshot=on", "");
+    disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on", "");
     // The host does not crash in a test, so its page cache is as good as a disk.
     let settings = "cache=unsafe,discard=unmap";
-    match (recorded, &options.state) {
-        (Some(recorded), _) => disk(&mut qemu, "state", Path::new(&recorded.url()), "cache=writeback"),
-        (None, State::Image(image)) => disk(&mut qemu, "state", image, settings),
-        (None, State::Empty(_) | State::Recorded(_)) => {
-            disk(&mut qemu, "state", &dir.join(STATE_IMAGE), settings);
-        }
-    }
+    let (file, settings) = match (recorded, &options.state) {
+        (Some(recorded), _) => (recorded.url().into(), "cache=writeback"),
+        (None, State::Image(image)) => (image.clone(), settings),
+        (None, State::Empty(_) | State::Recorded(_)) => (dir.join(STATE_IMAGE), settings),
+    };
+    disk(&mut qemu, "state", &file, settings, &format!(",physical_block_size={}", options.state_block_bytes));
     qemu.stdin(Stdio::null());
     let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
     Ok((process, port))
@@ -197,10 +201,11 @@ fn kernel_options(name: &str, options: &Options) -> String {
     words.join(" ")
 }
 
-fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str) {
+/// `settings` are QEMU's own, `announced` are further properties of the device that the machine sees.
+fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str, announced: &str) {
     let file = file.display();
     qemu.args(["-drive", &format!("file={file},if=none,id={id},format=raw,{settings}")])
-        .args(["-device", &format!("virtio-blk-pci,drive={id}")]);
+        .args(["-device", &format!("virtio-blk-pci,drive={id}{announced}")]);
 }
 
 /// A TCP port of the loopback that nobody used a moment ago.

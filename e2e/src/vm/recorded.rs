@@ -1,7 +1,10 @@
 //! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left it; and
 //! which fails where it is told to.
 //!
-//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's.
+//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's. Writes tear between
+//! the physical blocks that the disk announces and nowhere else: "the smallest unit a physical storage device can write
+//! atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears smaller is for the simulation, which knows what
+//! it looks at.
 //!
 //! Owns: the image, a copy of it from before the first write, the record.
 //! Runs on: one thread; [`RecordedDisk`] may be used by any.
@@ -22,15 +25,13 @@ use super::nbd::{self, EIO, Request};
 use crate::chance::Chance;
 use crate::command::output;
 
-/// The unit in which a write may be torn, in bytes: the disk is one of 4096-byte sectors. (What tears smaller is for the
-/// simulation, which knows what it looks at.)
-const ATOM_BYTES: usize = 4096;
-
 /// A disk that remembers.
 #[derive(Debug)]
 pub struct RecordedDisk {
     port: u16,
     before: PathBuf,
+    /// What a power cut leaves as it was or as it was written, in bytes.
+    block_bytes: usize,
     shared: Arc<Shared>,
 }
 
@@ -39,10 +40,8 @@ pub struct RecordedDisk {
 pub enum Survivors {
     /// None.
     Nothing,
-    /// Each with even chances, in any order; some of them in part.
+    /// Each with even chances; some of them in part.
     Some,
-    /// All.
-    All,
 }
 
 /// What one rebuilt disk is made of.
@@ -50,8 +49,10 @@ pub enum Survivors {
 pub struct Cut {
     /// Writes that a flush had made durable.
     pub flushed: usize,
-    /// Writes after the last flush that were left, whole or in part.
+    /// Writes after the last flush that were left.
     pub left: usize,
+    /// Writes after the last flush of which some blocks were left.
+    pub torn: usize,
     /// Writes after the last flush that were lost.
     pub lost: usize,
 }
@@ -87,11 +88,11 @@ enum Entry {
 }
 
 impl RecordedDisk {
-    /// Serves the image; its record and a copy of it go beside it.
+    /// Serves the image; its record and a copy of it go beside it. Writes tear between blocks of `block_bytes`.
     ///
     /// # Errors
     /// When a file cannot be made or no port is free.
-    pub fn start(image: &Path) -> Result<Self> {
+    pub fn start(image: &Path, block_bytes: u32) -> Result<Self> {
         let before = image.with_extension("before");
         copy_sparse(image, &before)?;
         let open = |path: &Path| {
@@ -106,7 +107,8 @@ impl RecordedDisk {
         let shared = Arc::new(Shared { image: image_file, data, size_bytes, state: Mutex::default() });
         let serving = Arc::clone(&shared);
         std::thread::spawn(move || serving.accept(&listener));
-        Ok(Self { port, before, shared })
+        let block_bytes = usize::try_from(block_bytes).context("a block's size")?;
+        Ok(Self { port, before, block_bytes, shared })
     }
 
     /// Where QEMU finds it.
@@ -128,21 +130,25 @@ impl RecordedDisk {
         let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
         let record = self.shared.lock().record[..position].to_vec();
         let durable = record.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
-        let mut cut = Cut { flushed: 0, left: 0, lost: 0 };
+        let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
         for (index, entry) in record.iter().enumerate() {
             let Entry::Write { offset, at, bytes } = *entry else { continue };
-            let kept = if index < durable {
-                cut.flushed += 1;
-                0..bytes
-            } else {
-                surviving(left, bytes, chance)
-            };
-            if index >= durable {
-                *(if kept.is_empty() { &mut cut.lost } else { &mut cut.left }) += 1;
+            let mut data = vec![0; bytes];
+            self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
+            let fate =
+                if index < durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
+            *match fate {
+                Fate::Left if index < durable => &mut cut.flushed,
+                Fate::Left => &mut cut.left,
+                Fate::Torn => &mut cut.torn,
+                Fate::Lost => &mut cut.lost,
+            } += 1;
+            let unit = if fate == Fate::Torn { self.block_bytes } else { bytes };
+            for (offset, part) in (offset..).step_by(unit).zip(data.chunks(unit)) {
+                if fate == Fate::Left || fate == Fate::Torn && chance.below(2) == 0 {
+                    disk.write_all_at(part, offset).context("write the rebuilt disk")?;
+                }
             }
-            let mut data = vec![0; kept.len()];
-            self.shared.data.read_exact_at(&mut data, at + kept.start as u64).context("read the record")?;
-            disk.write_all_at(&data, offset + kept.start as u64).context("write the rebuilt disk")?;
         }
         Ok(cut)
     }
@@ -255,19 +261,26 @@ impl Shared {
     }
 }
 
-/// The bytes of an unflushed write that a power cut leaves.
-fn surviving(left: Survivors, bytes: usize, chance: &mut Chance) -> Range<usize> {
-    match left {
-        Survivors::Nothing => 0..0,
-        Survivors::All => 0..bytes,
-        Survivors::Some => match chance.below(8) {
-            0..4 => 0..0,
-            4 => {
-                let atoms = chance.below((bytes / ATOM_BYTES).max(1) as u64);
-                0..usize::try_from(atoms).expect("fewer than the write's") * ATOM_BYTES
-            }
-            _ => 0..bytes,
-        },
+/// What becomes of a write in a power cut.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Left,
+    /// Each of its blocks is left with even chances.
+    Torn,
+    Lost,
+}
+
+impl Fate {
+    /// That of an unflushed write.
+    fn draw(survivors: Survivors, has_blocks: bool, chance: &mut Chance) -> Self {
+        match survivors {
+            Survivors::Nothing => Self::Lost,
+            Survivors::Some => match chance.below(4) {
+                0 if has_blocks => Self::Torn,
+                0 | 1 => Self::Lost,
+                _ => Self::Left,
+            },
+        }
     }
 }
 
@@ -283,7 +296,7 @@ fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The rebuilt disk's first byte of each of four sectors.
+    /// The rebuilt disk's first byte of each block.
     fn rebuilt(disk: &RecordedDisk, position: usize, left: Survivors, to: &Path) -> Vec<u8> {
         disk.rebuild(position, left, &mut Chance::new(1), to).unwrap();
         std::fs::read(to).unwrap().chunks(4096).map(|sector| sector[0]).collect()
@@ -294,7 +307,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 4 * 4096]).unwrap();
-        let disk = RecordedDisk::start(&image).unwrap();
+        let disk = RecordedDisk::start(&image, 4096).unwrap();
         disk.shared.write(0, &[2; 4096]).unwrap();
         assert_eq!(disk.shared.flush(), 0);
         let flushed = disk.position();
@@ -304,7 +317,6 @@ mod tests {
         let end = disk.position();
         assert_eq!(rebuilt(&disk, flushed, Survivors::Nothing, &to), [2, 1, 1, 1]);
         assert_eq!(rebuilt(&disk, end, Survivors::Nothing, &to), [2, 1, 1, 1]);
-        assert_eq!(rebuilt(&disk, end, Survivors::All, &to), [4, 3, 1, 1]);
         assert_eq!(
             rebuilt(&disk, flushed - 1, Survivors::Nothing, &to),
             [1, 1, 1, 1],
@@ -316,11 +328,32 @@ mod tests {
     }
 
     #[test]
+    fn writes_tear_between_the_blocks_that_the_disk_announces() {
+        let dir = tempfile::tempdir().unwrap();
+        for (block_bytes, torn_sectors) in [(4096, false), (512, true)] {
+            let image = dir.path().join("image");
+            std::fs::write(&image, [1; 4 * 4096]).unwrap();
+            let disk = RecordedDisk::start(&image, block_bytes).unwrap();
+            disk.shared.write(0, &[2; 4 * 4096]).unwrap();
+            let to = dir.path().join("cut");
+            let mut chance = Chance::new(1);
+            let (mut torn, mut mixed) = (0, false);
+            for _ in 0..100 {
+                torn += disk.rebuild(1, Survivors::Some, &mut chance, &to).unwrap().torn;
+                let image = std::fs::read(&to).unwrap();
+                mixed |= image.chunks(4096).any(|sector| sector.contains(&1) && sector.contains(&2));
+            }
+            assert!(torn > 0);
+            assert_eq!(mixed, torn_sectors, "blocks of {block_bytes} bytes");
+        }
+    }
+
+    #[test]
     fn reads_fail_where_they_are_told_to() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 4 * 4096]).unwrap();
-        let disk = RecordedDisk::start(&image).unwrap();
+        let disk = RecordedDisk::start(&image, 4096).unwrap();
         disk.fail_reads(vec![4096..8192, 12288..16384]);
         assert_eq!(disk.shared.read(0, 8192).unwrap().0, EIO);
         assert_eq!(disk.shared.read(8192, 4096).unwrap(), (0, vec![1; 4096]));

@@ -97,7 +97,7 @@ pub async fn win<L: LocalState>(
         }
         reach(CrashPoint::AttachWon);
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-        header.epoch = record.epoch;
+        header.is_ours_as_of(record.epoch, Some(record.nonce));
         return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });
     }
     Err(AttachError::Contended(volume.clone()))

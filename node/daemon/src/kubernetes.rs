@@ -8,6 +8,7 @@
 //! `Attached` and tried again.
 
 mod api;
+mod event;
 mod object_store;
 mod operations;
 mod plan;

@@ -99,7 +99,7 @@ const VOLUME_METRICS: [VolumeMetric; 23] = [
         Some(Unit::Seconds),
         "How long the volume's store has not answered this node, 0 while it does",
         |v| {
-            let away = v.store_away.as_ref().and_then(|away| away.since.elapsed().ok());
+            let away = v.store.away().and_then(|away| away.since.elapsed().ok());
             Some(away.map_or(0.0, |away| away.as_secs_f64()))
         },
     ),

@@ -21,6 +21,7 @@ mod ring_thread;
 mod scrub;
 mod served;
 mod slab;
+mod state_disk;
 mod store;
 mod watched_store;
 
@@ -41,7 +42,8 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
-pub(crate) use watched_store::StoreAway;
+pub(crate) use state_disk::StateDisk;
+pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::{Board, Counters, Phase};
 use cold::ColdReads;
@@ -166,8 +168,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) durability: Durability,
     /// Every write that completed before then is committed; none while nobody can say.
     pub(crate) durable_up_to: Option<SystemTime>,
-    /// Its store does not answer this node.
-    pub(crate) store_away: Option<StoreAway>,
+    /// Whether its store answers this node.
+    pub(crate) store: StoreHealth,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Requests that wait for the store, memory or space.
@@ -212,6 +214,8 @@ pub(crate) struct Capabilities {
     pub(crate) kernel_release: String,
     /// Each transport, with the reason where it cannot be used.
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
+    /// The disk under the state directory, where the file system shows it.
+    pub(crate) state_disk: Option<StateDisk>,
 }
 
 /// The running data plane. Clones share it.
@@ -221,6 +225,7 @@ pub(crate) struct Node(Arc<Inner>);
 struct Inner {
     config: NodeConfig,
     features: Result<Features, Unsupported>,
+    state_disk: Option<StateDisk>,
     rings: Vec<RingHandle>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
@@ -276,6 +281,7 @@ impl Node {
             return Err(NodeError::RunDir(config.run_dir));
         }
         let lock = take_lock(&config)?;
+        let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
         }
@@ -292,6 +298,7 @@ impl Node {
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
+            state_disk,
             rings,
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab)),
@@ -350,6 +357,7 @@ impl Node {
         Capabilities {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
+            state_disk: self.0.state_disk.clone(),
         }
     }
 
@@ -453,7 +461,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 oldest_dirty: None,
                 durability: *durability,
                 durable_up_to: None,
-                store_away: None,
+                store: StoreHealth::Unknown,
                 delayed: None,
                 waiting_requests: 0,
                 cached_bytes: 0,
@@ -501,7 +509,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
         durability: present.durability,
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
-        store_away: present.objects.away(),
+        store: present.objects.health(),
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
         waiting_requests: status.parked,
         cached_bytes: Counters::get(&counters.cached_bytes),

@@ -130,7 +130,11 @@ pub fn plan_attach(
         },
     };
     let mut header = match (local, found) {
-        (LocalData::Ours { .. }, Some(header)) => Header { sectors, ..header.clone() },
+        (LocalData::Ours { .. }, Some(header)) => {
+            let mut header = Header { sectors, ..header.clone() };
+            header.is_ours_as_of(manifest.epoch(), manifest.writer());
+            header
+        }
         (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign, _) => Header {
             volume: volume.clone(),
             sectors,
@@ -142,12 +146,12 @@ pub fn plan_attach(
             synced_generation: 0,
         },
     };
-    header.intend(claim.nonce);
+    let nonce = header.intend(claim.nonce);
     let record = Record {
         volume: volume.clone(),
         seq: manifest.seq().next(),
         epoch: manifest.epoch().next(),
-        nonce: claim.nonce,
+        nonce,
         unix_ms: claim.unix_ms,
         body: Body::Attach { sectors, node: claim.node.clone() },
     };
@@ -212,6 +216,29 @@ mod tests {
         let intent = plan_attach(&after, Some(&header), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
         assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign);
+    }
+
+    /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
+    #[test]
+    fn own_dirty_data_survives_any_number_of_attaches_that_end_before_their_first_round() {
+        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        let mut bodies = vec![create(), attach(1, MINE)];
+        let fresh = |turn: u64| Nonce((u128::from(turn) + 1000).to_le_bytes());
+        for turn in 0..200 {
+            let plan = plan_attach(&log(&bodies), Some(&header), &claim(fresh(turn))).unwrap();
+            assert_eq!(plan.local, LocalData::Ours { trust_clean: false }, "turn {turn}");
+            header = plan.header;
+            // One wins now and then, none gets as far as writing a header of its own.
+            if turn % 70 == 0 {
+                bodies.push(attach(plan.record.epoch.0, plan.record.nonce));
+            }
+        }
+        // Any of those that did not win may still come into the log.
+        for nonce in header.nonces.clone() {
+            let late = [&bodies[..], &[attach(5, nonce)]].concat();
+            let plan = plan_attach(&log(&late), Some(&header), &claim(MINE)).unwrap();
+            assert_eq!(plan.local, LocalData::Ours { trust_clean: false });
+        }
     }
 
     #[test]

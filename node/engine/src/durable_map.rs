@@ -44,9 +44,9 @@ pub struct Header {
     pub volume: VolumeId,
     /// Its size when the map was made.
     pub sectors: u64,
-    /// The epoch under which the newest local data was written.
+    /// The local data is the volume's as of this epoch.
     pub epoch: Epoch,
-    /// The nonces of this node's attaches, newest last.
+    /// The nonces of this node's attaches from that epoch on, newest last; some of them never came into the log.
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
     pub active: Side,
@@ -59,12 +59,27 @@ pub struct Header {
 }
 
 impl Header {
-    /// Adds a nonce before the attach that will carry it. The epoch stays that of the data until the attach has won.
-    pub fn intend(&mut self, nonce: Nonce) {
-        self.nonces.push(nonce);
-        let surplus = self.nonces.len().saturating_sub(REMEMBERED_NONCES);
-        self.nonces.drain(..surplus);
+    /// Remembers the nonce of an attach before its record is sent. Returns the one that the record must carry: where there
+    /// is no room, the newest of those remembered, because each of their records may still come into the log, and data
+    /// must not be taken for foreign then.
+    pub fn intend(&mut self, nonce: Nonce) -> Nonce {
         self.closed_clean = false;
+        match self.nonces.last() {
+            Some(newest) if self.nonces.len() >= REMEMBERED_NONCES => *newest,
+            Some(_) | None => {
+                self.nonces.push(nonce);
+                nonce
+            }
+        }
+    }
+
+    /// The local data was found to be the volume's as of `epoch`, attached as `writer`. Records of attaches intended before
+    /// cannot come into the log any more: theirs was the place of an older record, or of that epoch's.
+    pub fn is_ours_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
+        if epoch > self.epoch {
+            self.epoch = epoch;
+            self.nonces.retain(|nonce| Some(*nonce) == writer);
+        }
     }
 
     /// The slot to write as `generation`.

@@ -5,63 +5,61 @@
 //! still be planted at run time, in the thread that runs the engine: a build that has the feature only because the
 //! simulation was built beside it behaves as one without. A test over `cargo metadata` lets nobody but `node/sim` ask for
 //! the feature.
-//!
-//! The numbers are those of the invariants in `docs/invariants.md` that a bug breaks.
 
 /// A safeguard that is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// A round does not sync the sides (1).
+    /// A round does not sync the sides.
     NoSideSync,
-    /// A round does not sync the durable map (13).
+    /// A round does not sync the durable map.
     NoMapSync,
-    /// A side is uploaded while writes to it are in flight (10).
+    /// A side is uploaded while writes to it are in flight.
     UploadInFlight,
-    /// Another writer's record in the log is not noticed (11).
+    /// Another writer's record in the log is not noticed.
     NoFenceCheck,
-    /// An ambiguous PUT counts as one that succeeded (11).
+    /// An ambiguous PUT counts as one that succeeded.
     AmbiguousIsWon,
-    /// Clean data is trusted at every attach (4).
+    /// Clean data is trusted at every attach.
     StaleClean,
-    /// A side is uploaded and committed without a round before (1).
+    /// A side is uploaded and committed without a round before.
     CommitBeforeRound,
-    /// A flush joins the round that is running (1).
+    /// A flush joins the round that is running.
     FlushJoinsRunning,
-    /// The first round after a takeover takes the predecessor's writes for synced (1).
+    /// The first round after a takeover takes the predecessor's writes for synced.
     NoFirstFullRound,
-    /// A late completion on the sealed side hides newer data in the active one (4).
+    /// A late completion on the sealed side hides newer data in the active one.
     LateCompletionHides,
-    /// A record is sent before it is stored locally (5).
+    /// A record is sent before it is stored locally.
     RecordNotStored,
-    /// A read's plan leaves out what reads as zeros (9).
+    /// A read's plan leaves out what reads as zeros.
     NoZeroFill,
-    /// A chunk's segments stand oldest first (4).
+    /// A chunk's segments stand oldest first.
     OldestFirst,
-    /// A write is completed twice (8).
+    /// A write is completed twice.
     DoubleCompletion,
-    /// With `durability: object` a flush is answered once the segment is stored, before its commit (15).
+    /// With `durability: object` a flush is answered once the segment is stored, before its commit.
     FlushAtUpload,
-    /// With `durability: object` a flush waits for the seal in progress only, whatever is dirty since (15).
+    /// With `durability: object` a flush waits for the seal in progress only, whatever is dirty since.
     FlushJoinsSeal,
-    /// Clean data is punched before the durable map says that it is remote (1).
+    /// Clean data is punched before the durable map says that it is remote.
     PunchBeforeRound,
-    /// Clean data is punched while reads that were planned on it are in flight (2).
+    /// Clean data is punched while reads that were planned on it are in flight.
     PunchUnderReads,
-    /// Sectors of a block that lie apart are packed as if they lay together (3).
+    /// Sectors of a block that lie apart are packed as if they lay together.
     SparseIsDense,
-    /// What a fenced writer never uploaded is thrown away (6).
+    /// What a fenced writer never uploaded is thrown away.
     NoSetAside,
-    /// A fenced writer leaves its durable map as it is (6).
+    /// A fenced writer leaves its durable map as it is.
     NoLastRound,
-    /// A commit is made before its segment is stored (7).
+    /// A commit is made before its segment is stored.
     SegmentNotStored,
-    /// What failed once is waited for, and never tried again (12).
+    /// What failed once is waited for, and never tried again.
     NeverRetries,
-    /// What LIST shows counts as the whole log of a volume taken over (5).
+    /// What LIST shows counts as the whole log of a volume taken over.
     ListIsTheEnd,
-    /// Dirty data is sealed when there is enough of it, however old it is (14).
+    /// Dirty data is sealed when there is enough of it, however old it is.
     NoAgeLimit,
-    /// A write on top of zeros does not count as dirty (16).
+    /// A write on top of zeros does not count as dirty.
     ZerosStayZeros,
 }
 
@@ -95,6 +93,32 @@ impl Bug {
         Self::NoAgeLimit,
         Self::ZerosStayZeros,
     ];
+
+    /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
+    pub const fn breaks(self) -> u8 {
+        match self {
+            Self::NoSideSync
+            | Self::CommitBeforeRound
+            | Self::FlushJoinsRunning
+            | Self::NoFirstFullRound
+            | Self::PunchBeforeRound => 1,
+            Self::PunchUnderReads => 2,
+            Self::SparseIsDense => 3,
+            Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst => 4,
+            Self::RecordNotStored | Self::ListIsTheEnd => 5,
+            Self::NoSetAside | Self::NoLastRound => 6,
+            Self::SegmentNotStored => 7,
+            Self::DoubleCompletion => 8,
+            Self::NoZeroFill => 9,
+            Self::UploadInFlight => 10,
+            Self::NoFenceCheck | Self::AmbiguousIsWon => 11,
+            Self::NeverRetries => 12,
+            Self::NoMapSync => 13,
+            Self::NoAgeLimit => 14,
+            Self::FlushAtUpload | Self::FlushJoinsSeal => 15,
+            Self::ZerosStayZeros => 16,
+        }
+    }
 }
 
 #[cfg(feature = "simulation")]

@@ -158,7 +158,7 @@ impl Device {
                         Invariant::ReadsAreTiled.broken(&format!("sector {sector} was not filled"))
                     };
                     let allowed = &request.allowed[index];
-                    expect.reads_by().check(allowed.contains(&stamp), || {
+                    expect.reads_by(sector).check(allowed.contains(&stamp), || {
                         format!("sector {sector} reads as write {stamp}; allowed: {allowed:?}")
                     });
                     expect.saw(sector, stamp, request.issued);

@@ -71,8 +71,10 @@ impl Cut {
 /// The model of one writer's volume.
 #[derive(Debug, Clone)]
 pub(crate) struct Expect {
-    /// What a read that sees anything else breaks: it depends on what the volume went through last.
+    /// What the volume went through last, and when: what a read breaks that sees anything else in a sector that was not
+    /// written since.
     reads_by: Invariant,
+    since: u64,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
     /// Sectors for which zeros and data were under way at once.
@@ -82,14 +84,19 @@ pub(crate) struct Expect {
 impl Default for Expect {
     fn default() -> Self {
         let (sectors, raced) = (BTreeMap::new(), BTreeSet::new());
-        Self { reads_by: Invariant::ReadsTheNewest, clock: 0, sectors, raced }
+        Self { reads_by: Invariant::ReadsTheNewest, since: 0, clock: 0, sectors, raced }
     }
 }
 
 impl Expect {
-    /// What a read that sees something not allowed breaks.
-    pub(crate) fn reads_by(&self) -> Invariant {
-        self.reads_by
+    /// What a read of `sector` breaks that sees something not allowed.
+    pub(crate) fn reads_by(&self, sector: u64) -> Invariant {
+        let mut writes = self.sectors.get(&sector).into_iter().flatten();
+        if writes.any(|write| write.succeeded && write.issued > self.since) {
+            Invariant::ReadsTheNewest
+        } else {
+            self.reads_by
+        }
     }
 
     /// A volume that reads as `cut`.
@@ -106,6 +113,7 @@ impl Expect {
             cut.sectors.iter().map(|(sector, stamps)| (*sector, stamps.iter().map(known).collect()));
         Self {
             reads_by: Invariant::StoreIsAPrefix,
+            since: 1,
             clock: 1,
             sectors: sectors.collect(),
             raced: BTreeSet::new(),
@@ -211,6 +219,7 @@ impl Expect {
     pub(crate) fn lose_host(&mut self) {
         self.reads_by = Invariant::FlushedSurvives;
         let now = self.now();
+        self.since = now;
         for write in self.sectors.values_mut().flatten() {
             *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
         }

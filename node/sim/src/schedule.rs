@@ -307,6 +307,8 @@ impl Schedule {
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
+        self.world.check_whole();
+        self.world.check_removal();
     }
 
     /// Whether the home detached; if it was fenced instead, it is ready to attach anew.

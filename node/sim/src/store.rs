@@ -226,6 +226,12 @@ impl Store {
         self.insert(key, body.clone());
     }
 
+    /// The keys of all that is there.
+    pub(crate) fn keys(&self) -> Vec<&str> {
+        let there = self.objects.iter().filter(|(_, object)| object.gone.is_none());
+        there.map(|(key, _)| key.as_str()).collect()
+    }
+
     /// What stands under `prefix`.
     fn under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
         let from = self.objects.range(prefix.clone()..);

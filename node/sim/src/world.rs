@@ -14,6 +14,7 @@ mod space;
 #[cfg(test)]
 mod tests;
 mod timing;
+mod whole;
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -16,6 +16,9 @@ fn every_invariant_and_every_bug_stands_in_the_document() {
         assert!(row.starts_with(&begins), "{row}\ndoes not begin with {begins}");
     }
     for bug in Bug::ALL {
-        assert!(rows.iter().any(|row| row.contains(&format!("`{bug:?}`"))), "{bug:?} breaks an invariant");
+        let named: Vec<bool> = rows.iter().map(|row| row.contains(&format!("`{bug:?}`"))).collect();
+        let said: Vec<bool> =
+            Invariant::ALL.iter().map(|invariant| invariant.number() == bug.breaks()).collect();
+        assert_eq!(named, said, "{bug:?} stands in the row of the invariant that it breaks");
     }
 }

@@ -168,6 +168,20 @@ pub struct CapabilitiesResponse {
     pub daemon_version: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "3")]
     pub transports: ::prost::alloc::vec::Vec<TransportCapability>,
+    /// Absent if the file system of the state directory shows no block device.
+    #[prost(message, optional, tag = "4")]
+    pub state_disk: ::core::option::Option<StateDisk>,
+}
+/// The block device under the state directory; of a stack of devices, the one with the smallest physical blocks.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StateDisk {
+    /// Its name, as in /sys/block.
+    #[prost(string, tag = "1")]
+    pub device: ::prost::alloc::string::String,
+    /// What it writes wholly or not at all when the power fails. Below 4096, a power cut may leave parts of two writes in
+    /// one sector of a volume, where it was overwritten and not flushed yet.
+    #[prost(uint64, tag = "2")]
+    pub physical_block_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransportCapability {

@@ -10,7 +10,9 @@ use holdfast_types::{InvalidVolumeId, SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Transport;
 use tonic::Status;
 
-use crate::node::{AttachRequest, Attached, Capabilities, ServedCounts, VolumeState, VolumeStatus};
+use crate::node::{
+    AttachRequest, Attached, Capabilities, ServedCounts, StateDisk, VolumeState, VolumeStatus,
+};
 
 /// A field of a request cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +182,7 @@ impl From<VolumeStatus> for wire::Volume {
             oldest_dirty,
             durability: class,
             durable_up_to,
-            store_away: _,
+            store: _,
             delayed: _,
             waiting_requests: _,
             cached_bytes: _,
@@ -241,7 +243,7 @@ fn store_requests(counts: RequestCounts) -> wire::StoreRequests {
 
 impl From<Capabilities> for wire::CapabilitiesResponse {
     fn from(capabilities: Capabilities) -> Self {
-        let Capabilities { kernel_release, transports } = capabilities;
+        let Capabilities { kernel_release, transports, state_disk } = capabilities;
         let transports = transports.into_iter().map(|(by, usable)| wire::TransportCapability {
             transport: transport(by),
             available: usable.is_ok(),
@@ -251,6 +253,10 @@ impl From<Capabilities> for wire::CapabilitiesResponse {
             kernel_release,
             daemon_version: env!("CARGO_PKG_VERSION").to_owned(),
             transports: transports.collect(),
+            state_disk: state_disk.map(|StateDisk { device, physical_block_bytes }| wire::StateDisk {
+                device,
+                physical_block_bytes,
+            }),
         }
     }
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Durability, ListResponse,
-    StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
+    StateDisk, StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState,
+    VolumeStats,
 };
+use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
 
 use crate::config::ByteSize;
@@ -219,7 +221,7 @@ impl Render for StatsResponse {
 
 impl Render for CapabilitiesResponse {
     fn text(&self) -> String {
-        let Self { kernel_release, daemon_version, transports } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk } = self;
         let rows = transports.iter().map(|capability| {
             [
                 transport_name(capability.transport()).to_owned(),
@@ -228,13 +230,14 @@ impl Render for CapabilitiesResponse {
             ]
         });
         format!(
-            "kernel {kernel_release}, daemon {daemon_version}\n{}",
+            "kernel {kernel_release}, daemon {daemon_version}\nstate disk: {}\n{}",
+            state_disk.as_ref().map_or_else(|| "not known".to_owned(), state_disk_text),
             table(["TRANSPORT", "AVAILABLE", "REFUSAL"], rows)
         )
     }
 
     fn json(&self) -> Value {
-        let Self { kernel_release, daemon_version, transports } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk } = self;
         let transports = transports.iter().map(|capability| {
             let TransportCapability { transport: _, available, refusal } = capability;
             json!({
@@ -247,8 +250,22 @@ impl Render for CapabilitiesResponse {
             "kernel_release": kernel_release,
             "daemon_version": daemon_version,
             "transports": transports.collect::<Vec<_>>(),
+            "state_disk": state_disk.as_ref().map(|StateDisk { device, physical_block_bytes }| json!({
+                "device": device,
+                "physical_block_bytes": physical_block_bytes,
+            })),
         })
     }
+}
+
+fn state_disk_text(disk: &StateDisk) -> String {
+    let StateDisk { device, physical_block_bytes } = disk;
+    let tears = if *physical_block_bytes < SECTOR_BYTES {
+        ": a power cut may tear sectors that were not flushed"
+    } else {
+        ""
+    };
+    format!("{device}, physical blocks of {physical_block_bytes} bytes{tears}")
 }
 
 /// The words of the Kubernetes API for the same things.

@@ -98,12 +98,17 @@ async fn json_is_for_programs() {
 }
 
 #[tokio::test]
-async fn a_refused_transport_is_explained() {
+async fn a_refused_transport_and_a_disk_that_may_tear_sectors_are_explained() {
     let world = World::start().await;
     let text = world.ask("capabilities").await.unwrap();
     assert!(text.starts_with("kernel 6.14.0, daemon "), "{text}");
     assert!(text.contains("ublk-zero-copy  no         the ublk driver"), "{text}");
     assert!(text.contains("ublk-user-copy  yes"), "{text}");
+    let disk = "state disk: sda, physical blocks of 512 bytes: a power cut may tear sectors";
+    assert!(text.contains(disk), "{text}");
+    let json: serde_json::Value =
+        serde_json::from_str(&world.ask("capabilities --json").await.unwrap()).unwrap();
+    assert_eq!(json["state_disk"]["physical_block_bytes"], 512);
 }
 
 #[tokio::test]

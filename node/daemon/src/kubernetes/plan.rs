@@ -30,7 +30,7 @@ pub(crate) const ATTACHED: &str = "Attached";
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
 /// How often the age of what is dirty is written while nothing else moves.
 const AGE_EVERY: Duration = Duration::from_secs(60);
-/// How soon a volume is looked at again while something is under way.
+/// How soon a volume is looked at again while something is under way or amiss.
 const SOON: Duration = Duration::from_secs(2);
 
 /// One volume as seen at one moment.
@@ -195,7 +195,9 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
 
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
 fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
-    let again = if facts.doing.is_some() || reason != ATTACHED { SOON } else { FIGURES_EVERY };
+    let is_moving =
+        facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(trouble::is_near);
+    let again = if is_moving { SOON } else { FIGURES_EVERY };
     let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
     if !ours {
         return Plan::of(Vec::new(), again);
@@ -277,7 +279,9 @@ fn message(facts: &Facts, reason: &str) -> String {
     {
         return failure.message.clone();
     }
-    if let Some(message) = facts.here.as_ref().and_then(|here| here.message.clone()) {
+    // What a volume that is served waits for comes and goes, and has conditions of its own.
+    let message = facts.here.as_ref().and_then(|here| here.message.clone());
+    if let Some(message) = message.filter(|_| reason != ATTACHED) {
         return message;
     }
     let me = &facts.me;

@@ -7,6 +7,7 @@ use holdfast_crds::{
     Condition, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time,
     TransportSupport, condition,
 };
+use holdfast_types::SECTOR_BYTES;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
@@ -14,11 +15,13 @@ use serde_json::json;
 
 use super::api::{ApiError, call};
 use super::transport_name;
-use crate::node::{Capabilities, VolumeState, VolumeStatus, fenced};
+use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced};
 use crate::volumes::Volumes;
 
 /// Condition: the daemon runs and at least one transport can be used.
 const READY: &str = "Ready";
+/// Condition: the disk under the state directory promises whole sectors after a power cut.
+const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// How often the node looks at itself; an unchanged report is not written again.
 const EVERY: Duration = Duration::from_secs(15);
 /// Free space is told in steps of this many bytes, so that it is not written at every look.
@@ -136,7 +139,7 @@ fn describe(
     before: &[Condition],
     now: &Time,
 ) -> StorageNodeStatus {
-    let Capabilities { kernel_release, transports } = capabilities;
+    let Capabilities { kernel_release, transports, state_disk } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .iter()
         .map(|(transport, usable)| TransportSupport {
@@ -166,8 +169,31 @@ fn describe(
         transports,
         fenced,
         last_handoff: None,
-        conditions: vec![ready],
+        conditions: vec![ready, sectors_atomic(state_disk.as_ref(), state_dir, before, now)],
     }
+}
+
+fn sectors_atomic(disk: Option<&StateDisk>, state_dir: &Path, before: &[Condition], now: &Time) -> Condition {
+    let state_dir = state_dir.display();
+    let (status, reason, message) = match disk {
+        None => (
+            ConditionStatus::Unknown,
+            "NoBlockDevice",
+            format!("the file system of {state_dir} shows no block device"),
+        ),
+        Some(StateDisk { device, physical_block_bytes: bytes }) => {
+            let found = format!("{device} under {state_dir} has physical blocks of {bytes} bytes");
+            if *bytes >= SECTOR_BYTES {
+                (ConditionStatus::True, "PhysicalBlocks", found)
+            } else {
+                let means = "a power cut may leave parts of two writes in one sector of a volume, where it was overwritten and not flushed yet";
+                let message =
+                    format!("{found}, smaller than the {SECTOR_BYTES} bytes of a volume's sector: {means}");
+                (ConditionStatus::False, "SmallPhysicalBlocks", message)
+            }
+        }
+    };
+    condition(before, SECTORS_ATOMIC, status, reason, message, None, now)
 }
 
 #[cfg(test)]
@@ -201,6 +227,18 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_may_tear_sectors_is_named() {
+        let told = |disk: Option<StateDisk>| sectors_atomic(disk.as_ref(), Path::new("/state"), &[], &now());
+        let disk = |physical_block_bytes| StateDisk { device: "sda".to_owned(), physical_block_bytes };
+        let small = told(Some(disk(512)));
+        assert_eq!((small.status.as_str(), small.reason.as_str()), ("False", "SmallPhysicalBlocks"));
+        assert!(small.message.starts_with("sda under /state has physical blocks of 512 bytes"));
+        assert_eq!(told(Some(disk(4096))).status, "True");
+        assert_eq!(told(Some(disk(16384))).status, "True");
+        assert_eq!(told(None).status, "Unknown");
+    }
+
+    #[test]
     fn what_fenced_writers_left_is_told_damage_included() {
         let state = tempfile::tempdir().unwrap();
         assert_eq!(fenced_data(state.path(), &[]), []);
@@ -217,6 +255,7 @@ mod tests {
         let capabilities = Capabilities {
             kernel_release: "5.15.0".to_owned(),
             transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
+            state_disk: None,
         };
         let status = describe(&capabilities, &[], Path::new("/state"), None, Vec::new(), &[], &now());
         assert_eq!(status.conditions[0].status, "False");

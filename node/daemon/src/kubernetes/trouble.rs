@@ -1,15 +1,17 @@
 //! Conditions of a Volume that is served: whether its store answers, whether writes wait.
 //!
-//! Owns: the words. Both are there while the volume is on the node; each turns after [`LASTING`], and back at once.
+//! Owns: the words. Each turns after [`LASTING`], and back at once. The first is there while the volume is on the node, the
+//! second while its device takes writes; neither says anything of a volume that another writer holds. What was said of a
+//! store stays said until the store answers: a daemon that was restarted knows nothing of it at first.
 
 use std::time::{Duration, SystemTime};
 
-use holdfast_crds::{Condition, ConditionStatus, Time, condition};
-use holdfast_engine::volume::Delay;
+use holdfast_crds::{Condition, ConditionStatus, Time, condition, find_condition};
+use holdfast_engine::volume::{Delay, Durability};
 use k8s_openapi::jiff::Timestamp;
 
 use super::plan::Facts;
-use crate::node::{self, StoreAway};
+use crate::node::{self, StoreAway, StoreHealth, VolumeState};
 
 /// Condition: the object store answers the node.
 pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
@@ -18,35 +20,58 @@ pub(crate) const WRITABLE: &str = "Writable";
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 
-/// Both conditions of a volume that is here.
-pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> [Condition; 2] {
-    [store_reachable(facts, here, now), writable(facts, here, now)]
+/// The conditions of a volume that is here.
+pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
+    match here.state {
+        VolumeState::Fenced => Vec::new(),
+        VolumeState::Attaching => store_reachable(facts, here, now).into_iter().collect(),
+        VolumeState::Attached | VolumeState::Detaching => {
+            store_reachable(facts, here, now).into_iter().chain([writable(facts, here, now)]).collect()
+        }
+    }
 }
 
-fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+/// Whether a condition may be about to turn.
+pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
+    here.store.away().is_some() || here.delayed.is_some()
+}
+
+fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
     let store = &here.store_name;
-    let lasting = here.store_away.as_ref().filter(|away| {
-        let now = SystemTime::from(now.0);
-        now.duration_since(away.since).is_ok_and(|passed| passed >= LASTING)
-    });
-    match lasting {
+    let said = find_condition(&facts.status.conditions, STORE_REACHABLE);
+    let away = match &here.store {
+        StoreHealth::Unknown => return said.cloned(),
+        StoreHealth::Answers => None,
+        StoreHealth::Away(away) => {
+            let passed = SystemTime::from(now.0).duration_since(away.since);
+            let is_lasting = passed.is_ok_and(|passed| passed >= LASTING);
+            (is_lasting || said.is_some_and(|said| said.status == "False")).then_some(away)
+        }
+    };
+    Some(match away {
         None => {
             let message = format!("ObjectStore {store} answers node {}", facts.me);
             make(facts, STORE_REACHABLE, ConditionStatus::True, "Answering", message, now)
         }
-        Some(StoreAway { since, error }) => {
-            let since = seconds(*since).map_or_else(String::new, |since| format!(" since {}", since.0));
-            let waits = match here.dirty_bytes {
-                0 => "nothing waits to be uploaded".to_owned(),
-                bytes => format!("{bytes} bytes wait to be uploaded"),
-            };
-            let message = format!(
-                "ObjectStore {store} has not answered node {}{since}: {error}; {waits}, requests are tried again until it does",
-                facts.me
-            );
+        Some(away) => {
+            let message = waits_for_store(facts, here, away);
             make(facts, STORE_REACHABLE, ConditionStatus::False, "StoreAway", message, now)
         }
-    }
+    })
+}
+
+fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
+    let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
+    let waits = match (here.dirty_bytes, here.durability) {
+        (0, _) => "Nothing waits to be uploaded".to_owned(),
+        (bytes, Durability::Local) => format!("{bytes} bytes wait to be uploaded"),
+        (bytes, Durability::Object) => format!("{bytes} bytes wait to be uploaded, and flushes for them"),
+    };
+    format!(
+        "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
+         when the store answers. Last error: {}",
+        here.store_name, facts.me, away.error
+    )
 }
 
 fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
@@ -59,12 +84,14 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
     let (reason, why) = match delay {
         Delay::DirtyLimit => (
             "DirtyLimit",
-            format!("the volume has {bytes} bytes to upload, as many as data.most_dirty allows"),
+            format!(
+                "the volume has {bytes} bytes to upload, and data.most_dirty allows no more; they go on as these are uploaded"
+            ),
         ),
         Delay::CacheFull => (
             "CacheFull",
             format!(
-                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded"
+                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded; they go on as there is room"
             ),
         ),
         Delay::DiskFull => {

@@ -17,6 +17,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::api::{ApiError, call};
+use super::event::Recorder;
 use super::object_store::{self, StoreError};
 use super::operations::{Doing, Operations, Outcome};
 use super::plan::{Facts, Step, daemons_part, plan};
@@ -34,13 +35,15 @@ struct Context<V> {
     me: String,
     volumes: V,
     operations: Operations,
+    recorder: Recorder,
 }
 
 /// Runs until it is dropped.
 pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let (ended, ends) = mpsc::unbounded();
     let operations = Operations::new(ended);
-    let context = Arc::new(Context { client: client.clone(), me, volumes, operations });
+    let recorder = Recorder::new(client.clone(), &me);
+    let context = Arc::new(Context { client: client.clone(), me, volumes, operations, recorder });
     // All Volumes: one that shall be served elsewhere now may still be here.
     Controller::new(Api::<Volume>::all(client), watcher::Config::default())
         .reconcile_on(ends)
@@ -143,11 +146,13 @@ impl<V: Volumes> Work<'_, V> {
         });
         let api: Api<Volume> = Api::all(self.context.client.clone());
         let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
-        self.volume = call(api.patch_status(&name, &params, &Patch::Apply(patch))).await?;
+        let written = call(api.patch_status(&name, &params, &Patch::Apply(patch))).await?;
+        let before = std::mem::replace(&mut self.volume, written).status.unwrap_or_default();
         self.context.operations.reported(&self.id);
         if status.node.is_none() {
             self.context.operations.forget(&self.id);
         }
+        self.context.recorder.tell(&self.volume, &before.conditions).await;
         Ok(())
     }
 

@@ -121,10 +121,11 @@ impl Local {
         self.run().join("attached")
     }
 
-    /// Makes the volume's directories.
+    /// Makes the volume's directories; a power cut does not take them back.
     fn make_dirs(&self) -> Result<(), NodeError> {
         for dir in [self.dir(), self.run()] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
+            dir.parent().map_or(Ok(()), sync_dir)?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! An object store, and since when it does not answer.
+//! An object store, and whether it answers.
 //!
-//! Owns: the memory of the last failure. Every request of this node to the store passes through here; the first that gets an
+//! Owns: the memory of the last answer or failure. Every request of this node to the store passes through here; the first that gets an
 //! answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
 //! Runs on: whoever asks.
 
@@ -25,16 +25,38 @@ pub(crate) struct StoreAway {
     pub(crate) error: String,
 }
 
+/// What is known of a store.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum StoreHealth {
+    /// This process has asked it nothing yet.
+    #[default]
+    Unknown,
+    /// It answered last.
+    Answers,
+    /// It does not answer.
+    Away(StoreAway),
+}
+
+impl StoreHealth {
+    /// The outage in progress.
+    pub(crate) fn away(&self) -> Option<&StoreAway> {
+        match self {
+            Self::Unknown | Self::Answers => None,
+            Self::Away(away) => Some(away),
+        }
+    }
+}
+
 /// A store whose answers are watched.
 #[derive(Debug)]
 pub(crate) struct WatchedStore<S = S3Store> {
     store: Arc<S>,
-    away: Mutex<Option<StoreAway>>,
+    health: Mutex<StoreHealth>,
 }
 
 impl<S> WatchedStore<S> {
     pub(crate) fn new(store: Arc<S>) -> Self {
-        Self { store, away: Mutex::default() }
+        Self { store, health: Mutex::default() }
     }
 
     /// The store itself, for its figures.
@@ -42,9 +64,9 @@ impl<S> WatchedStore<S> {
         &self.store
     }
 
-    /// The outage in progress.
-    pub(crate) fn away(&self) -> Option<StoreAway> {
-        self.away.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// What the last request told.
+    pub(crate) fn health(&self) -> StoreHealth {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn note<T, E: Error>(
@@ -53,14 +75,14 @@ impl<S> WatchedStore<S> {
         kind: fn(&E) -> ErrorKind,
         result: Result<T, E>,
     ) -> Result<T, E> {
-        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        match &result {
+        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        *health = match &result {
             Err(error) if !is_answer(kind(error)) => {
-                let since = away.take().map_or(begun, |away| away.since);
-                *away = Some(StoreAway { since, error: chain(error) });
+                let since = health.away().map_or(begun, |away| away.since);
+                StoreHealth::Away(StoreAway { since, error: chain(error) })
             }
-            Ok(_) | Err(_) => *away = None,
-        }
+            Ok(_) | Err(_) => StoreHealth::Answers,
+        };
         result
     }
 }
@@ -125,17 +147,18 @@ mod tests {
     async fn an_outage_begins_with_its_first_failure_and_ends_with_the_first_answer() {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
+        assert_eq!(watched.health(), StoreHealth::Unknown);
         assert!(watched.get("a", 10).await.is_err());
-        assert_eq!(watched.away(), None, "it answered that there is no such object");
+        assert_eq!(watched.health(), StoreHealth::Answers, "that there is no such object");
         let before = SystemTime::now();
         memory.go_away();
         assert!(watched.put_segment("a", vec![]).await.is_err());
-        let first = watched.away().expect("away");
+        let first = watched.health().away().cloned().expect("away");
         assert!(first.since >= before && !first.error.is_empty());
         assert!(watched.create("b", Bytes::new()).await.is_err());
-        assert_eq!(watched.away().expect("still").since, first.since);
+        assert_eq!(watched.health().away().expect("still").since, first.since);
         memory.heal();
         watched.put_segment("a", vec![]).await.expect("stored");
-        assert_eq!(watched.away(), None);
+        assert_eq!(watched.health(), StoreHealth::Answers);
     }
 }

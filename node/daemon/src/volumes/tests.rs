@@ -14,8 +14,8 @@ use holdfast_ublk::Transport;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, VolumeState,
-    VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, StateDisk,
+    StoreHealth, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -79,7 +79,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         oldest_dirty: Some(Duration::from_millis(2500)),
         durability: Durability::Object,
         durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
-        store_away: None,
+        store: StoreHealth::Answers,
         delayed: None,
         waiting_requests: 0,
         cached_bytes: 12288,
@@ -177,6 +177,7 @@ impl Volumes for Fake {
                 (Transport::ZeroCopy, Err("the ublk driver of kernel 6.14.0 lacks AUTO_BUF_REG".to_owned())),
                 (Transport::UserCopy, Ok(())),
             ],
+            state_disk: Some(StateDisk { device: "sda".to_owned(), physical_block_bytes: 512 }),
         }
     }
 }

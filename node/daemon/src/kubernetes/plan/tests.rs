@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kubernetes::retry::{OperationFailure, Retry};
-use crate::node::{StoreAway, VolumeState};
+use crate::node::{StoreAway, StoreHealth, VolumeState};
 use crate::volumes::tests::attached;
 
 fn now() -> Time {
@@ -295,20 +295,20 @@ fn turned(facts: &Facts, type_: &str) -> (String, String, String) {
 fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
-    let away = |since| Some(StoreAway { since, error: "connection refused".to_owned() });
-    facts.here.as_mut().unwrap().store_away = away(long_ago + Duration::from_secs(89));
+    let away = |since| StoreHealth::Away(StoreAway { since, error: "connection refused".to_owned() });
+    facts.here.as_mut().unwrap().store = away(long_ago + Duration::from_secs(89));
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "a second is the ordinary course of things");
-    facts.here.as_mut().unwrap().store_away = away(long_ago);
+    facts.here.as_mut().unwrap().store = away(long_ago);
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreAway"));
     assert_eq!(
         message,
-        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z: connection refused; 8192 bytes wait to be uploaded, requests are tried again until it does"
+        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. All goes on by itself when the store answers. Last error: connection refused"
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().dirty_bytes += 4096;
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
-    facts.here.as_mut().unwrap().store_away = None;
+    facts.here.as_mut().unwrap().store = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
 }
 
@@ -329,6 +329,61 @@ fn writes_that_wait_are_told_with_the_reason() {
         facts.here.as_mut().unwrap().delayed = None;
         assert_eq!(turned(&facts, "Writable").1, "Serving");
     }
+}
+
+#[test]
+fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
+    let mut facts = served();
+    let error = "connection refused".to_owned();
+    let since = std::time::SystemTime::from(now().0);
+    let away = StoreHealth::Away(StoreAway { since: since - Duration::from_secs(60), error: error.clone() });
+    facts.here.as_mut().unwrap().store = away;
+    reported(&mut facts);
+    let before = find_condition(&facts.status.conditions, trouble::STORE_REACHABLE).unwrap().clone();
+    for store in [StoreHealth::Unknown, StoreHealth::Away(StoreAway { since, error })] {
+        facts.here.as_mut().unwrap().store = store;
+        let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
+        let status = trouble::conditions(&facts, facts.here.as_ref().unwrap(), &later);
+        let after = find_condition(&status, trouble::STORE_REACHABLE).unwrap();
+        assert_eq!((&after.status, &after.reason), (&before.status, &before.reason));
+        assert_eq!(after.last_transition_time, before.last_transition_time);
+    }
+    facts.here.as_mut().unwrap().store = StoreHealth::Answers;
+    assert_eq!(turned(&facts, "StoreReachable").0, "True");
+}
+
+#[test]
+fn a_volume_in_trouble_is_looked_at_soon_so_that_what_is_over_is_told() {
+    let mut facts = served();
+    assert_eq!(plan(&facts, &now()).again, Some(FIGURES_EVERY));
+    facts.here.as_mut().unwrap().delayed = Some((Delay::DirtyLimit, Duration::from_secs(1)));
+    assert_eq!(plan(&facts, &now()).again, Some(SOON));
+    let since = std::time::SystemTime::from(now().0);
+    facts.here.as_mut().unwrap().delayed = None;
+    facts.here.as_mut().unwrap().store =
+        StoreHealth::Away(StoreAway { since, error: "timed out".to_owned() });
+    assert_eq!(plan(&facts, &now()).again, Some(SOON));
+}
+
+#[test]
+fn requests_that_wait_for_a_moment_are_no_reason_to_write() {
+    let mut facts = served();
+    let here = facts.here.as_mut().unwrap();
+    here.message = Some("requests wait for the object store".to_owned());
+    here.waiting_requests = 8;
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
+}
+
+#[test]
+fn a_volume_that_another_writer_holds_is_not_called_writable() {
+    let mut facts = served();
+    facts.here.as_mut().unwrap().state = VolumeState::Fenced;
+    let status = written(&plan(&facts, &now())).unwrap();
+    assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
+    facts.here.as_mut().unwrap().state = VolumeState::Attaching;
+    let status = written(&plan(&facts, &now())).unwrap();
+    assert!(find_condition(&status.conditions, trouble::STORE_REACHABLE).is_some());
+    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None);
 }
 
 #[test]

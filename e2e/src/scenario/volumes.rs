@@ -1,0 +1,94 @@
+//! Volumes of the Kubernetes API as a user sees them: served on a node, and what their conditions say.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::provisioning::apply;
+use crate::node::Node;
+use crate::world::World;
+
+const SERVED_LIMIT: &str = "--timeout=300s";
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A volume that a node serves.
+pub(super) struct Served {
+    /// What the daemon's figures and files call it.
+    pub(super) id: String,
+    /// Its device.
+    pub(super) device: String,
+}
+
+/// One condition as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Its status and its reason, as in `False/StoreAway`.
+    pub(super) what: String,
+    /// What a person reads.
+    pub(super) message: String,
+    /// When its status turned last, as RFC 3339: later times are greater.
+    pub(super) since: String,
+}
+
+/// Asks `node` for volumes of these names and sizes, which upload after two seconds, and waits until it serves all volumes
+/// there are.
+pub(super) fn serve_all(
+    world: &World,
+    node: &Node,
+    volumes: &[(&str, &str)],
+) -> Result<BTreeMap<String, Served>> {
+    let documents: Vec<String> = volumes
+        .iter()
+        .map(|(name, size)| {
+            format!(
+                "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+                 spec: {{size: {size}, objectStore: store, nodeName: {}, maxDirtyAge: 2s}}\n",
+                node.vm().name()
+            )
+        })
+        .collect();
+    apply(world, &documents.join("---\n"))?;
+    wait_all(world, "condition=Attached")?;
+    let path = "{range .items[*]}{.metadata.name} {.status.volumeId} {.status.devicePath}{\"\\n\"}{end}";
+    let mut served = BTreeMap::new();
+    for line in world.kubectl(["get", "volumes", &format!("--output=jsonpath={path}")])?.lines() {
+        let mut words = line.split(' ').map(str::to_owned);
+        let (name, id, device) = (|| Some((words.next()?, words.next()?, words.next()?)))()
+            .with_context(|| format!("not a volume that is served: {line}"))?;
+        node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+        served.insert(name, Served { id, device });
+    }
+    Ok(served)
+}
+
+/// Has nobody serve a volume, and waits until its node has let it go.
+pub(super) fn release(world: &World, name: &str) -> Result<()> {
+    let nobody = "{\"spec\":{\"nodeName\":null}}";
+    world.kubectl(["patch", "volume", name, "--type=merge", "--patch", nobody])?;
+    wait_all(world, "jsonpath={.status.phase}=Ready")
+}
+
+/// Waits until this holds of all volumes.
+pub(super) fn wait_all(world: &World, what: &str) -> Result<()> {
+    let waited = world.kubectl(["wait", "volumes", "--all", &format!("--for={what}"), SERVED_LIMIT]);
+    waited.map(drop).with_context(|| {
+        let shown = world.kubectl(["get", "volumes", "--output=yaml"]);
+        shown.unwrap_or_else(|error| format!("{error:#}"))
+    })
+}
+
+/// Reads a condition of a volume; it must speak of the spec that stands.
+pub(super) fn told(world: &World, volume: &str, type_: &str) -> Result<Told> {
+    let path = format!(
+        "{{.metadata.generation}}{{range .status.conditions[?(@.type==\"{type_}\")]}} {{.observedGeneration}} \
+         {{.status}}/{{.reason}} {{.lastTransitionTime}} {{.message}}{{end}}"
+    );
+    let text = world.kubectl(["get", "volume", volume, &format!("--output=jsonpath={path}")])?;
+    let words: Vec<&str> = text.splitn(5, ' ').collect();
+    let [generation, observed, what, since, message] = words[..] else {
+        anyhow::bail!("volume {volume} has no condition {type_}: {text}");
+    };
+    ensure!(generation == observed, "{type_} of {volume} is of another generation: {text}");
+    Ok(Told { what: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
+}

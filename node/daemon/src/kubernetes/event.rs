@@ -1,0 +1,93 @@
+//! Kubernetes events about a Volume that is served: one for each time its trouble begins, changes or ends.
+//!
+//! On failure: an event that cannot be written is only logged; the conditions say the same.
+
+use holdfast_crds::{Condition, Volume, find_condition};
+use kube::runtime::events::{self, EventType, Reporter};
+use kube::{Client, Resource};
+
+use super::api::call;
+use super::trouble::{STORE_REACHABLE, WRITABLE};
+
+/// Longest note the API takes, in bytes.
+const MAX_NOTE_BYTES: usize = 1000;
+
+/// Writes events in the daemon's name.
+pub(crate) struct Recorder(events::Recorder);
+
+impl Recorder {
+    /// A recorder for the daemon of this node.
+    pub(crate) fn new(client: Client, node: &str) -> Self {
+        let reporter = Reporter { controller: "holdfast-node".to_owned(), instance: Some(node.to_owned()) };
+        Self(events::Recorder::new(client, reporter))
+    }
+
+    /// Tells what turned in a volume's conditions since they were `before`.
+    pub(crate) async fn tell(&self, volume: &Volume, before: &[Condition]) {
+        let after = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        for event in changes(before, after) {
+            if let Err(error) = call(self.0.publish(&event, &volume.object_ref(&()))).await {
+                tracing::warn!(
+                    reason = event.reason,
+                    error = crate::failure::chain(&error),
+                    "event not written"
+                );
+            }
+        }
+    }
+}
+
+/// The events between two lists of conditions. That there is no trouble at first is no event.
+fn changes(before: &[Condition], after: &[Condition]) -> Vec<events::Event> {
+    [STORE_REACHABLE, WRITABLE]
+        .into_iter()
+        .filter_map(|type_| {
+            let new = find_condition(after, type_)?;
+            let fine = new.status == "True";
+            let told = match find_condition(before, type_) {
+                Some(old) => old.status == new.status && old.reason == new.reason,
+                None => fine,
+            };
+            (!told).then(|| events::Event {
+                type_: if fine { EventType::Normal } else { EventType::Warning },
+                reason: new.reason.clone(),
+                note: Some(truncate(&new.message)),
+                action: new.type_.clone(),
+                secondary: None,
+            })
+        })
+        .collect()
+}
+
+fn truncate(text: &str) -> String {
+    text[..text.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{ConditionStatus, Time, condition};
+
+    use super::*;
+
+    #[test]
+    fn trouble_is_told_when_it_begins_changes_and_ends() {
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        let one = |status, reason, message: &str| {
+            vec![condition(&[], WRITABLE, status, reason, message, Some(1), &now)]
+        };
+        let fine = one(ConditionStatus::True, "Serving", "writes do not wait");
+        let limit = one(ConditionStatus::False, "DirtyLimit", "8192 bytes");
+        let full = one(ConditionStatus::False, "CacheFull", &"ä".repeat(600));
+        let told = |before: &[Condition], after: &[Condition]| -> Vec<(EventType, String)> {
+            changes(before, after).into_iter().map(|event| (event.type_, event.reason)).collect()
+        };
+        assert_eq!(told(&[], &fine), []);
+        assert_eq!(told(&fine, &limit), [(EventType::Warning, "DirtyLimit".to_owned())]);
+        let more = one(ConditionStatus::False, "DirtyLimit", "12288 bytes");
+        assert_eq!(told(&limit, &more), []);
+        assert_eq!(told(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
+        assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
+        assert_eq!(told(&full, &[]), []);
+        assert_eq!(changes(&fine, &full)[0].note.as_ref().unwrap().len(), 1000);
+    }
+}

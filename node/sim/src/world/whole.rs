@@ -1,0 +1,50 @@
+//! The whole volume in the store, at the end of a run: what a scrub says of it, and what its removal leaves.
+
+use holdfast_log::{remove, scrub};
+use holdfast_types::Nonce;
+
+use super::World;
+use crate::calls::{Ask, Calls};
+use crate::invariant::Invariant;
+use crate::surroundings::SimObjects;
+use crate::tasks::Tasks;
+
+impl World {
+    /// A scrub reads everything that the log refers to and finds nothing wrong.
+    pub(crate) fn check_whole(&mut self) {
+        let volume = self.store.volume().clone();
+        let report =
+            self.ask_soundly(|objects| async move { scrub::scrub(&objects, &volume, &|_| {}).await });
+        let findings = report.expect("this store answers").findings;
+        Invariant::NothingReferencedIsMissing
+            .check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
+    }
+
+    /// Nothing but its tombstone is left of a volume that is removed.
+    pub(crate) fn check_removal(&mut self) {
+        let volume = self.store.volume().clone();
+        let removed =
+            self.ask_soundly(|objects| async move { remove(&objects, &volume, Nonce::default(), 0).await });
+        removed.expect("this store answers");
+        let left = self.store.keys();
+        Invariant::LogIsAChain.check(left.len() == 1 && self.store.manifest().is_deleted(), || {
+            format!("of a removed volume are left {left:?}")
+        });
+    }
+
+    /// What comes of requests that are all answered, at once and truly.
+    fn ask_soundly<F: Future + 'static>(&mut self, begin: impl FnOnce(SimObjects) -> F) -> F::Output {
+        let calls = Calls::default();
+        let mut tasks = Tasks::default();
+        tasks.start(begin(SimObjects(calls.clone())));
+        loop {
+            if let Some(ended) = tasks.next_ended() {
+                return ended;
+            }
+            let call = calls.take().expect("it waits for the store alone");
+            let Ask::Store(ask) = &call.ask else { unreachable!("it has neither a disk nor a clock") };
+            let answer = self.store.apply(ask, None, 0);
+            call.answer(answer);
+        }
+    }
+}
