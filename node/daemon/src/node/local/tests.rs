@@ -59,8 +59,9 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
     files.map.write_all_at(&decayed, page_offset(1, 0)).unwrap();
     assert_eq!(local.read_header().unwrap(), Some((5, header)));
-    let error = local.read_map().err().expect("an attach reads the pages");
-    let NodeError::Damaged { path, source } = error else { panic!("{error}") };
+    let Err(NodeError::Damaged { path, source }) = local.read_map() else {
+        panic!("an attach reads the pages");
+    };
     assert_eq!(path, local.map_path());
     assert!(source.to_string().contains("page 1 "), "{source}");
 }
