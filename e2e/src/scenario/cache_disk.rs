@@ -1,5 +1,5 @@
 //! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is read from
-//! there, what it has not fails loudly, and a flush that was not done is not called done.
+//! there, what it has not fails loudly and is never left out of an upload, and a flush that was not done is not called done.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ const CLEAN: &str = "clean";
 const DIRTY: &str = "dirty";
 /// Less than is sealed by its size.
 const DIRTY_MIB: u32 = 3;
+/// Uploaded once what cannot be read was written anew.
+const MENDED: &str = "mended";
 /// Written until the disk is full.
 const FULL: &str = "full";
 /// The unit of extents, in bytes: a block of the state disk's ext4.
@@ -50,6 +52,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     clean(&node, disk)?;
     report::step("the disk cannot read data that is nowhere else");
     let (device, sum) = dirty(&node, disk)?;
+    report::step("the disk cannot read what is to be uploaded");
+    mended(&node, disk)?;
     report::step("the disk is full");
     full(&node, &proxy)?;
     report::step("the disk cannot flush");
@@ -83,6 +87,46 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     disk.fail_reads(Vec::new());
     ensure!(read(node.vm(), &device, DIRTY_MIB)? == sum, "what was read is not what was written");
     Ok((device, sum))
+}
+
+/// Nothing is uploaded without what the disk cannot read, and that is told; once it was written anew, everything is.
+fn mended(node: &Node, disk: &RecordedDisk) -> Result<()> {
+    let vm = node.vm();
+    let device = create(node, MENDED, "16Mi", "1h")?;
+    let write = |from: u32, mib: u32| {
+        vm.exec(&format!(
+            "dd if=/tmp/mended of={device} bs=1M skip={from} seek={from} count={mib} oflag=direct conv=fsync,notrunc status=none"
+        ))
+    };
+    vm.exec("head -c 6M /dev/urandom > /tmp/mended")?;
+    write(0, DIRTY_MIB)?;
+    disk.fail_reads(extents(vm, MENDED)?);
+    // Enough for an upload.
+    write(DIRTY_MIB, 6 - DIRTY_MIB)?;
+    vm.wait_log(PROGRAM, "nothing is uploaded until it can", LIMIT)?;
+    wait_counted(node, "holdfast_volume_unreadable_bytes", MENDED)?;
+    let refused = node.cli(&["detach", MENDED]).err().context("a detach that cannot end has begun")?;
+    ensure!(format!("{refused:#}").contains("write or discard them on its device first"), "{refused:#}");
+    vm.exec(&format!(
+        "dd if={device} bs=1M skip=2 count=4 iflag=direct status=none | cmp - <(tail -c 4M /tmp/mended)"
+    ))?;
+    report::step(format_args!("nothing is uploaded\n{}", node.cli(&["list"])?));
+    vm.exec(
+        "head -c 1M /dev/urandom | dd of=/tmp/mended bs=1M seek=1 conv=notrunc iflag=fullblock status=none",
+    )?;
+    write(1, 1)?;
+    wait_committed(node, MENDED)?;
+    ensure!(
+        node.metric("holdfast_volume_unreadable_bytes", MENDED)? == Some(0.0),
+        "something is still unreadable"
+    );
+    node.cli(&["detach", MENDED])?;
+    disk.fail_reads(Vec::new());
+    vm.exec(&format!("rm -r {LOCAL}/{MENDED}"))?;
+    let device = attach(node, MENDED, "1s")?;
+    let sum = vm.exec("sha256sum < /tmp/mended")?;
+    ensure!(read(vm, &device, 6)? == sum, "the store has not what was written");
+    node.cli(&["detach", MENDED]).map(drop)
 }
 
 /// Writes wait for space and for the store, and go on.

@@ -20,6 +20,8 @@ const DATA: &str = "seal_size = \"1Mi\"";
 /// Blocks of 4 KiB written one after the other, each with its number in it.
 const BLOCKS: usize = 700;
 const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-4095d\\n\", i }' > /tmp/blocks";
+/// Blocks of the volume whose flushes wait for the store: less than is uploaded without a flush.
+const FLUSHED: usize = 100;
 /// The physical blocks of node b's disk.
 const TEARING_BYTES: u32 = 512;
 const LIMIT: Duration = Duration::from_secs(300);
@@ -33,7 +35,14 @@ pub(super) fn run(world: &World) -> Result<()> {
         "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
          spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h}\n",
     )?;
-    wait(world, VOLUME, "jsonpath={.status.phase}=Ready")?;
+    apply(
+        world,
+        "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: safe}\n\
+         spec: {size: 16Mi, objectStore: store, maxDirtyAge: 1h, durability: object}\n",
+    )?;
+    for volume in [VOLUME, "volume/safe"] {
+        wait(world, volume, "jsonpath={.status.phase}=Ready")?;
+    }
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
     let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
@@ -55,6 +64,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     let durable_up_to = field(world, "{.status.durableUpTo}")?;
     ensure!(!durable_up_to.is_empty(), "nobody says what is durable");
 
+    report::step("node a flushes a volume whose flushes reach the store");
+    let safe = serve(world, &a, "safe")?;
+    wait(world, "volume/safe", "jsonpath={.status.durability}=object")?;
+    a.vm().exec(&format!(
+        "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
+    ))?;
+
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
     a.vm().cut_power();
     world.kubectl([
@@ -70,6 +86,20 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(waits.contains("holdfast.dev/force-detach=a"), "the fix is not named: {waits}");
     world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach=a"])?;
     let device = serve(world, &b, "disk")?;
+
+    report::step("of what was flushed to the store nothing is missing");
+    world.kubectl([
+        "patch",
+        "volume",
+        "safe",
+        "--type=merge",
+        "--patch",
+        "{\"metadata\":{\"annotations\":{\"holdfast.dev/force-detach\":\"a\"}},\"spec\":{\"nodeName\":\"b\"}}",
+    ])?;
+    let safe = serve(world, &b, "safe")?;
+    b.vm().exec(&format!(
+        "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
+    ))?;
 
     report::step("node b has a prefix, and the Volume says what is missing");
     let there = b.vm().exec(&format!(
@@ -95,9 +125,9 @@ pub(super) fn run(world: &World) -> Result<()> {
             "get",
             "storagenode",
             "a",
-            "--output=jsonpath={.status.fenced[0].name} {.status.fenced[0].bytes}",
+            "--output=jsonpath={range .status.fenced[*]}{.name} {.bytes}{\"\\n\"}{end}",
         ])?;
-        Ok(kept.strip_suffix(&format!(" {dirty}")).map(str::to_owned))
+        Ok(kept.lines().find_map(|kept| kept.strip_suffix(&format!(" {dirty}"))).map(str::to_owned))
     })?;
     let list = a.cli(&["fenced", "list"])?;
     ensure!(list.contains(&kept), "{kept} is not in\n{list}");
@@ -113,7 +143,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     until("the condition to go with the annotation", LIMIT, || {
         Ok((condition(world, VOLUME, "UnuploadedDataLost")? == ": ").then_some(()))
     })?;
-    world.kubectl(["delete", "volume", "disk", "--timeout=300s"])?;
+    world.kubectl(["delete", "volume", "disk", "safe", "--timeout=300s"])?;
     for node in [&a, &b] {
         node.terminate()?;
     }

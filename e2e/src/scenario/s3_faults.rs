@@ -12,7 +12,9 @@ use crate::node::{Control, Node};
 use crate::report;
 use crate::s3::proxy::{Fault, FaultProxy, Rule};
 use crate::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use crate::vm::bash;
 use crate::wait::until;
+use crate::wire::Exit;
 use crate::world::World;
 
 const BUCKET: &str = "faults";
@@ -68,7 +70,46 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(faults.contains_key(&fault), "no request of {name} was hit: {faults:?}");
     }
     report::step(format_args!("requests hit: {faults:?}"));
+    report::step("a flush that is to reach the store waits while it is away");
+    flush_waits(&node, &proxy)?;
     node.terminate()
+}
+
+/// A flush with `durability: object` neither fails nor succeeds before its commit is in the store.
+fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
+    let vm = node.vm();
+    node.cli(&["create", "flushed", "--size", "16Mi", "--store", "store"])?;
+    let attached = node.cli(&[
+        "attach",
+        "flushed",
+        "--store",
+        "store",
+        "--max-dirty-age",
+        "1h",
+        "--durability",
+        "object",
+    ])?;
+    let device = attached.trim();
+    vm.wait_block_device(device, DEVICE_LIMIT)?;
+    proxy.go_away();
+    vm.spawn(
+        "flush",
+        &bash(&format!(
+            "exec dd if=/dev/zero of={device} bs=4k count=4 oflag=direct conv=fsync,notrunc status=none"
+        )),
+    )?;
+    until("a flush that waits", COMMIT_LIMIT, || {
+        let ended = vm.status("flush")?;
+        ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("flush")?);
+        let flushes = node.metric("holdfast_volume_waiting_requests", "flushed")?;
+        Ok((flushes > Some(0.0)).then_some(()))
+    })?;
+    proxy.come_back();
+    let exit = vm.wait("flush", COMMIT_LIMIT)?;
+    ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("flush")?);
+    let dirty = node.metric("holdfast_volume_dirty_bytes", "flushed")?;
+    ensure!(dirty == Some(0.0), "flushed with {dirty:?} bytes that are not in the store");
+    node.cli(&["detach", "flushed"]).map(drop)
 }
 
 /// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no success. So

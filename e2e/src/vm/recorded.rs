@@ -153,7 +153,7 @@ impl RecordedDisk {
         Ok(cut)
     }
 
-    /// From now on reads that touch one of these ranges of bytes fail.
+    /// From now on reads that touch one of these ranges of bytes fail; what of them is written anew can be read.
     pub fn fail_reads(&self, ranges: Vec<Range<u64>>) {
         self.shared.lock().failing_reads = ranges;
     }
@@ -240,6 +240,10 @@ impl Shared {
         ensure!(offset + data.len() as u64 <= self.size_bytes, "a write beyond the disk's end");
         let mut state = self.lock();
         let at = state.data_bytes;
+        let end = offset + data.len() as u64;
+        let failing = std::mem::take(&mut state.failing_reads);
+        let rest = |range: &Range<u64>| [range.start..range.end.min(offset), range.start.max(end)..range.end];
+        state.failing_reads = failing.iter().flat_map(rest).filter(|range| !range.is_empty()).collect();
         self.data.write_all_at(data, at).context("write the record")?;
         self.image.write_all_at(data, offset).context("write the image")?;
         state.data_bytes += data.len() as u64;
@@ -359,5 +363,9 @@ mod tests {
         assert_eq!(disk.shared.read(8192, 4096).unwrap(), (0, vec![1; 4096]));
         assert_eq!(disk.shared.read(12288, 512).unwrap().0, EIO);
         assert_eq!(disk.failed_reads(), 2);
+        disk.shared.write(4096, &[2; 2048]).unwrap();
+        assert_eq!(disk.shared.read(4096, 2048).unwrap(), (0, vec![2; 2048]), "written anew");
+        assert_eq!(disk.shared.read(6144, 512).unwrap().0, EIO);
+        assert_eq!(disk.shared.read(12288, 512).unwrap().0, EIO);
     }
 }

@@ -5,7 +5,11 @@
 //!    (`OutrunPutAway`);
 //! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours
 //!    (`IntentStored`);
-//! 4. the attach record is created once (`AttachWon`). When somebody was faster, everything begins again (`AttachLost`).
+//! 4. the attach record is created once. When somebody was faster, everything begins again (`AttachLost`);
+//! 5. the log that was read was not trimmed meanwhile, so that nothing had been in the record's place before (`AttachWon`).
+//!    Else everything begins again (`AttachOutrun`), and the record stays where nobody reads it.
+//!
+//! What would put local data away, or refuse the attach, is looked up in the same way first.
 //!
 //! The names are crash points.
 
@@ -16,7 +20,7 @@ use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::planted::{Bug, is_planted};
-use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest};
+use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest, was_trimmed_after};
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 
@@ -72,7 +76,13 @@ pub async fn win<L: LocalState>(
         let mut manifest = read_manifest(objects, volume).await?;
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
         let found_header = on_disk.as_ref().map(|map| &map.header);
-        let AttachPlan { local: data, mut header, record } = plan_attach(&manifest, found_header, claim)?;
+        let plan = plan_attach(&manifest, found_header, claim);
+        let goes_on = plan.as_ref().is_ok_and(|plan| plan.local != LocalData::Foreign);
+        let begun_at = manifest.checkpointed();
+        if !goes_on && manifest.exists() && was_trimmed_after(objects, volume, begun_at).await? {
+            continue;
+        }
+        let AttachPlan { local: data, mut header, record } = plan?;
         let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
         match (data, on_disk) {
             (LocalData::Ours { trust_clean: trusted }, Some(map)) => {
@@ -93,6 +103,10 @@ pub async fn win<L: LocalState>(
         reach(CrashPoint::IntentStored);
         if create_record(objects, &record).await? == CreateOutcome::Lost {
             reach(CrashPoint::AttachLost);
+            continue;
+        }
+        if was_trimmed_after(objects, volume, begun_at).await? && !is_planted(Bug::NoTrimCheck) {
+            reach(CrashPoint::AttachOutrun);
             continue;
         }
         reach(CrashPoint::AttachWon);

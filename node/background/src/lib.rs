@@ -18,5 +18,5 @@ pub use attach::{AttachError, Won, win};
 pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
-pub use upload::{BLOCK_ALIGNMENT, SideReader, build_segment};
+pub use upload::{BLOCK_ALIGNMENT, SideReader, Unreadable, build_segment};
 pub use work::{Background, Work};

@@ -9,6 +9,8 @@ use holdfast_engine::record::SegmentRef;
 use holdfast_engine::volume::Pending;
 use holdfast_types::{Epoch, SegmentId};
 
+use crate::Unreadable;
+
 /// Time and chance, which no code makes up for itself.
 pub trait TimeAndChance: Send + Sync {
     /// Waits.
@@ -29,12 +31,12 @@ pub trait Sides: Send + Sync {
     /// Reads the dirty sectors and makes a segment of them, with [`crate::build_segment`].
     ///
     /// # Errors
-    /// The local disk's; it is asked again.
+    /// What the local disk cannot read: the volume decides when it is asked again.
     fn build_segment(
         &self,
         dirty: Vec<DirtyBlock>,
         id: SegmentId,
-    ) -> impl Future<Output = Result<(SegmentRef, Vec<u8>), Self::Error>> + Send;
+    ) -> impl Future<Output = Result<(SegmentRef, Vec<u8>), Unreadable>> + Send;
 
     /// Keeps a log record through a crash, in place of the last one.
     ///

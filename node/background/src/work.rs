@@ -9,14 +9,13 @@ use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::planted::{Bug, is_planted};
-use holdfast_engine::record::SegmentRef;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{SegmentId, Seq, VolumeId};
 
 use crate::backoff::Backoff;
-use crate::{Sides, TimeAndChance};
+use crate::{Sides, TimeAndChance, Unreadable};
 
 /// How long a failed local write is held back before the volume hears of it: it will ask again at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
@@ -44,7 +43,7 @@ pub enum Work {
         /// The record's place.
         seq: Seq,
     },
-    /// Store the checkpoint of `seq`.
+    /// Store the checkpoint of `seq`, and trim the log.
     WriteCheckpoint {
         /// As of which seq.
         seq: Seq,
@@ -69,17 +68,12 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     /// Does a piece of work; the event is the volume's answer.
     pub async fn perform(&self, work: Work) -> Event {
         match work {
-            Work::Upload(dirty) => Event::Uploaded(self.upload(dirty).await),
+            Work::Upload(dirty) => self.upload(dirty).await,
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
             Work::WriteCheckpoint { seq, bytes } => {
-                let written = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await;
-                if let Err(error) = &written {
-                    self.warn("the checkpoint waits", error);
-                    self.time.sleep(CHECKPOINT_RETRY).await;
-                }
-                Event::CheckpointWritten { seq, written: written.is_ok() }
+                Event::CheckpointWritten { seq, written: self.write_checkpoint(seq, bytes.into()).await }
             }
         }
     }
@@ -88,30 +82,47 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         tracing::warn!(volume = %self.volume, error, "{what}");
     }
 
-    async fn upload(&self, dirty: Vec<DirtyBlock>) -> SegmentRef {
+    async fn upload(&self, dirty: Vec<DirtyBlock>) -> Event {
         let id = SegmentId::new(self.time.unix_ms(), self.time.random());
-        let mut backoff = Backoff::of_commits();
-        let (segment, object) = loop {
-            match self.sides.build_segment(dirty.clone(), id).await {
-                Ok(built) => break built,
-                Err(error) => {
-                    self.warn("reading the sealed side failed", &error);
-                    backoff.wait(&self.time).await;
-                }
+        let (segment, object) = match self.sides.build_segment(dirty, id).await {
+            Ok(built) => built,
+            Err(Unreadable { ranges, error }) => {
+                self.warn("the local disk cannot read what is to be uploaded", &error);
+                return Event::SidesUnreadable(ranges);
             }
         };
         reach(CrashPoint::SegmentBuilt);
         let object = Bytes::from(object);
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
         if is_planted(Bug::SegmentNotStored) {
-            return segment;
+            return Event::Uploaded(segment);
         }
         let mut backoff = Backoff::of_commits();
         while let Err(error) = self.objects.put_segment(&key, vec![object.clone()]).await {
             self.warn("the upload waits", &error);
             backoff.wait(&self.time).await;
         }
-        segment
+        Event::Uploaded(segment)
+    }
+
+    /// Stores a checkpoint, and deletes the records that it makes superfluous. Whether it is stored.
+    async fn write_checkpoint(&self, seq: Seq, bytes: Bytes) -> bool {
+        let (objects, volume) = (&*self.objects, &self.volume);
+        match holdfast_log::write_checkpoint(objects, volume, seq, bytes.clone()).await {
+            Ok(older) => {
+                if let Some(older) = older
+                    && let Err(error) = holdfast_log::trim(objects, volume, older, &bytes).await
+                {
+                    self.warn("the log is trimmed after the next checkpoint", &error);
+                }
+                true
+            }
+            Err(error) => {
+                self.warn("the checkpoint waits", &error);
+                self.time.sleep(CHECKPOINT_RETRY).await;
+                false
+            }
+        }
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), Errno> {

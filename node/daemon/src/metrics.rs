@@ -57,7 +57,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 23] = [
+const VOLUME_METRICS: [VolumeMetric; 24] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -108,6 +108,12 @@ const VOLUME_METRICS: [VolumeMetric; 23] = [
         Some(Unit::Seconds),
         "How long writes have waited for space or a commit, 0 while they do not",
         |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
+    ),
+    gauge(
+        "holdfast_volume_unreadable",
+        Some(Unit::Bytes),
+        "Bytes not uploaded that the local disk cannot read; nothing of the volume is uploaded while there are any",
+        |v| Some(v.unreadable.map_or(0.0, |lost| lost.bytes as f64)),
     ),
     gauge(
         "holdfast_volume_waiting_requests",

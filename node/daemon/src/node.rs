@@ -9,6 +9,7 @@ mod background;
 mod board;
 mod cold;
 mod detach;
+mod ends_process;
 mod error;
 pub(crate) mod fenced;
 mod leftover;
@@ -33,7 +34,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::volume::{Delay, DirtyLimits, Durability};
+use holdfast_engine::volume::{Delay, DirtyLimits, Durability, Unreadable};
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
@@ -172,6 +173,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) store: StoreHealth,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
+    /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
+    pub(crate) unreadable: Option<Unreadable>,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
     /// Bytes that its sides hold on the local disk.
@@ -463,6 +466,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
                 durable_up_to: None,
                 store: StoreHealth::Unknown,
                 delayed: None,
+                unreadable: None,
                 waiting_requests: 0,
                 cached_bytes: 0,
                 evicted_bytes: 0,
@@ -472,6 +476,12 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         }
     };
     let (status, counters) = (present.board.status(), &present.board.counters);
+    let unreadable = status.unreadable.map(|lost| {
+        let (bytes, first) = (lost.bytes, lost.first.start.byte_offset());
+        format!(
+            "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; write or discard them"
+        )
+    });
     let (state, message) = match present.board.phase() {
         Phase::Fenced | Phase::Kept => {
             (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
@@ -481,7 +491,8 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         }
         Phase::Ready | Phase::Detached if present.is_detaching() => (
             VolumeState::Detaching,
-            (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned()),
+            unreadable
+                .or_else(|| (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned())),
         ),
         Phase::Ready | Phase::Detached => {
             let waits = (status.parked > 0).then(|| {
@@ -495,7 +506,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
             });
             let repairs =
                 || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
-            (VolumeState::Attached, waits.or_else(repairs))
+            (VolumeState::Attached, unreadable.or(waits).or_else(repairs))
         }
     };
     VolumeStatus {
@@ -511,6 +522,7 @@ fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
         durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
         store: present.objects.health(),
         delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+        unreadable: status.unreadable,
         waiting_requests: status.parked,
         cached_bytes: Counters::get(&counters.cached_bytes),
         evicted_bytes: status.evicted_bytes,

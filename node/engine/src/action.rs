@@ -48,6 +48,11 @@ pub enum Report {
     CleanUnreadable(SectorRange),
     /// The local disk cannot read data that is nowhere else: the read failed. Which, within one request.
     DirtyUnreadable(SectorRange),
+    /// The local disk cannot read data that is nowhere else and is to be uploaded: nothing is committed before it is
+    /// readable, or written anew. Said once for each range.
+    UploadUnreadable(SectorRange),
+    /// What was unreadable is committed, or what was written there since.
+    UploadReadable,
     /// A commit is in the log.
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
@@ -129,7 +134,8 @@ pub enum Action {
     WriteMap(Vec<MapWrite>),
     /// Sync the durable map's file. Answer: `MapSynced`.
     SyncMap,
-    /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`.
+    /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
+    /// `SidesUnreadable`.
     Upload(Vec<DirtyBlock>),
     /// Keep these bytes through a crash, in place of the last ones. Answer: `PendingStored`.
     StorePending {

@@ -30,7 +30,9 @@ crash_points! {
     IntentStored,
     /// Step 4: another record stands in its place: everything begins again.
     AttachLost,
-    /// Step 4: the attach record is in the log, and nothing serves yet.
+    /// Step 5: its place had been trimmed: everything begins again.
+    AttachOutrun,
+    /// Step 5: the attach record is in the log, and nothing serves yet.
     AttachWon,
 
     // A new live map, and what takes over from a dead process.
@@ -84,6 +86,10 @@ crash_points! {
     SealDurable,
     /// The segment is made of the sealed sides, and nowhere yet (`node/background/src/work.rs`).
     SegmentBuilt,
+    /// The local disk could not read all of them (`volume/unreadable.rs`).
+    UploadFailed,
+    /// What was lost was written anew, and both sides are sealed as one.
+    BothSealed,
     /// It is in the store.
     SegmentStored,
     /// The record is made, and nowhere yet.
@@ -106,6 +112,10 @@ crash_points! {
     CheckpointMade,
     /// It is stored.
     CheckpointStored,
+    /// The mark up to which records may be gone is stored, and all of them are there (`node/log/src/trim.rs`).
+    TrimMarked,
+    /// The records up to the mark that nobody needs are gone.
+    Trimmed,
     /// An idle writer has looked at its next place in the log.
     LogLookedAt,
     /// Another writer was seen; nobody was told.

@@ -119,6 +119,9 @@ pub enum Event {
     ManifestLoaded(Box<Manifest>),
     /// `Upload` ended: the segment is in the store.
     Uploaded(SegmentRef),
+    /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is at least one;
+    /// there may be more. Nothing is stored.
+    SidesUnreadable(Vec<SectorRange>),
     /// `StorePending` ended.
     PendingStored {
         /// How.

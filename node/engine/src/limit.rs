@@ -1,19 +1,19 @@
-//! Every bound of the engine in one place.
+//! Every bound of the engine in one place; those of the log's length are in `log_length.rs`.
 
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Nonces of own attaches that the durable header keeps.
 pub const REMEMBERED_NONCES: usize = 64;
-/// Records after which a writer makes a checkpoint.
-pub const CHECKPOINT_EVERY: u64 = 32;
-/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits more.
-pub const MOST_RECORDS_AFTER_CHECKPOINT: u64 = 60;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// How long background work waits before it asks for another round after one failed, in milliseconds.
 pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
+/// How long is waited before what the local disk could not read is read again, in milliseconds: at first, and at most.
+pub const READ_AGAIN_AFTER_MS: [u64; 2] = [1000, 60_000];
+/// Ranges of unreadable sectors that a volume remembers; the rest is found by the next try.
+pub const REMEMBERED_UNREADABLE: usize = 64;
 /// Map pages (16 MiB of volume each) given up between two rounds.
 pub const EVICT_PAGES: u64 = 64;
 /// Clean bytes given up when a write finds the disk full.

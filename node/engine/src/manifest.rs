@@ -8,7 +8,7 @@
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
 //! u8 length + text volume id   u64 seq   u64 sectors   u8 attached   u8 deleted
-//! u32 n, n x (u64 epoch, u8[16] nonce)     attach records, oldest first
+//! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x segment reference             oldest first
 //! ```
 
@@ -36,9 +36,17 @@ pub struct Manifest {
     attached: bool,
     deleted: bool,
     checkpointed: Seq,
-    attaches: VecDeque<(Epoch, Nonce)>,
+    attaches: VecDeque<Attach>,
     segments: Vec<Arc<SegmentRef>>,
     chunks: BTreeMap<u32, Layers>,
+}
+
+/// An attach record of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Attach {
+    epoch: Epoch,
+    nonce: Nonce,
+    seq: Seq,
 }
 
 /// Why a record cannot follow.
@@ -155,12 +163,12 @@ impl Manifest {
 
     /// The epoch of the newest attach; zero before the first.
     pub fn epoch(&self) -> Epoch {
-        self.attaches.back().map_or(Epoch(0), |(epoch, _)| *epoch)
+        self.attaches.back().map_or(Epoch(0), |newest| newest.epoch)
     }
 
     /// The nonce of the newest attach.
     pub fn writer(&self) -> Option<Nonce> {
-        self.attaches.back().map(|(_, nonce)| *nonce)
+        self.attaches.back().map(|newest| newest.nonce)
     }
 
     /// Whether the newest attach was not followed by its detach.
@@ -190,9 +198,19 @@ impl Manifest {
 
     /// Whether every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is still ours.
     pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
-        let forgotten = self.attaches.front().is_some_and(|(oldest, _)| *oldest > epoch.next());
-        !forgotten
-            && self.attaches.iter().filter(|(at, _)| *at > epoch).all(|(_, nonce)| nonces.contains(nonce))
+        let forgotten = self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch.next());
+        !forgotten && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
+    }
+
+    /// Whether nobody needs the record at `seq` once this manifest is stored as a checkpoint.
+    ///
+    /// The record that created the volume stays, so that no other creates it again; so does every attach record, at whose
+    /// place a writer that it fenced tries to create its own next one.
+    pub fn may_be_trimmed(&self, seq: Seq) -> bool {
+        let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
+            && self.attaches.front().is_some_and(|oldest| seq < oldest.seq);
+        let is_attach = self.attaches.iter().any(|at| at.seq == seq);
+        seq > Seq::FIRST && seq <= self.seq && !is_forgotten && (!is_attach || is_planted(Bug::TrimmedAttach))
     }
 
     /// Applies the next record (invariant 11).
@@ -234,7 +252,7 @@ impl Manifest {
                 }
                 self.sectors = *sectors;
                 self.attached = true;
-                self.attaches.push_back((record.epoch, record.nonce));
+                self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
                 while self.attaches.len() > REMEMBERED_ATTACHES {
                     self.attaches.pop_front();
                 }
@@ -284,9 +302,10 @@ impl Manifest {
         out.push(u8::from(self.deleted));
         let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
         out.extend_from_slice(&attaches.to_le_bytes());
-        for (epoch, nonce) in &self.attaches {
+        for Attach { epoch, nonce, seq } in &self.attaches {
             out.extend_from_slice(&epoch.0.to_le_bytes());
             out.extend_from_slice(&nonce.0);
+            out.extend_from_slice(&seq.0.to_le_bytes());
         }
         let segments = u32::try_from(self.segments.len()).expect("fewer than 2^32 segments");
         out.extend_from_slice(&segments.to_le_bytes());
@@ -314,8 +333,9 @@ impl Manifest {
         }
         manifest.attached = fields.u8()? != 0;
         manifest.deleted = fields.u8()? != 0;
-        for _ in 0..fields.count(24)? {
-            manifest.attaches.push_back((Epoch(fields.u64()?), Nonce(fields.array()?)));
+        for _ in 0..fields.count(32)? {
+            let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));
+            manifest.attaches.push_back(Attach { epoch, nonce, seq: Seq(fields.u64()?) });
         }
         let mut layers: BTreeMap<u32, Vec<Arc<SegmentRef>>> = BTreeMap::new();
         let chunks = manifest.sectors.div_ceil(CHUNK_SECTORS);

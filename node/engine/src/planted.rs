@@ -57,15 +57,21 @@ pub enum Bug {
     NeverRetries,
     /// What LIST shows counts as the whole log of a volume taken over.
     ListIsTheEnd,
+    /// What the local disk cannot read of a seal is left out of its segment.
+    SkipUnreadable,
     /// Dirty data is sealed when there is enough of it, however old it is.
     NoAgeLimit,
     /// A write on top of zeros does not count as dirty.
     ZerosStayZeros,
+    /// Attach records are trimmed too.
+    TrimmedAttach,
+    /// Whether the place of a record that was created had been trimmed is not looked up.
+    NoTrimCheck,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 29] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -90,8 +96,11 @@ impl Bug {
         Self::SegmentNotStored,
         Self::NeverRetries,
         Self::ListIsTheEnd,
+        Self::SkipUnreadable,
         Self::NoAgeLimit,
         Self::ZerosStayZeros,
+        Self::TrimmedAttach,
+        Self::NoTrimCheck,
     ];
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
@@ -104,14 +113,14 @@ impl Bug {
             | Self::PunchBeforeRound => 1,
             Self::PunchUnderReads => 2,
             Self::SparseIsDense => 3,
-            Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst => 4,
+            Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst | Self::SkipUnreadable => 4,
             Self::RecordNotStored | Self::ListIsTheEnd => 5,
             Self::NoSetAside | Self::NoLastRound => 6,
             Self::SegmentNotStored => 7,
             Self::DoubleCompletion => 8,
             Self::NoZeroFill => 9,
             Self::UploadInFlight => 10,
-            Self::NoFenceCheck | Self::AmbiguousIsWon => 11,
+            Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
             Self::NeverRetries => 12,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,

@@ -3,7 +3,8 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 recovering, at 48 u64[2] since when each side is dirty, milliseconds since the host started
+//!              u8 union (0 none, 1 recovering, 2 serving), at 48 u64[2] since when each side is
+//!              dirty, milliseconds since the host started
 //! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
@@ -149,6 +150,18 @@ pub enum LiveMapError {
     },
 }
 
+/// Whether what is dirty on both sides is to be committed as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Union {
+    /// One side after the other.
+    No = 0,
+    /// As one: the loss of the host left both dirty, and no request comes before.
+    Recovering = 1,
+    /// As one, while requests come.
+    Serving = 2,
+}
+
 /// The map over memory `M`.
 pub struct SectorMap<M> {
     memory: M,
@@ -246,13 +259,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.memory.as_mut()[40] = side as u8;
     }
 
-    /// Whether what the host's loss left dirty, on both sides, is still to be committed as one.
-    pub(crate) fn is_recovering(&self) -> bool {
-        self.memory.as_ref()[41] != 0
+    /// How what is dirty is to be committed.
+    pub(crate) fn union(&self) -> Union {
+        match self.memory.as_ref()[41] {
+            0 => Union::No,
+            1 => Union::Recovering,
+            _ => Union::Serving,
+        }
     }
 
-    pub(crate) fn set_recovering(&mut self, recovering: bool) {
-        self.memory.as_mut()[41] = u8::from(recovering);
+    pub(crate) fn set_union(&mut self, union: Union) {
+        self.memory.as_mut()[41] = union as u8;
     }
 
     /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
@@ -399,6 +416,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             Nibble::on(side, dirty, zeros || stay)
         };
         self.set_nibble(sector, new)
+    }
+
+    /// The sectors of `range` that are not dirty in `side`. Appended to `rest`.
+    pub(crate) fn not_dirty(&self, range: SectorRange, side: Side, rest: &mut Vec<SectorRange>) {
+        for sector in range.start.0..range.end() {
+            if !self.nibble(sector).is_dirty(side) {
+                append(rest, SectorRange::new(sector, 1));
+            }
+        }
     }
 
     /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be the old or the

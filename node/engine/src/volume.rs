@@ -28,6 +28,7 @@ mod flush;
 mod read;
 mod repair;
 mod seal;
+mod unreadable;
 mod write;
 
 use std::collections::VecDeque;
@@ -40,7 +41,7 @@ use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side};
+use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, Union};
 
 use commit::Commit;
 pub use durability::Durability;
@@ -49,6 +50,8 @@ use evict::Evict;
 use flush::Round;
 use repair::Repair;
 use seal::Seal;
+use unreadable::Lost;
+pub use unreadable::Unreadable;
 
 /// When dirty data is sealed and when writes are delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +121,12 @@ pub struct Status {
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
+    /// Both sides are to be committed as one.
+    pub both_sealed: bool,
+    /// How many seals were begun.
+    pub seals: u64,
+    /// What the local disk cannot read of what is to be committed.
+    pub unreadable: Option<Unreadable>,
 }
 
 /// Why writes wait.
@@ -129,6 +138,8 @@ pub enum Delay {
     CacheFull,
     /// The local disk had no space.
     DiskFull,
+    /// What the local disk could not read keeps everything from being committed.
+    Unreadable,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -193,6 +204,7 @@ pub struct Volume<M> {
     checkpointing: bool,
     closing_round: Option<u64>,
     repair: Repair,
+    lost: Lost,
     /// The device is gone.
     leaving: bool,
     unix_ms_at_zero: u64,
@@ -236,7 +248,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         volume.checkpointed = manifest.checkpointed();
         volume.manifest = Some(manifest);
         if volume.dirty_pages.iter().any(|pages| !pages.is_empty()) {
-            volume.map.set_recovering(true);
+            volume.map.set_union(Union::Recovering);
             volume.recover();
         } else {
             out.push(Action::Report(Report::Ready));
@@ -265,8 +277,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let mut volume = Self::over(setup, map, now);
         volume.pending = pending;
         let sealed = volume.map.active().other();
-        if volume.map.is_recovering() {
+        let union = volume.map.union();
+        if union != Union::No {
             volume.recover();
+            if union == Union::Serving {
+                volume.lifecycle = Lifecycle::Serving;
+            }
         } else if !volume.dirty_pages[sealed as usize].is_empty() {
             volume.begin_seal(seal::only(sealed));
         }
@@ -309,6 +325,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             checkpointing: false,
             closing_round: None,
             repair: Repair::default(),
+            lost: Lost::default(),
             leaving: false,
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
@@ -355,6 +372,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::MapSynced { result } => self.map_synced(result, out),
             Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
+            Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
             Event::PendingStored { result } => self.pending_stored(result, out),
             Event::CreateAnswered(answer) => self.create_answered(answer, out),
             Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
@@ -379,7 +397,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         Status {
             dirty_bytes: self.dirty_bytes(Side::A) + self.dirty_bytes(Side::B),
             oldest_dirty_ms: oldest.map(|since| self.now.saturating_sub(since)),
-            durable_until_unix_ms: (!recovering).then(|| self.unix_ms_at_zero + oldest.unwrap_or(self.now)),
+            durable_until_unix_ms: (self.map.union() == Union::No)
+                .then(|| self.unix_ms_at_zero + oldest.unwrap_or(self.now)),
             committed: self.manifest.as_ref().map(Manifest::seq),
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len() + self.waiting_flushes(),
@@ -390,6 +409,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             sealing: !self.seal.is_open(),
             recovering,
             repairing: self.repair.is_asked(),
+            both_sealed: self.map.union() != Union::No,
+            seals: self.seals.begun,
+            unreadable: self.lost.shown(),
         }
     }
 
@@ -487,6 +509,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Some(Delay::DiskFull)
         } else if self.evict.is_full() {
             Some(Delay::CacheFull)
+        } else if self.is_active_sealed() || (self.lost.is_any() && !self.has_room()) {
+            Some(Delay::Unreadable)
         } else {
             (!self.has_room()).then_some(Delay::DirtyLimit)
         }

@@ -75,7 +75,7 @@ pub async fn provision(
     }
 }
 
-/// Stores a checkpoint and drops those it replaces.
+/// Stores a checkpoint and drops those it replaces. The seq of the one before it that was kept.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: try again at the next occasion.
@@ -83,10 +83,10 @@ pub async fn write_checkpoint(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     seq: Seq,
-    bytes: Vec<u8>,
-) -> Result<(), LogFailure> {
+    bytes: Bytes,
+) -> Result<Option<Seq>, LogFailure> {
     let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
-    match objects.create(&key, bytes.into()).await {
+    match objects.create(&key, bytes).await {
         // Whoever made a checkpoint of this seq made the same one.
         Ok(_) | Err(CreateError::Exists { .. }) => {}
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
@@ -101,5 +101,9 @@ pub async fn write_checkpoint(
     for entry in page.entries.iter().take(surplus) {
         objects.delete(&entry.key).await.map_err(store("drop an old checkpoint", volume))?;
     }
-    Ok(())
+    let mut newest_first = page.entries[surplus..].iter().rev();
+    Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
+        Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
+        Some(ObjectKey::Log(..) | ObjectKey::Segment(..) | ObjectKey::TrimMark(..)) | None => None,
+    }))
 }

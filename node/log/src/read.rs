@@ -8,12 +8,14 @@ use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::remove::TRIES;
+use crate::trim::was_trimmed_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
-/// A store may answer a LIST as of some time ago. For whoever goes on by creating the next record that is enough: its
-/// create meets what was not shown. Everybody else needs [`read_manifest_to_end`].
+/// A store may answer a LIST as of some time ago, and the log may be trimmed meanwhile. For whoever goes on by creating the
+/// next record that is enough: its create meets what was not shown, or [`was_trimmed_after`] tells it that the log was
+/// trimmed since [`Manifest::checkpointed`]. Everybody else needs [`read_manifest_to_end`].
 ///
 /// # Errors
 /// [`LogFailure`]: a damaged or missing object is named, never skipped.
@@ -31,7 +33,7 @@ pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Resu
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// The volume's state at the end of its log, whatever LIST shows: one GET more.
+/// The volume's state at the end of its log, whatever LIST shows: two GETs more.
 ///
 /// # Errors
 /// As [`read_manifest`].
@@ -39,8 +41,24 @@ pub async fn read_manifest_to_end(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
 ) -> Result<Manifest, LogFailure> {
-    let manifest = read_manifest(objects, volume).await?;
-    if manifest.exists() { follow(objects, manifest).await } else { Ok(manifest) }
+    for _ in 0..TRIES {
+        let manifest = read_manifest(objects, volume).await?;
+        if !manifest.exists() {
+            return Ok(manifest);
+        }
+        let begun_at = manifest.checkpointed();
+        match follow(objects, manifest).await {
+            Err(error) if !may_come_of_a_trim(&error) => return Err(error),
+            read if !was_trimmed_after(objects, volume, begun_at).await? => return read,
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Err(LogFailure::Contended(volume.clone()))
+}
+
+/// Whether a log that is trimmed while it is read, or of which a LIST shows an older part, can look like this.
+fn may_come_of_a_trim(error: &LogFailure) -> bool {
+    matches!(error, LogFailure::Broken { .. } | LogFailure::Store { source: StoreError::NotFound { .. }, .. })
 }
 
 /// Applies the records after `manifest`, one after the other, until there is none.
@@ -58,7 +76,7 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
     }
 }
 
-/// One try; nothing when a writer made a newer checkpoint and dropped the one that LIST shows.
+/// One try; nothing when a writer made a newer checkpoint, and dropped the one that LIST shows or trimmed what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
     let mut manifest = Manifest::empty(volume.clone());
     if let Some(seq) = newest_checkpoint(objects, volume).await? {
@@ -72,15 +90,27 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
             Err(error) => return Err(store("read the checkpoint", volume)(error)),
         }
     }
-    let seqs = records_after(objects, volume, manifest.seq()).await?;
-    let records = try_join_all(seqs.iter().map(|seq| read_record(objects, volume, *seq))).await?;
+    let begun_at = manifest.checkpointed();
+    match read_on(objects, manifest).await {
+        Err(error) if may_come_of_a_trim(&error) && was_trimmed_after(objects, volume, begun_at).await? => {
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
+
+/// Applies the records after `manifest` that LIST shows.
+async fn read_on(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Manifest, LogFailure> {
+    let volume = manifest.volume().clone();
+    let seqs = records_after(objects, &volume, manifest.seq()).await?;
+    let records = try_join_all(seqs.iter().map(|seq| read_record(objects, &volume, *seq))).await?;
     if let Some(Record { body: Body::Delete, seq, .. }) = records.last() {
-        return Ok(Some(Manifest::tombstone(volume.clone(), *seq)));
+        return Ok(Manifest::tombstone(volume, *seq));
     }
     for record in &records {
         manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
     }
-    Ok(Some(manifest))
+    Ok(manifest)
 }
 
 async fn newest_checkpoint(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Seq>, LogFailure> {
@@ -114,7 +144,7 @@ pub(crate) async fn seqs_under(
             match ObjectKey::parse(&entry.key) {
                 Some(ObjectKey::Log(_, seq) | ObjectKey::Checkpoint(_, seq)) => seqs.push(seq),
                 // Not ours: somebody's own object under our prefix says nothing about the volume.
-                Some(ObjectKey::Segment(..)) | None => {}
+                Some(ObjectKey::Segment(..) | ObjectKey::TrimMark(..)) | None => {}
             }
         }
         match page.entries.last() {

@@ -8,12 +8,13 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
 use crate::read::{read_record, records_after};
+use crate::trim::was_trimmed_after;
 use crate::{LogFailure, store};
 
 /// How often the end of a growing log is chased.
 pub(crate) const TRIES: usize = 8;
 /// Deletes under way at once.
-const PARALLEL_DELETES: usize = 16;
+pub(crate) const PARALLEL_DELETES: usize = 16;
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be called
 /// again after it failed half-way. Without a log there is nothing to remove.
@@ -78,7 +79,10 @@ async fn bury(
             unix_ms,
             body: Body::Delete,
         };
-        if create_record(objects, &record).await? == CreateOutcome::Won {
+        // Where an older LIST ended, records may have been trimmed: then this is not the log's end.
+        if create_record(objects, &record).await? == CreateOutcome::Won
+            && !was_trimmed_after(objects, volume, last).await?
+        {
             return Ok(Some(record.seq));
         }
     }

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, provision, read_manifest, read_manifest_to_end, remove,
-    write_checkpoint,
+    CreateOutcome, LogFailure, create_record, provision, read_manifest, read_manifest_to_end, remove, trim,
+    was_trimmed_after, write_checkpoint,
 };
 use holdfast_objects::{
     CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, StoreError, Suffix, Verb,
@@ -59,7 +59,7 @@ async fn a_volume_is_created_with_one_put_and_nothing_else() {
 async fn a_long_log_is_read_with_two_lists_one_checkpoint_and_the_records_after_it() {
     let store = log_of(40).await;
     let upto = read_manifest(&store, &volume()).await.unwrap();
-    write_checkpoint(&store, &volume(), upto.seq(), upto.encode_checkpoint()).await.unwrap();
+    write_checkpoint(&store, &volume(), upto.seq(), upto.encode_checkpoint().into()).await.unwrap();
     assert_eq!(create_record(&store, &commit(41)).await.unwrap(), CreateOutcome::Won);
     let before = store.counts();
     let manifest = read_manifest(&store, &volume()).await.unwrap();
@@ -74,9 +74,127 @@ async fn only_the_newest_checkpoints_are_kept() {
     let store = log_of(6).await;
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     for seq in 2..=6 {
-        write_checkpoint(&store, &volume(), Seq(seq), manifest.encode_checkpoint()).await.unwrap();
+        write_checkpoint(&store, &volume(), Seq(seq), manifest.encode_checkpoint().into()).await.unwrap();
     }
     assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
+}
+
+/// A checkpoint as of the log's end, and the trim that follows it.
+async fn checkpoint_and_trim(store: &dyn ObjectStore) {
+    let manifest = read_manifest(store, &volume()).await.unwrap();
+    let bytes = Bytes::from(manifest.encode_checkpoint());
+    let older = write_checkpoint(store, &volume(), manifest.seq(), bytes.clone()).await.unwrap();
+    if let Some(older) = older {
+        trim(store, &volume(), older, &bytes).await.unwrap();
+    }
+}
+
+/// A log of `records` with a checkpoint after every 32; two of its records are attaches.
+async fn long_log(records: u64) -> MemoryStore {
+    let store = log_of(2).await;
+    for seq in 3..=records {
+        let again = Body::Attach { sectors: 1000, node: "n".into() };
+        let next = match seq {
+            ..40 => commit(seq),
+            40 => Record { epoch: Epoch(2), ..record(seq, again) },
+            _ => Record { epoch: Epoch(2), ..commit(seq) },
+        };
+        assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+        if seq % 32 == 0 {
+            checkpoint_and_trim(&store).await;
+        }
+    }
+    store
+}
+
+async fn seqs_of(store: &MemoryStore, kind: &str) -> Vec<u64> {
+    let page = store.list(&format!("volumes/v/{kind}/"), None, 1000).await.unwrap();
+    page.entries.iter().map(|entry| entry.key.rsplit('/').next().unwrap().parse().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints_may_need() {
+    let store = long_log(300).await;
+    assert_eq!(seqs_of(&store, "checkpoints").await, [256, 288]);
+    assert_eq!(seqs_of(&store, "trimmed").await, [64, 128, 192, 256]);
+    let kept: Vec<u64> = [1, 2, 40].into_iter().chain(257..=300).collect();
+    assert_eq!(seqs_of(&store, "log").await, kept);
+    let read = read_manifest_to_end(&store, &volume()).await.unwrap();
+    assert_eq!((read.seq(), read.segments().len()), (Seq(300), 297));
+    // It goes on as if nothing had been trimmed.
+    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    let stale = Record { epoch: Epoch(1), ..commit(40) };
+    assert_eq!(
+        create_record(&store, &stale).await.unwrap(),
+        CreateOutcome::Lost,
+        "its attach is still there"
+    );
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert_eq!(store.keys(), ["volumes/v/log/00000000000000000301"]);
+}
+
+/// What failed half-way is done by the next trim.
+#[tokio::test]
+async fn a_trim_that_failed_is_taken_up_again() {
+    let store = long_log(127).await;
+    let next = Record { epoch: Epoch(2), ..commit(128) };
+    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+    let manifest = read_manifest(&store, &volume()).await.unwrap();
+    let bytes = Bytes::from(manifest.encode_checkpoint());
+    write_checkpoint(&store, &volume(), Seq(128), bytes.clone()).await.unwrap();
+    for seq in [20, 21] {
+        let _back = store.create(&format!("volumes/v/log/{seq:020}"), "x".into()).await.unwrap();
+    }
+    store.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
+    assert!(trim(&store, &volume(), Seq(96), &bytes).await.is_err());
+    trim(&store, &volume(), Seq(96), &bytes).await.unwrap();
+    assert_eq!(seqs_of(&store, "log").await, [1, 2, 40].into_iter().chain(65..=128).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
+    let store = long_log(191).await;
+    let next = Record { epoch: Epoch(2), ..commit(192) };
+    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+    let manifest = read_manifest(&store, &volume()).await.unwrap();
+    let bytes = Bytes::from(manifest.encode_checkpoint());
+    let older = write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap().unwrap();
+    let before = store.counts();
+    trim(&store, &volume(), older, &bytes).await.unwrap();
+    let after = store.counts();
+    let spent = (after.get - before.get, after.list - before.list, after.put - before.put);
+    assert_eq!(spent, (1, 1, 0), "160 lies in the stretch that was trimmed already");
+    let older = Seq(192);
+    trim(&store, &volume(), older, &bytes).await.unwrap();
+    let last = store.counts();
+    let spent = (last.get - after.get, last.list - after.list, last.put - after.put);
+    assert_eq!((spent, last.total() - after.total()), ((2, 1, 1), 4 + 64));
+}
+
+/// Found by the simulation: an attach that stood still created its record where a commit had been trimmed.
+#[tokio::test]
+async fn a_record_in_a_trimmed_place_is_not_in_the_log() {
+    let store = long_log(200).await;
+    let attach = record(50, Body::Attach { sectors: 1000, node: "late".into() });
+    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
+    assert!(was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap(), "whoever created it can tell");
+    assert!(!was_trimmed_after(&store, &volume(), Seq(128)).await.unwrap());
+    assert_eq!(read_manifest_to_end(&store, &volume()).await.unwrap().seq(), Seq(200));
+    // An older LIST shows no checkpoint, and the log as it was then.
+    let all = store.keys();
+    let hidden = all.into_iter().filter(|key| key.contains("checkpoints") || *key > attach_key()).collect();
+    let behind = Behind { hidden, store: store.clone() };
+    let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
+    assert!(
+        matches!(failed, LogFailure::Contended(_)),
+        "the record of nobody is not taken for the end: {failed}"
+    );
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
+}
+
+fn attach_key() -> String {
+    "volumes/v/log/00000000000000000050".to_owned()
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
-use holdfast_log::{CreateOutcome, create_record, provision, read_manifest, write_checkpoint};
+use holdfast_log::{CreateOutcome, create_record, provision, read_manifest, trim, write_checkpoint};
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq, VolumeId};
@@ -80,7 +80,9 @@ impl Stored {
 
     async fn checkpoint(&self) {
         let manifest = read_manifest(&self.store, &volume()).await.unwrap();
-        write_checkpoint(&self.store, &volume(), manifest.seq(), manifest.encode_checkpoint()).await.unwrap();
+        write_checkpoint(&self.store, &volume(), manifest.seq(), manifest.encode_checkpoint().into())
+            .await
+            .unwrap();
     }
 
     async fn scrub(&self) -> Report {
@@ -203,6 +205,28 @@ async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
         stored.store.delete(&log_key(seq)).await.unwrap();
     }
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
+}
+
+/// A writer that stood still creates its attach record where another had been trimmed: it is no part of the log.
+#[tokio::test]
+async fn a_record_that_came_too_late_is_nothing_to_find() {
+    let mut stored = Stored::new().await;
+    for seq in 6..=100 {
+        stored.commit(seq, &[(seq, 1)]).await;
+        if seq % 32 == 0 {
+            stored.checkpoint().await;
+        }
+    }
+    let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
+    trim(&stored.store, &volume(), Seq(64), &newest).await.unwrap();
+    assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
+    let attach = Body::Attach { sectors: SECTORS, node: "late".into() };
+    for seq in [3, 4] {
+        stored.record(seq, attach.clone()).await;
+    }
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [] as [&str; 0]);
+    assert_eq!((report.records, report.manifest.seq()), (2 + 2 + 36, Seq(100)));
 }
 
 #[tokio::test]

@@ -32,6 +32,10 @@ pub struct Outcome {
     pub operations: u64,
     /// What the guests asked for.
     pub requests: u64,
+    /// Log records that were trimmed.
+    pub trimmed: u64,
+    /// Records that came, too late, where another had been trimmed.
+    pub strays: u64,
     /// What went wrong.
     pub violation: Option<Violation>,
     /// The last lines of what happened, oldest first.
@@ -75,6 +79,8 @@ impl Case {
             steps: run.taken,
             operations: world.trace.operations,
             requests: world.requests(),
+            trimmed: world.store.trimmed,
+            strays: world.store.strays,
             violation: ended.err(),
             story: world.trace.take_story(),
         }

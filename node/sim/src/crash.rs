@@ -9,6 +9,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use holdfast_engine::crash_point::CrashPoint;
 
@@ -33,6 +34,8 @@ pub enum Death {
     HostForGood,
     /// The host, which comes back with this one of its possible outcomes ([`World::outcomes`]).
     Host(u64),
+    /// The host, which comes back with one of more outcomes than can be tried: each unsynced write by chance from this seed.
+    HostByChance(u64),
 }
 
 /// One death.
@@ -63,7 +66,7 @@ impl Crash {
     fn play(self) -> (World, usize) {
         let _watch = Watch::begin(Some((self.point, self.visit)));
         let mut world = self.scenario.world(self.seed);
-        if matches!(self.death, Death::Host(_)) {
+        if matches!(self.death, Death::Host(_) | Death::HostByChance(_)) {
             world.keep_every_outcome_open();
         }
         let Err(died) = self.scenario.play(&mut world) else { panic!("{self}: the point was not visited") };
@@ -85,6 +88,7 @@ impl Crash {
             let (mut world, home) = self.play();
             let other = (home + 1) % HOSTS;
             world.faults = Faults::default();
+            world.mend(home);
             world.lose_host(other, None);
             match self.death {
                 Death::Process => {}
@@ -101,16 +105,69 @@ impl Crash {
                     return drive::check_everywhere(&mut world, other, home);
                 }
                 Death::Host(outcome) => world.lose_host(home, Some(Fate::Nth(outcome))),
+                Death::HostByChance(seed) => {
+                    world.lose_host(home, Some(Fate::Some(&mut Rng::new(seed))));
+                }
             }
             drive::check_everywhere(&mut world, home, other);
         })
     }
 }
 
+/// The command that repeats it.
 impl fmt::Display for Crash {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scenario, seed, point, visit, death } = self;
-        write!(out, "{scenario:?} with seed {seed}, {death:?} at visit {visit} of {point:?}")
+        out.write_str("cargo run -p holdfast-sim --release -- crash-points --crash ")?;
+        write!(out, "{scenario:?}:{seed}:{point:?}:{visit}:")?;
+        match death {
+            Death::Process => out.write_str("process"),
+            Death::ProcessThenHost => out.write_str("process-then-host"),
+            Death::HostForGood => out.write_str("host-for-good"),
+            Death::Host(outcome) => write!(out, "host-{outcome}"),
+            Death::HostByChance(seed) => write!(out, "host-by-chance-{seed}"),
+        }
+    }
+}
+
+impl FromStr for Crash {
+    type Err = String;
+
+    /// Reads what stands behind `--crash` in the command.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |what: &str| {
+            format!("{what} is wrong in {text:?}: use SCENARIO:SEED:POINT:VISIT:DEATH as it was printed")
+        };
+        let parts: Vec<&str> = text.split(':').collect();
+        let [scenario, seed, point, visit, death] = parts[..] else {
+            return Err(wrong("the number of parts"));
+        };
+        let number = |text: &str, what| text.parse().ok().ok_or_else(|| wrong(what));
+        let death = match death {
+            "process" => Death::Process,
+            "process-then-host" => Death::ProcessThenHost,
+            "host-for-good" => Death::HostForGood,
+            host => match (host.strip_prefix("host-by-chance-"), host.strip_prefix("host-")) {
+                (Some(seed), _) => Death::HostByChance(number(seed, "the death")?),
+                (None, Some(outcome)) => Death::Host(number(outcome, "the death")?),
+                (None, None) => return Err(wrong("the death")),
+            },
+        };
+        let named = |name: &dyn fmt::Debug, text| format!("{name:?}") == text;
+        Ok(Self {
+            scenario: Scenario::ALL
+                .into_iter()
+                .find(|it| named(it, scenario))
+                .ok_or_else(|| wrong("the scenario"))?,
+            seed: number(seed, "the seed")?,
+            point: CrashPoint::ALL
+                .iter()
+                .copied()
+                .find(|it| named(it, point))
+                .ok_or_else(|| wrong("the point"))?,
+            visit: number(visit, "the visit")?,
+            death,
+        })
     }
 }
 
@@ -152,7 +209,7 @@ pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> Found {
                     deaths.extend((0..there).map(Death::Host));
                 } else {
                     let mut rng = Rng::new(seed ^ visit);
-                    deaths.extend((0..outcomes).map(|_| Death::Host(rng.bits() % there)));
+                    deaths.extend((0..outcomes).map(|_| Death::HostByChance(rng.bits())));
                 }
                 for death in deaths {
                     let crash = Crash { death, ..crash };

@@ -3,7 +3,7 @@
 //! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the guest write the bytes came from, zero a hole.
 //! Unsynced writes survive a power cut in any subset; those of the map file are torn at 512 bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use holdfast_engine::action::MapWrite;
 use holdfast_types::SectorRange;
@@ -128,11 +128,13 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are no hole.
     pub(crate) held: u64,
+    /// Sectors that cannot be read until they are written anew.
+    pub(crate) decayed: BTreeSet<u64>,
 }
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self { cells: Cells::new(0), held: 0 }
+        Self { cells: Cells::new(0), held: 0, decayed: BTreeSet::new() }
     }
 }
 
@@ -140,6 +142,7 @@ impl SideFile {
     pub(crate) fn write(&mut self, sector: u64, stamp: Stamp) {
         self.held += u64::from(stamp != 0);
         self.held -= u64::from(self.read(sector) != 0);
+        self.decayed.remove(&sector);
         self.cells.write(sector, stamp);
     }
 
@@ -149,6 +152,17 @@ impl SideFile {
         for sector in holding {
             self.write(sector, 0);
         }
+    }
+
+    /// Whether all of `range` can be read.
+    pub(crate) fn reads(&self, range: SectorRange) -> bool {
+        self.decayed.range(sectors(range)).next().is_none()
+    }
+
+    /// A sector that holds data can no longer be read: the one at or after `sector`.
+    pub(crate) fn decay(&mut self, sector: u64) {
+        let held = self.cells.cells.range(sector..).map(|(at, _)| *at).find(|at| self.read(*at) != 0);
+        self.decayed.extend(held);
     }
 
     pub(crate) fn read(&self, sector: u64) -> Stamp {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Event, Millis};
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::volume::{Pending, Volume};
+use holdfast_engine::volume::{Pending, Status, Volume};
 use holdfast_types::Nonce;
 
 use crate::device::Device;
@@ -168,8 +168,10 @@ impl Host {
         out: Vec<Action>,
         trace: &mut Trace,
     ) {
-        let sealing = volume.status().sealing;
+        let Status { sealing, both_sealed, seals, .. } = volume.status();
         self.sealed = match self.sealed.take() {
+            // Both sides are sealed anew.
+            Some(_) if both_sealed => Some(self.expect.cut()),
             Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
             Some(cut) if sealing => Some(cut),
             None if sealing && self.killed_inside => Some(self.committed_or_now()),
@@ -179,6 +181,7 @@ impl Host {
         self.killed_inside = false;
         let process = self.process.as_mut().expect("a process serves");
         process.sealing = sealing;
+        process.seals = seals;
         process.volume = Some(volume);
         self.take(now, out, trace);
     }
@@ -196,11 +199,14 @@ impl Host {
         let status = process.volume.as_ref().map(Volume::status).unwrap_or_default();
         let sealing = status.sealing;
         let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
-        if sealing && (committed || !process.sealing) {
-            self.sealed = Some(if status.repairing { self.committed_or_now() } else { self.expect.cut() });
+        let both = status.both_sealed && status.seals != process.seals;
+        if sealing && (committed || !process.sealing || both) {
+            let repairing = status.repairing && !both;
+            self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
         }
         let process = self.process.as_mut().expect("it is still there");
         process.sealing = sealing;
+        process.seals = status.seals;
         for action in out {
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.sealed.as_ref());

@@ -9,9 +9,9 @@ use std::time::Instant;
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use holdfast_engine::crash_point::CrashPoint;
-use holdfast_engine::planted::Bug;
+use holdfast_engine::planted::{Bug, plant};
 use holdfast_sim::case::Case;
-use holdfast_sim::crash::{Scenario, campaign};
+use holdfast_sim::crash::{Crash, Scenario, campaign};
 
 /// Lines told of a run that ends in a violation.
 const STORY: usize = 120;
@@ -57,6 +57,12 @@ struct CrashPoints {
     /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all where there are no more.
     #[arg(long, default_value_t = 4096)]
     outcomes: u64,
+    /// Only this one death, as it was printed.
+    #[arg(long)]
+    crash: Option<Crash>,
+    /// Take this safeguard out of the engine.
+    #[arg(long, value_parser = bug)]
+    bug: Option<Bug>,
 }
 
 #[derive(clap::Args)]
@@ -116,6 +122,16 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
 /// Says how many violations there were.
 fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Result<usize> {
     let began = Instant::now();
+    plant(options.bug);
+    if let Some(crash) = options.crash {
+        let found = crash.run().err();
+        match &found {
+            Some(violation) => writeln!(out, "{} ({})", violation.words, violation.check)?,
+            None => writeln!(out, "no invariant is broken")?,
+        }
+        return Ok(usize::from(found.is_some()));
+    }
+    let planted = options.bug.map_or_else(String::new, |bug| format!(" --bug {bug:?}"));
     let (mut deaths, mut exhausted, mut visits, mut violations) = (0, 0, 0, 0);
     let mut visited = BTreeSet::new();
     for seed in options.seed..options.seed + options.seeds {
@@ -126,7 +142,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
         visited.extend(found.visited.into_keys());
         violations += found.violations.len();
         for (crash, violation) in found.violations {
-            writeln!(out, "{crash}: {} ({})", violation.words, violation.check)?;
+            writeln!(out, "{} ({})\nrepeat with: {crash}{planted}", violation.words, violation.check)?;
         }
     }
     for missed in CrashPoint::ALL.iter().filter(|point| !visited.contains(point)) {
@@ -147,11 +163,14 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
 fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests, mut violations) = (0, 0, 0);
+    let (mut trimmed, mut strays) = (0, 0);
     for seed in options.seed..options.seed + options.seeds {
         let case = Case { seed, operations: options.operations, bug: options.bug };
         let outcome = case.run(0);
         operations += outcome.operations;
         requests += outcome.requests;
+        trimmed += outcome.trimmed;
+        strays += outcome.strays;
         if options.seeds == 1 {
             writeln!(out, "digest {}", outcome.digest)?;
         }
@@ -167,7 +186,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let speed = operations as f64 / seconds;
     writeln!(
         out,
-        r#"{{"operations":{operations},"requests":{requests},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
+        r#"{{"operations":{operations},"requests":{requests},"records_trimmed":{trimmed},"stray_records":{strays},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
         options.seeds
     )?;
     Ok(violations)

@@ -96,6 +96,8 @@ pub(crate) struct Process {
     /// It dies after this step of its attach.
     pub(crate) dies: Option<AttachStep>,
     pub(crate) sealing: bool,
+    /// Seals that its engine has begun.
+    pub(crate) seals: u64,
     pub(crate) fenced: bool,
     slowness: Rng,
 }
@@ -119,6 +121,7 @@ impl Process {
             detaching: false,
             dies: None,
             sealing: false,
+            seals: 0,
             fenced: false,
             slowness: Rng::new(!seed),
         }

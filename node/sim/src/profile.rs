@@ -27,6 +27,8 @@ pub enum Profile {
     FullDisks,
     /// Nothing takes long: what a lost host had not committed is young.
     Timely,
+    /// Processes stand still for so long that the log is trimmed beyond what they know of it.
+    Sleepers,
 }
 
 /// Which deaths and other misfortunes a run has, each once in so many steps; `None` is never.
@@ -41,13 +43,15 @@ pub(crate) struct Deaths {
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
     pub(crate) slow: Option<u64>,
+    /// A sector can no longer be read.
+    pub(crate) decay: Option<u64>,
     /// The volume grows at an attach.
     pub(crate) grow: Option<u64>,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Calm,
         Self::BadStore,
         Self::BadDisk,
@@ -59,6 +63,7 @@ impl Profile {
         Self::Partitions,
         Self::FullDisks,
         Self::Timely,
+        Self::Sleepers,
     ];
 
     /// The profile of the runs of `seed`.
@@ -77,7 +82,8 @@ impl Profile {
             ..never
         };
         match self {
-            Self::Calm | Self::BadStore | Self::BadDisk => Deaths { detach: Some(900), ..never },
+            Self::Calm | Self::BadStore => Deaths { detach: Some(900), ..never },
+            Self::BadDisk => Deaths { decay: Some(150), detach: Some(900), ..never },
             Self::Kills => Deaths { kill: Some(120), kill_inside: Some(120), detach: Some(900), ..never },
             Self::PowerCuts => Deaths {
                 kill: Some(700),
@@ -86,11 +92,22 @@ impl Profile {
                 detach: Some(1200),
                 ..never
             },
-            Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
+            Self::LongLives => Deaths {
+                kill: Some(3000),
+                lose_host: Some(700),
+                detach: Some(3000),
+                decay: Some(300),
+                ..never
+            },
             Self::Rivals => rivals,
-            Self::Everything => {
-                Deaths { cut_off: Some(900), pause: Some(900), fill: Some(1500), slow: Some(900), ..rivals }
-            }
+            Self::Everything => Deaths {
+                cut_off: Some(900),
+                pause: Some(900),
+                fill: Some(1500),
+                slow: Some(900),
+                decay: Some(500),
+                ..rivals
+            },
             Self::Partitions => Deaths {
                 kill: Some(1500),
                 lose_host: Some(3000),
@@ -109,6 +126,13 @@ impl Profile {
                 ..never
             },
             Self::Timely => Deaths { kill: Some(700), lose_host: Some(900), detach: Some(1200), ..never },
+            Self::Sleepers => Deaths {
+                pause: Some(1000),
+                kill: Some(2000),
+                lose_host: Some(3000),
+                detach: Some(300),
+                ..never
+            },
         }
     }
 
@@ -123,6 +147,8 @@ impl Profile {
         match self {
             Self::Calm | Self::FullDisks | Self::Timely => Faults::default(),
             Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Partitions => bad_store,
+            // Whatever waits before it is tried again holds commits up.
+            Self::Sleepers => Faults { create: Some(15), store: Some(60), ..bad_store },
             Self::BadDisk => Faults { local: Some(25), create: Some(6), ..Faults::default() },
             Self::LongLives => Faults { local: Some(20), ..bad_store },
             Self::Everything => Faults { local: Some(60), ..bad_store },

@@ -19,6 +19,9 @@ const FEWER_SECTORS: u64 = 50_001;
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 /// What the sides may hold in a run that has a limit, in sectors.
 const SHARES: [u64; 3] = [64, 200, 600];
+/// How many turns of a host its troubles last, about, and how many a sleeper sleeps.
+const TROUBLE: u64 = 160;
+const LONG_SLEEP: u64 = 500;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
 
 /// One run in progress.
@@ -31,6 +34,8 @@ pub(crate) struct Schedule {
     home: usize,
     /// The volume is to leave its home, and attach next there.
     leaving: bool,
+    /// Processes stand still for long.
+    sleeps: bool,
 }
 
 fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
@@ -38,6 +43,18 @@ fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     let length = 1 + rng.below(longest) as u64;
     let start = (rng.pick(&HOT) + rng.below(40) as u64).min(sectors - 1);
     SectorRange::new(start, length.min(sectors - start).min(1500))
+}
+
+/// Few runs are long enough for a log of the usual length to be trimmed.
+fn shorten_log(world: &mut World, profile: Profile) {
+    let (records, seal_bytes, max_age_ms) = match (profile == Profile::Sleepers, profile.is_timely()) {
+        (true, _) => (2, 4096, 300),
+        // A commit may wait for a checkpoint, but not for each.
+        (false, true) => (8, 16 * 4096, LIMITS.max_age_ms),
+        (false, false) => (*world.rng.pick(&[2, 3]), 16 * 4096, 300),
+    };
+    world.shorten_log(records);
+    world.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
 }
 
 impl Schedule {
@@ -59,7 +76,18 @@ impl Schedule {
             let share = *world.rng.pick(&SHARES);
             world.limit_cache(share);
         }
-        Self { world, seed, taken: 0, deaths: profile.deaths(), home: 0, leaving: false }
+        if profile == Profile::Sleepers || world.rng.once_in(3) {
+            shorten_log(&mut world, profile);
+        }
+        Self {
+            world,
+            seed,
+            taken: 0,
+            deaths: profile.deaths(),
+            home: 0,
+            leaving: false,
+            sleeps: profile == Profile::Sleepers,
+        }
     }
 
     fn rng(&mut self) -> &mut Rng {
@@ -85,6 +113,13 @@ impl Schedule {
             Op::WriteZeroes,
         ]);
         let mut range = range(self.rng(), sectors);
+        // Who is told that something cannot be read writes there.
+        let lost = self.world.status(host).and_then(|status| status.unreadable);
+        if let Some(lost) = lost
+            && self.rng().once_in(4)
+        {
+            range = lost.first;
+        }
         match op {
             Op::Flush => range = SectorRange::new(0, 0),
             Op::Read | Op::Write => range.sectors = range.sectors.min(64),
@@ -137,16 +172,41 @@ impl Schedule {
         }
     }
 
+    /// Whether the process of `host` stands still from now on: in a run of sleepers most likely when it has read the log or a
+    /// record is on its way, and then the volume is wanted elsewhere.
+    fn falls_asleep(&mut self, host: usize) -> bool {
+        let Some(process) = &self.world.hosts[host].process else { return false };
+        if self.sleeps && self.world.hosts.iter().any(|host| host.trouble.paused) {
+            return false;
+        }
+        let often = match (self.sleeps, process.volume.is_none(), self.world.is_creating(host)) {
+            (true, true, _) => Some(10),
+            (true, false, true) => Some(60),
+            (true | false, ..) => self.deaths.pause,
+        };
+        let falls = self.chance(often);
+        if falls && self.sleeps && host == self.home {
+            self.home = self.elsewhere();
+        }
+        falls
+    }
+
     /// What does not work for a while, begins or ends.
     fn trouble(&mut self, host: usize) {
         let Trouble { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].trouble;
         let turn = |run: &mut Self, now: bool, begins| {
-            if now { !run.rng().once_in(160) } else { run.chance(begins) }
+            if now { !run.rng().once_in(TROUBLE) } else { run.chance(begins) }
         };
         cut_off = turn(self, cut_off, self.deaths.cut_off);
-        paused = turn(self, paused, self.deaths.pause);
+        let wakes = if self.sleeps { LONG_SLEEP } else { TROUBLE };
+        paused = if paused { !self.rng().once_in(wakes) } else { self.falls_asleep(host) };
         full = turn(self, full, self.deaths.fill);
         slow = turn(self, slow, self.deaths.slow);
+        if self.chance(self.deaths.decay) {
+            let sector = self.rng().below(SECTORS as usize) as u64;
+            let near = *self.rng().pick(&[sector, HOT[0], HOT[3]]);
+            self.world.decay(host, near);
+        }
         paused &= self.world.hosts[host].process.is_some();
         self.world.set_trouble(host, Trouble { cut_off, paused, full, slow });
     }
@@ -218,6 +278,8 @@ impl Schedule {
         }
         self.attend(host);
         match self.rng().below(20) {
+            // Sleepers' guests ask for little, so that most of the run is commits.
+            0..=3 if self.sleeps => self.daemon(host),
             0..=4 => self.guest(host),
             5 => {
                 let passed = self.rng().below(400) as u64;
@@ -240,6 +302,9 @@ impl Schedule {
     fn settle(&mut self, until: impl Fn(&Self) -> bool) {
         self.world.faults = Faults::default();
         self.deaths = Deaths::default();
+        for host in 0..self.world.hosts.len() {
+            self.world.mend(host);
+        }
         for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
             host.trouble = Trouble::default();

@@ -51,6 +51,12 @@ pub(crate) struct Store {
     segments: BTreeMap<SegmentId, Segment>,
     /// The log as it is.
     truth: Manifest,
+    /// Its records, those that were trimmed too.
+    history: BTreeMap<Seq, Bytes>,
+    /// How many of them were trimmed.
+    pub(crate) trimmed: u64,
+    /// Records that came where another had been trimmed.
+    pub(crate) strays: u64,
     last_cut: Rc<Cut>,
     /// Requests on their way: nobody waits for their answer any more.
     pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
@@ -66,6 +72,9 @@ impl Store {
             truth: Manifest::empty(volume.clone()),
             volume: volume.clone(),
             objects: BTreeMap::new(),
+            history: BTreeMap::new(),
+            trimmed: 0,
+            strays: 0,
             segments: BTreeMap::new(),
             last_cut: Rc::default(),
             late: Vec::new(),
@@ -118,8 +127,10 @@ impl Store {
             }
             StoreAsk::Delete { key } => {
                 self.changes += 1;
-                if let Some(object) = self.objects.get_mut(key) {
-                    object.gone.get_or_insert(self.changes);
+                if let Some(object) = self.objects.get_mut(key).filter(|object| object.gone.is_none()) {
+                    object.gone = Some(self.changes);
+                    let is_record = matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)));
+                    self.trimmed += u64::from(is_record && !self.truth.is_deleted());
                 }
                 Answer::Stored(Ok(()))
             }
@@ -150,18 +161,24 @@ impl Store {
 
     /// Creates an object unless it is there; says whether this PUT made it.
     fn create(&mut self, key: &str, body: Bytes) -> bool {
+        let there = self.objects.get(key).is_some_and(|object| object.gone.is_none());
         match ObjectKey::parse(key) {
-            // Never twice, even after it was deleted: nobody may ask for that.
-            Some(ObjectKey::Log(_, seq)) if !self.objects.contains_key(key) => self.check_record(seq, &body),
+            Some(ObjectKey::Log(..)) if there => {}
+            Some(ObjectKey::Log(_, seq)) => match self.history.get(&seq) {
+                Some(first) => {
+                    check_stray(seq, first, &body);
+                    self.strays += 1;
+                }
+                None => self.check_record(seq, &body),
+            },
             Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
-            Some(ObjectKey::Log(..)) => {}
+            Some(ObjectKey::TrimMark(..)) => {}
             Some(ObjectKey::Segment(..)) | None => panic!("{key} is created"),
         }
-        if self.objects.get(key).is_some_and(|object| object.gone.is_none()) {
-            return false;
+        if !there {
+            self.insert(key, body);
         }
-        self.insert(key, body);
-        true
+        !there
     }
 
     fn insert(&mut self, key: &str, body: Bytes) {
@@ -170,7 +187,7 @@ impl Store {
     }
 
     /// Every record must follow from those before it: a fenced writer's would not.
-    fn check_record(&mut self, seq: Seq, body: &[u8]) {
+    fn check_record(&mut self, seq: Seq, body: &Bytes) {
         let record = Record::decode(body).expect("writers send whole records");
         Invariant::LogIsAChain
             .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
@@ -183,6 +200,7 @@ impl Store {
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
+        self.history.insert(seq, body.clone());
         match record.body {
             Body::Commit(_) => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node)),
@@ -202,12 +220,10 @@ impl Store {
     }
 
     fn apply_records(&self, manifest: &mut Manifest) {
-        let after = ObjectKey::Log(self.volume.clone(), manifest.seq().next()).to_string();
-        let prefix = log_prefix(&self.volume);
-        for (key, object) in self.objects.range(after..).take_while(|(key, _)| key.starts_with(&prefix)) {
-            let record = Record::decode(&object.body).expect("nobody damages records");
+        for (seq, body) in self.history.range(manifest.seq().next()..) {
+            let record = Record::decode(body).expect("nobody damages records");
             if let Err(error) = manifest.apply(&record) {
-                Invariant::LogIsAChain.broken(&format!("{key} cannot stand where it does: {error}"));
+                Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
             }
         }
     }
@@ -254,6 +270,13 @@ impl Store {
         self.under(format!("volumes/{}/segments/", self.volume))
     }
 
+    /// Whether the attach of `writer` stands at `seq` of the log.
+    pub(crate) fn holds_attach(&self, seq: Seq, writer: Option<Nonce>) -> bool {
+        let record = self.history.get(&seq).and_then(|body| Record::decode(body).ok());
+        record
+            .is_some_and(|record| Some(record.nonce) == writer && matches!(record.body, Body::Attach { .. }))
+    }
+
     /// The newest checkpoint and the records after it.
     pub(crate) fn manifest(&self) -> Manifest {
         let mut manifest = match self.checkpoints().last() {
@@ -286,6 +309,16 @@ impl Store {
     fn key(&self, segment: &SegmentRef) -> String {
         ObjectKey::Segment(self.volume.clone(), segment.id).to_string()
     }
+}
+
+/// Where a record was trimmed another may come, and is not in the log: an attach, whose writer must find out, or what the
+/// first one's writer said before.
+fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
+    let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
+    let says_the_same = first.nonce == stray.nonce && first.body == stray.body;
+    Invariant::LogIsAChain.check(says_the_same || matches!(stray.body, Body::Attach { .. }), || {
+        format!("log/{} was trimmed and is created again as another record", seq.0)
+    });
 }
 
 /// Fills a sector whose stamp is `stamp`: its bytes say which sector and which write.

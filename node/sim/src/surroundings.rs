@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_background::{FoundMap, LocalState, SideReader, Sides, TimeAndChance, build_segment};
+use holdfast_background::{
+    FoundMap, LocalState, SideReader, Sides, TimeAndChance, Unreadable, build_segment,
+};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::record::SegmentRef;
@@ -128,6 +130,9 @@ impl SimFiles {
 impl SideReader for SimFiles {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> std::io::Result<()> {
         let disk = lock(&self.disk);
+        if !disk.sides[side as usize].reads(range) {
+            return Err(std::io::Error::other("simulated"));
+        }
         for (sector, bytes) in sectors(range).zip(buffer.chunks_mut(4096)) {
             fill(sector, disk.sides[side as usize].read(sector), bytes);
         }
@@ -142,9 +147,15 @@ impl Sides for SimFiles {
         &self,
         dirty: Vec<DirtyBlock>,
         id: SegmentId,
-    ) -> Result<(SegmentRef, Vec<u8>), LocalError> {
-        self.ask(LocalAsk::ReadSides).await?;
-        Ok(build_segment(self, &dirty, id)?)
+    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
+        if self.ask(LocalAsk::ReadSides).await.is_err() {
+            let DirtyBlock { block, a, b } = dirty[0];
+            let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
+            let ranges =
+                vec![SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(sectors))];
+            return Err(Unreadable { ranges, error: std::io::Error::other("simulated") });
+        }
+        build_segment(self, &dirty, id)
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {

@@ -121,6 +121,9 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Uploaded(segment) => {
             (8, [segment.id.0 as u64, segment.bytes, segment.index_offset, segment.chunks.len() as u64])
         }
+        Event::SidesUnreadable(ranges) => {
+            (18, [ranges.len() as u64, ranges.first().map_or(0, |range| range.start.0), 0, 0])
+        }
         Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
         Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
         Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
@@ -249,6 +252,7 @@ fn event_words(event: &Event) -> String {
         | Event::SideSynced { .. }
         | Event::MapWritten { .. }
         | Event::MapSynced { .. }
+        | Event::SidesUnreadable(_)
         | Event::PendingStored { .. }
         | Event::CreateAnswered(_)
         | Event::CheckpointWritten { .. }

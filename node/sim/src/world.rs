@@ -23,6 +23,7 @@ use std::sync::atomic::AtomicU64;
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::log_length;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
@@ -120,6 +121,7 @@ impl World {
     /// Hosts with nothing on their disks around a store that holds a volume of `sectors` sectors.
     pub fn new(seed: u64, hosts: usize, sectors: u64, limits: DirtyLimits, faults: Faults) -> Self {
         crate::violation::silence();
+        log_length::scale(None);
         let volume: VolumeId = "model".parse().expect("a volume id");
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
@@ -145,6 +147,11 @@ impl World {
             ticks: 0,
             unix_ms_at_zero: 0,
         }
+    }
+
+    /// Checkpoints are `records` apart from now on, and the log is trimmed as often in proportion.
+    pub fn shorten_log(&mut self, records: u64) {
+        log_length::scale(Some(records));
     }
 
     fn fails(rng: &mut Rng, once_in: Option<u64>) -> bool {
@@ -279,7 +286,7 @@ impl World {
     fn task_ended(&mut self, host: usize, ended: Ended) {
         let event = match ended {
             Ended::Answered(event) => {
-                if matches!(event, Event::Uploaded(_)) {
+                if matches!(event, Event::Uploaded(_) | Event::SidesUnreadable(_)) {
                     self.hosts[host].process.as_mut().expect("it ran the task").upload = None;
                 }
                 event
@@ -318,12 +325,15 @@ impl World {
                     device.closing = true;
                 }
             }
-            Report::LocalDiskFailed(_) | Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => {
+            Report::LocalDiskFailed(_)
+            | Report::CleanUnreadable(_)
+            | Report::DirtyUnreadable(_)
+            | Report::UploadUnreadable(_) => {
                 Invariant::CompletedOnce.check(!self.sound_disks || here.was_full, || {
                     "a sound disk is said to have failed".into()
                 });
             }
-            Report::Committed(_) | Report::Repaired => {}
+            Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
             Report::Kept => {
                 self.check_kept(host);
                 self.has_ended(host);

@@ -1,6 +1,8 @@
 //! Every crash point: the process is killed, or the host lost, at each point the engine names, and after each single step
 //! of one scenario.
 
+use std::process::Command;
+
 use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
@@ -113,6 +115,16 @@ fn a_missing_sync_is_seen_at_a_crash_point() {
         plant(None);
         let seen: Vec<_> = found.violations.iter().filter_map(|(_, violation)| violation.invariant).collect();
         assert!(seen.contains(&invariant), "{bug:?} breaks {seen:?}");
+        // The command that is printed repeats it.
+        let (crash, violation) = &found.violations[0];
+        let command = crash.to_string();
+        let (_, arguments) = command.split_once(" -- ").expect("cargo run takes arguments");
+        let mut again = Command::new(env!("CARGO_BIN_EXE_holdfast-sim"));
+        again.args(arguments.split(' '));
+        assert!(again.status().unwrap().success(), "{command} fails without the bug");
+        let again = again.arg("--bug").arg(format!("{bug:?}")).output().unwrap();
+        let said = String::from_utf8(again.stdout).unwrap();
+        assert!(!again.status.success() && said.contains(&violation.words), "{command}: {said}");
     }
 }
 

@@ -70,6 +70,21 @@ fn commits_come_in_time() {
     runs(Profile::Timely, 12, 3500);
 }
 
+#[test]
+fn asleep_while_the_log_is_trimmed() {
+    runs(Profile::Sleepers, 12, 3000);
+}
+
+/// In most runs of sleepers the log is trimmed, and in some a record comes into a trimmed place.
+#[test]
+fn logs_are_trimmed() {
+    let first = Profile::ALL.len() as u64 - 1;
+    assert_eq!(Profile::of(first), Profile::Sleepers);
+    let runs = (first..).step_by(Profile::ALL.len()).take(24);
+    let trimmed = runs.filter(|seed| Case { seed: *seed, operations: 3000, bug: None }.run(0).trimmed > 0);
+    assert!(trimmed.count() >= 18);
+}
+
 /// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side, and what had
 /// been there before both was read.
 #[test]

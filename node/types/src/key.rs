@@ -4,6 +4,7 @@
 //! volumes/<volume>/log/<seq:020>
 //! volumes/<volume>/checkpoints/<seq:020>
 //! volumes/<volume>/segments/<ulid>
+//! volumes/<volume>/trimmed/<seq:020>
 //! ```
 //! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and `a/b`).
 
@@ -20,6 +21,8 @@ pub enum ObjectKey {
     Checkpoint(VolumeId, Seq),
     /// Compressed frames and their index.
     Segment(VolumeId, SegmentId),
+    /// Once it is there, log records up to this seq may be gone.
+    TrimMark(VolumeId, Seq),
 }
 
 /// The prefix of everything that belongs to `volume`, ending in `/`.
@@ -50,6 +53,7 @@ impl ObjectKey {
         match kind {
             "log" => Some(Self::Log(volume, seq()?)),
             "checkpoints" => Some(Self::Checkpoint(volume, seq()?)),
+            "trimmed" => Some(Self::TrimMark(volume, seq()?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
         }
@@ -61,6 +65,7 @@ impl fmt::Display for ObjectKey {
         match self {
             Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
             Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
+            Self::TrimMark(volume, seq) => write!(f, "volumes/{volume}/trimmed/{:020}", seq.0),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
     }
@@ -77,6 +82,7 @@ mod tests {
             ObjectKey::Log(volume.clone(), Seq(7)),
             ObjectKey::Checkpoint(volume.clone(), Seq(u64::MAX)),
             ObjectKey::Segment(volume.clone(), SegmentId::new(5, [1; 10])),
+            ObjectKey::TrimMark(volume.clone(), Seq(64)),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }

@@ -184,6 +184,7 @@ impl From<VolumeStatus> for wire::Volume {
             durable_up_to,
             store: _,
             delayed: _,
+            unreadable: _,
             waiting_requests: _,
             cached_bytes: _,
             evicted_bytes: _,

@@ -7,7 +7,7 @@ use kube::runtime::events::{self, EventType, Reporter};
 use kube::{Client, Resource};
 
 use super::api::call;
-use super::trouble::{STORE_REACHABLE, WRITABLE};
+use super::trouble::{LOCAL_DATA_READABLE, STORE_REACHABLE, WRITABLE};
 
 /// Longest note the API takes, in bytes.
 const MAX_NOTE_BYTES: usize = 1000;
@@ -39,7 +39,7 @@ impl Recorder {
 
 /// The events between two lists of conditions. That there is no trouble at first is no event.
 fn changes(before: &[Condition], after: &[Condition]) -> Vec<events::Event> {
-    [STORE_REACHABLE, WRITABLE]
+    [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE]
         .into_iter()
         .filter_map(|type_| {
             let new = find_condition(after, type_)?;

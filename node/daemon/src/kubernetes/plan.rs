@@ -323,7 +323,7 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [ATTACHED, trouble::STORE_REACHABLE, trouble::WRITABLE];
+    let own = [ATTACHED, trouble::STORE_REACHABLE, trouble::WRITABLE, trouble::LOCAL_DATA_READABLE];
     let conditions: Vec<Condition> =
         own.iter().filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {

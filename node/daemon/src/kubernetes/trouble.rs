@@ -1,13 +1,13 @@
-//! Conditions of a Volume that is served: whether its store answers, whether writes wait.
+//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read.
 //!
 //! Owns: the words. Each turns after [`LASTING`], and back at once. The first is there while the volume is on the node, the
-//! second while its device takes writes; neither says anything of a volume that another writer holds. What was said of a
+//! others while its device takes writes; none says anything of a volume that another writer holds. What was said of a
 //! store stays said until the store answers: a daemon that was restarted knows nothing of it at first.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_crds::{Condition, ConditionStatus, Time, condition, find_condition};
-use holdfast_engine::volume::{Delay, Durability};
+use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
 use super::plan::Facts;
@@ -17,6 +17,8 @@ use crate::node::{self, StoreAway, StoreHealth, VolumeState};
 pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
 /// Condition: writes do not wait.
 pub(crate) const WRITABLE: &str = "Writable";
+/// Condition: what is to be uploaded can be read.
+pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 
@@ -26,14 +28,34 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
         VolumeState::Fenced => Vec::new(),
         VolumeState::Attaching => store_reachable(facts, here, now).into_iter().collect(),
         VolumeState::Attached | VolumeState::Detaching => {
-            store_reachable(facts, here, now).into_iter().chain([writable(facts, here, now)]).collect()
+            let own = [writable(facts, here, now), local_data_readable(facts, here, now)];
+            store_reachable(facts, here, now).into_iter().chain(own).collect()
         }
     }
 }
 
+fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+    let found = here.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
+    let lasting = found.filter(|(_, since)| {
+        SystemTime::from(now.0).duration_since(*since).is_ok_and(|passed| passed >= LASTING)
+    });
+    let Some((Unreadable { first, bytes, .. }, since)) = lasting else {
+        let message = "what is to be uploaded can be read".to_owned();
+        return make(facts, LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message, now);
+    };
+    let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
+    let (at, length, dirty) = (first.start.byte_offset(), first.bytes(), here.dirty_bytes);
+    let message = format!(
+        "the disk of node {}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
+         until they are readable, written or discarded nothing is uploaded, and {dirty} bytes wait",
+        facts.me
+    );
+    make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
+}
+
 /// Whether a condition may be about to turn.
 pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
-    here.store.away().is_some() || here.delayed.is_some()
+    here.store.away().is_some() || here.delayed.is_some() || here.unreadable.is_some()
 }
 
 fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
@@ -92,6 +114,12 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
             "CacheFull",
             format!(
                 "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded; they go on as there is room"
+            ),
+        ),
+        Delay::Unreadable => (
+            "DirtyUnreadable",
+            format!(
+                "the disk of node {me} cannot read what is to be uploaded first (LocalDataReadable), and {bytes} bytes wait"
             ),
         ),
         Delay::DiskFull => {

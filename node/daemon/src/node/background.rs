@@ -2,6 +2,7 @@
 //!
 //! Runs on: the tokio runtime; one task a volume receives, each piece of work runs as a task of its own. Answers go back
 //! to the ring thread as events. What the work does is `holdfast_background`'s.
+//! On failure: work that panics would never be answered, and its volume would commit nothing more: the process ends.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_background::{Background, SideReader, Sides, TimeAndChance};
+use holdfast_background::{Background, SideReader, Sides, TimeAndChance, Unreadable};
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::event::Errno;
 use holdfast_engine::manifest::Layers;
@@ -21,6 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use super::cold::ColdReads;
+use super::ends_process::EndsProcess;
 use super::local::{Local, random};
 use super::ring_thread::{Message, RingHandle, VolumeKey};
 use super::slab::SlabSlot;
@@ -78,11 +80,10 @@ impl Sides for LocalSides {
         &self,
         dirty: Vec<DirtyBlock>,
         id: SegmentId,
-    ) -> io::Result<(SegmentRef, Vec<u8>)> {
+    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
         let sides = SideFiles(self.sides.clone());
-        spawn_blocking(move || holdfast_background::build_segment(&sides, &dirty, id))
-            .await
-            .map_err(io::Error::other)?
+        let built = spawn_blocking(move || holdfast_background::build_segment(&sides, &dirty, id)).await;
+        built.unwrap_or_else(|died| std::panic::resume_unwind(died.into_panic()))
     }
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
@@ -113,13 +114,12 @@ impl VolumeWork {
                 piece = work.recv() => {
                     let Some(piece) = piece else { return };
                     let this = Arc::clone(&self);
-                    under_way.spawn(async move { this.perform(piece).await });
+                    under_way.spawn(async move {
+                        let _unanswered = EndsProcess("background work of a volume");
+                        this.perform(piece).await;
+                    });
                 }
-                Some(ended) = under_way.join_next() => {
-                    if let Err(error) = ended {
-                        tracing::error!(volume = %self.background.volume, %error, "background work of a volume died");
-                    }
-                }
+                Some(_ended) = under_way.join_next() => {}
             }
         }
     }

@@ -20,10 +20,13 @@ impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
     ///
     /// # Errors
-    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local
+    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the volume; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local
     /// data was set aside.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
+        if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
+            return Err(NodeError::Unreadable { volume: volume.clone(), lost });
+        }
         if present.letting_go.swap(true, Ordering::AcqRel) {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
         }

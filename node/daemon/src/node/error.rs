@@ -8,6 +8,7 @@ use holdfast_engine::DecodeError;
 use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
+use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
 use holdfast_s3::InvalidConfig;
 use holdfast_types::VolumeId;
@@ -54,6 +55,19 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// Its device.
         device: PathBuf,
+    },
+    /// The local disk cannot read what is to be uploaded: a detach would not end, and only the device can mend it.
+    #[error(
+        "volume {volume} cannot be uploaded: the local disk cannot read {} bytes of it, the first at byte {}; write or \
+         discard them on its device first, or have another node take the volume over without what was not uploaded",
+        .lost.bytes,
+        .lost.first.start.byte_offset()
+    )]
+    Unreadable {
+        /// Which.
+        volume: VolumeId,
+        /// What of it.
+        lost: Unreadable,
     },
     /// The kernel lacks what serving needs.
     #[error("this kernel cannot serve volumes")]
@@ -160,7 +174,9 @@ impl NodeError {
         match self {
             Self::NotAttached(_) => ErrorKind::NotFound,
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
-            Self::Busy { .. } | Self::InUse { .. } | Self::Contended(_) => ErrorKind::Busy,
+            Self::Busy { .. } | Self::InUse { .. } | Self::Unreadable { .. } | Self::Contended(_) => {
+                ErrorKind::Busy
+            }
             Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
             Self::Refused(_)
             | Self::StoreConfig { .. }

@@ -5,7 +5,7 @@
 
 use holdfast_background::LocalState;
 use holdfast_engine::durable_map::holds_dirty;
-use holdfast_log::read_manifest;
+use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
@@ -36,7 +36,7 @@ impl Node {
         let local = self.local(volume);
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         let objects = self.0.stores.connect(name, &store.into()).await?;
-        let manifest = read_manifest(&*objects, volume).await?;
+        let manifest = read_manifest_to_end(&*objects, volume).await?;
         if manifest.is_ours_since(found.header.epoch, &found.header.nonces) {
             Ok(())
         } else if holds_dirty(&found.pages) {

@@ -4,7 +4,8 @@
 //! volumes left goes first (`leftover`).
 //! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
 //! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
-//! what some do not need, the others may have. Up to the quota there is room for everybody.
+//! what some do not need, the others may have. What is free is handed out in equal parts at every measurement, so that all
+//! together never pass the quota.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -16,6 +17,7 @@ use holdfast_engine::event::Event;
 use rustix::fs::StatVfs;
 
 use super::attach::blocking;
+use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
 use super::leftover::{Leftovers, Needed};
 use super::ring_thread::Message;
@@ -34,6 +36,7 @@ struct Space {
 impl Node {
     /// Measures all sides four times a second.
     pub(super) async fn keep_quota(self) {
+        let _alone = EndsProcess("the measurement of the cache");
         let mut needed = Needed::default();
         let mut ticks = tokio::time::interval(TICK);
         loop {
@@ -105,15 +108,21 @@ fn target(quota_bytes: u64) -> u64 {
     quota_bytes - quota_bytes / 8
 }
 
-/// Divides `quota_bytes` among volumes that hold `held` bytes each.
+/// Divides `quota_bytes` among volumes that hold `held` bytes each. What all hold and may write before the next measurement
+/// is never more than the quota; a sixteenth of it is for volumes that hold next to nothing, one that comes next included.
 fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
     let level = level(target(quota_bytes), held);
-    let free = quota_bytes.saturating_sub(held.iter().sum());
+    let volumes = held.len() as u64;
+    let reserved = quota_bytes / 16;
+    let own = reserved / (volumes + 1);
+    let mut free = quota_bytes.saturating_sub(held.iter().sum());
+    let beyond_own: u64 = held.iter().map(|held| held.saturating_sub(own)).sum();
+    let shared = (quota_bytes - reserved).saturating_sub(beyond_own);
     held.iter()
         .map(|held| {
-            let below = level.map_or(0, |level| level.saturating_sub(*held));
-            let excess_bytes = level.map_or(0, |level| held.saturating_sub(level));
-            Space { excess_bytes, room_bytes: free.max(below) }
+            let room_bytes = (own.saturating_sub(*held) + shared / volumes).min(free);
+            free -= room_bytes;
+            Space { excess_bytes: level.map_or(0, |level| held.saturating_sub(level)), room_bytes }
         })
         .collect()
 }
@@ -146,15 +155,56 @@ mod tests {
     #[test]
     fn up_to_seven_eighths_nobody_gives_anything_up() {
         assert_eq!(spaces(800, &[]), []);
-        assert_eq!(spaces(800, &[0, 700]), [(0, 100), (0, 100)]);
+        let excess: Vec<u64> = spaces(800, &[0, 700]).iter().map(|(excess, _)| *excess).collect();
+        assert_eq!(excess, [0, 0]);
+    }
+
+    /// Every volume writes all it may, as long as it may; nothing is uploaded.
+    fn fill(quota: u64, held: &mut [u64]) {
+        for _ in 0..200 {
+            let rooms = spaces(quota, held);
+            for (held, (_, room)) in held.iter_mut().zip(rooms) {
+                *held += room;
+            }
+        }
+    }
+
+    #[test]
+    fn all_together_never_pass_the_quota() {
+        for quota in [0, 1, 799, 1 << 30] {
+            for volumes in 1..12 {
+                for seed in 0..50u64 {
+                    let part = |index: u64| (seed * 7919 + index * 104_729) % 97;
+                    let mut held: Vec<u64> =
+                        (0..volumes).map(|index| quota / volumes / 97 * part(index)).collect();
+                    let rooms: u64 = spaces(quota, &held).iter().map(|(_, room)| room).sum();
+                    assert!(rooms + held.iter().sum::<u64>() <= quota, "{quota}: {held:?}");
+                    fill(quota, &mut held);
+                    assert!(held.iter().sum::<u64>() <= quota, "{quota}: {held:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_holds_nothing_may_write_even_when_others_have_taken_all_they_may() {
+        for volumes in 1..12 {
+            let mut held = vec![0; volumes];
+            fill(16 << 20, &mut held);
+            assert!(held.iter().sum::<u64>() > 15 << 20, "nearly all of it is for those who write: {held:?}");
+            held.push(0);
+            let (_, room) = spaces(16 << 20, &held)[volumes];
+            assert!(room >= 64 << 10, "{volumes} volumes: {room}");
+        }
     }
 
     #[test]
     fn those_who_hold_more_than_others_give_up_first() {
-        assert_eq!(spaces(800, &[100, 650]), [(0, 500), (50, 50)]);
-        assert_eq!(spaces(800, &[100, 800]), [(0, 500), (200, 0)]);
-        assert_eq!(spaces(800, &[400, 400]), [(50, 0), (50, 0)]);
-        assert_eq!(spaces(800, &[0, 0, 801]), [(0, 700), (0, 700), (101, 0)]);
+        let excess = |held: &[u64]| spaces(800, held).iter().map(|(excess, _)| *excess).collect::<Vec<_>>();
+        assert_eq!(excess(&[100, 650]), [0, 50]);
+        assert_eq!(excess(&[100, 800]), [0, 200]);
+        assert_eq!(excess(&[400, 400]), [50, 50]);
+        assert_eq!(excess(&[0, 0, 801]), [0, 0, 101]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
 use super::board::{Board, Phase};
+use super::ends_process::{EXIT_STATUS, EndsProcess};
 use super::error::NodeError;
 use super::live_map::LiveMap;
 use super::served::{Served, Slots};
@@ -158,10 +159,11 @@ pub(crate) fn spawn(
         match made {
             Ok(mut thread) => {
                 drop(ready.send(Some(thread.ring.waker())));
+                let _alone = EndsProcess("a ring thread");
                 if let Err(error) = thread.run() {
                     // Devices stay quiesced; a restarted daemon takes them up.
                     tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
-                    std::process::exit(70);
+                    std::process::exit(EXIT_STATUS);
                 }
             }
             Err(error) => {

@@ -81,6 +81,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreHealth::Answers,
         delayed: None,
+        unreadable: None,
         waiting_requests: 0,
         cached_bytes: 12288,
         evicted_bytes: 4096,

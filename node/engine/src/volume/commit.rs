@@ -16,7 +16,7 @@ use super::{Lifecycle, Pending, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno, Millis};
-use crate::limit::CHECKPOINT_EVERY;
+use crate::log_length::checkpoint_every;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
 
@@ -180,7 +180,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let Some(manifest) = &self.manifest else { return };
         let quiet: Millis = self.now.saturating_sub(self.heard_from_log);
         let serving = self.lifecycle == Lifecycle::Serving;
-        if serving && self.commit == Commit::Idle && self.seal.is_open() && quiet >= self.limits.max_age_ms {
+        let at_rest = matches!(self.seal, super::Seal::Open | super::Seal::Unreadable(_));
+        if serving && self.commit == Commit::Idle && at_rest && quiet >= self.limits.max_age_ms {
             let seq = manifest.seq().next();
             self.commit = Commit::Looking(seq);
             out.push(Action::ReadRecord { seq });
@@ -190,7 +191,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_checkpoint(&mut self, out: &mut Vec<Action>) {
         let Some(manifest) = &self.manifest else { return };
         let due =
-            self.records_after_checkpoint(manifest) >= CHECKPOINT_EVERY || self.repair.wants_checkpoint();
+            self.records_after_checkpoint(manifest) >= checkpoint_every() || self.repair.wants_checkpoint();
         if !self.checkpointing && due {
             self.checkpointing = true;
             reach(CrashPoint::CheckpointMade);

@@ -56,12 +56,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// The seal with which everything that has completed is committed.
     fn seal_that_covers(&self) -> u64 {
         let active = self.map.active();
+        // What completes before a seal of both sides is still is in it.
+        let covered = self.dirty_pages[active as usize].is_empty() || self.is_active_sealed();
         let joins_running = is_planted(Bug::FlushJoinsSeal) && !self.seal.is_open();
-        if self.dirty_pages[active as usize].is_empty() || joins_running {
-            self.seals.begun
-        } else {
-            self.seals.begun + 1
-        }
+        if covered || joins_running { self.seals.begun } else { self.seals.begun + 1 }
     }
 
     /// The local disk keeps what the flush covers.

@@ -12,6 +12,8 @@ use super::seal::{Seal, only};
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
+use crate::manifest::Manifest;
+use crate::record::{Body, Record};
 use crate::sector_map::Side;
 
 /// What is to be repaired, and how far that is.
@@ -61,8 +63,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !self.repair.asked || !still || self.lifecycle != Lifecycle::Serving {
             return;
         }
-        if !manifest.is_attached() {
-            // A predecessor's detach record is in the log: nothing may be committed after it (invariant 11).
+        if !manifest.is_attached() || self.detach_was_sent(manifest) {
+            // A predecessor's detach record is in the log, or on its way: nothing may be committed after it (invariant 11).
             self.repair = Repair { asked: true, ..Repair::default() };
         }
         let all = SectorRange::new(0, self.map.sectors());
@@ -81,5 +83,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.repair.asked = false;
             out.push(Action::Report(Report::Repaired));
         }
+    }
+
+    /// Whether a predecessor died with its detach record made for the next place in the log.
+    fn detach_was_sent(&self, manifest: &Manifest) -> bool {
+        let next = self.pending.as_ref().filter(|pending| pending.seq == manifest.seq().next());
+        next.and_then(|pending| Record::decode(&pending.bytes).ok())
+            .is_some_and(|record| record.nonce == self.nonce && record.body == Body::Detach)
     }
 }

@@ -16,13 +16,13 @@ use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, DirtyBlock, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::limit::MOST_RECORDS_AFTER_CHECKPOINT;
+use crate::log_length::most_records_after_checkpoint;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
-use crate::sector_map::Side;
+use crate::sector_map::{Side, Union};
 
-/// Which sides a seal covers: one, or both after the loss of the host.
+/// Which sides a seal covers: one, or both (after the loss of the host, or when one could not be read).
 pub(super) type Sides = [bool; 2];
 
 /// Where the seal stands.
@@ -38,11 +38,24 @@ pub(super) enum Seal {
     Uploading(Sides),
     /// The commit record is on its way.
     Committing(Sides),
+    /// The local disk could not read all of it (`volume/unreadable.rs`).
+    Unreadable(Sides),
 }
 
 impl Seal {
     pub(super) fn is_open(self) -> bool {
         self == Self::Open
+    }
+
+    /// Whether nothing may be written to `side`.
+    pub(super) fn holds_still(self, side: Side) -> bool {
+        match self {
+            Self::Open | Self::Unreadable(_) => false,
+            Self::Draining(sides)
+            | Self::Round(sides, _)
+            | Self::Uploading(sides)
+            | Self::Committing(sides) => sides[side as usize],
+        }
     }
 }
 
@@ -53,6 +66,7 @@ pub(super) fn only(side: Side) -> Sides {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_seal(&mut self, out: &mut Vec<Action>) {
+        self.advance_unreadable(out);
         if self.seal.is_open() && self.should_seal() {
             let sealed = self.swap_sides();
             self.begin_seal(only(sealed));
@@ -119,7 +133,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return false;
         }
         if self.dirty_pages[side as usize].is_empty()
-            || self.records_after_checkpoint(manifest) >= MOST_RECORDS_AFTER_CHECKPOINT
+            || self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
         {
             return false;
         }
@@ -143,7 +157,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         manifest.seq().0.saturating_sub(self.checkpointed.0)
     }
 
-    fn dirty_blocks(&self, sides: Sides) -> Vec<DirtyBlock> {
+    pub(super) fn dirty_blocks(&self, sides: Sides) -> Vec<DirtyBlock> {
         let mut pages: Vec<u64> = Vec::new();
         for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
             pages.extend(self.dirty_pages[side as usize].iter());
@@ -159,6 +173,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
             }
             blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
+        }
+        // Of what is dirty on both, the active side has the newest.
+        for dirty in &mut blocks {
+            match self.map.active() {
+                Side::A => dirty.b = dirty.b.minus(dirty.a),
+                Side::B => dirty.a = dirty.a.minus(dirty.b),
+            }
         }
         blocks
     }
@@ -190,10 +211,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;
+        self.everything_was_read(out);
         self.seal_committed(out);
-        if self.lifecycle == Lifecycle::Recovering {
-            self.map.set_recovering(false);
+        if self.map.union() != Union::No {
+            self.map.set_union(Union::No);
             reach(CrashPoint::Recovered);
+        }
+        if self.lifecycle == Lifecycle::Recovering {
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
         }

@@ -16,7 +16,7 @@ fn is_zeroing(op: Op) -> bool {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
-        if !self.has_room() {
+        if self.is_active_sealed() || !(self.has_room() || self.lost.is_mended_by(range)) {
             return self.park(id);
         }
         let mut waits = false;
@@ -33,6 +33,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn plan_zero(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
         let Some(manifest) = &self.manifest else { return self.park(id) };
+        if self.is_active_sealed() {
+            return self.park(id);
+        }
         let mut affected = Vec::new();
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             let chunk = piece.start.chunk();
@@ -153,6 +156,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.map.mark_written(range, side) {
             self.now_dirty(range, side);
         }
+        self.lost.stored(range);
     }
 
     fn record_zeroes(&mut self, range: SectorRange, side: Side) {
@@ -163,6 +167,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.now_dirty(piece, side);
             }
         }
+        self.lost.stored(range);
     }
 
     /// What is clean on `side` and newest there is not, or no longer, what the object store has: it becomes dirty. Returns

@@ -14,6 +14,7 @@ use holdfast_types::{Seq, VolumeId};
 
 use super::{Effect, Fault, Finding};
 use crate::read::{read_record, records_after, seqs_under};
+use crate::trim::{newest_mark, was_trimmed_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Records read at once.
@@ -62,6 +63,10 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
     // What lies before the oldest checkpoint may have been trimmed.
     let trimmed_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
+    // What is left up to the newest mark does not follow from each other, and some of it may have come too late.
+    let trimmed_upto = newest_mark(objects, volume, trimmed_before).await?.unwrap_or(Seq(0));
+    // Listed, and trimmed before it was read: as if it had not been listed.
+    records.retain(|_, record| !matches!(record, Err(Fault::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(trimmed_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
     let mut replay = Replay::new(volume, first == Seq::FIRST);
@@ -70,9 +75,15 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         let may_be_trimmed = seq < trimmed_before;
         let record = match records.remove(&seq) {
             // A LIST may be answered as of some time ago.
-            None if !may_be_trimmed => Some(readable(read_record(objects, volume, seq).await)?),
+            None if !may_be_trimmed => match readable(read_record(objects, volume, seq).await)? {
+                Err(Fault::Missing) if was_trimmed_after(objects, volume, Seq(seq.0 - 1)).await? => None,
+                read => Some(read),
+            },
             listed => listed,
         };
+        if seq <= trimmed_upto {
+            replay.current = false;
+        }
         replay.record(seq, record);
         if let Some(bytes) = checkpoints.get(&seq) {
             replay.checkpoint(seq, bytes, checkpoints.range(seq.next()..).next().is_some());

@@ -26,7 +26,7 @@ pub async fn repair_checkpoints(
     }
     let manifest = &report.manifest;
     if !removed.is_empty() && !report.replaceable.contains(&manifest.seq()) {
-        write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint()).await?;
+        write_checkpoint(objects, volume, manifest.seq(), manifest.encode_checkpoint().into()).await?;
     }
     Ok(removed)
 }

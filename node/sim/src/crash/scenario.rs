@@ -39,6 +39,10 @@ pub enum Scenario {
     Repair,
     /// Flushes wait for their commit.
     Object,
+    /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
+    Decay,
+    /// A process that attaches stands still until the place of its record was trimmed.
+    Sleeper,
 }
 
 /// `Err` is the host whose process was ended.
@@ -46,7 +50,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -57,6 +61,8 @@ impl Scenario {
         Self::Race,
         Self::Repair,
         Self::Object,
+        Self::Decay,
+        Self::Sleeper,
     ];
 
     pub(super) fn world(self, seed: u64) -> World {
@@ -68,7 +74,9 @@ impl Scenario {
             | Self::Cramped
             | Self::Race
             | Self::Repair
-            | Self::Object => Faults::default(),
+            | Self::Object
+            | Self::Decay
+            | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), ..Faults::default() },
         };
@@ -79,7 +87,14 @@ impl Scenario {
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
             Self::Object => world.durability = Durability::Object,
-            Self::Race | Self::Repair | Self::Takeover | Self::Doubt | Self::Rival | Self::BadDisk => {}
+            Self::Sleeper => world.shorten_log(1),
+            Self::Decay
+            | Self::Race
+            | Self::Repair
+            | Self::Takeover
+            | Self::Doubt
+            | Self::Rival
+            | Self::BadDisk => {}
         }
         world
     }
@@ -97,6 +112,8 @@ impl Scenario {
             Self::Race => race(&mut stage),
             Self::Repair => repair(&mut stage),
             Self::Object => object(&mut stage),
+            Self::Decay => decay(&mut stage),
+            Self::Sleeper => sleeper(&mut stage),
         }
     }
 }
@@ -218,9 +235,48 @@ fn object(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
 }
 
+fn decay(stage: &mut Stage<'_>) -> Played {
+    let lost = |world: &World| world.status(0).is_some_and(|status| status.unreadable.is_some());
+    let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+    stage.ask(&[(Op::Write, 1, 11)])?;
+    stage.world.decay(0, 3);
+    stage.ask(&[(Op::Write, 12, 1), (Op::Flush, 0, 0)])?;
+    stage.until(lost)?;
+    stage.ask(&[(Op::Write, 5, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 3, 1)])?;
+    stage.issue(&[(Op::Write, 4, 1)])?;
+    stage.until(committed)?;
+    stage.ask(&[(Op::Write, 2, 2), (Op::Write, 4098, 1)])?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.world.decay(0, 4098);
+    stage.world.lose_host(0, Some(Fate::Everything));
+    stage.until(lost)?;
+    stage.ask(&[(Op::Write, 1, 1), (Op::Discard, 4098, 1), (Op::Flush, 0, 0)])?;
+    stage.until(committed)?;
+    stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn sleeper(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 12)])?;
+    stage.until(World::holds_a_commit)?;
+    stage.host = 1;
+    stage.until(|world| is_creating(world, 1))?;
+    stage.host = 0;
+    for round in 0..5 {
+        stage.ask(&[(Op::Write, round, 12)])?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+    }
+    stage.host = 1;
+    stage.ask(&[(Op::Read, 0, 4)])
+}
+
 /// Whether host 0 has a log record on its way.
 fn creates(world: &World) -> bool {
-    world.asks_store(0, |ask| matches!(ask, StoreAsk::Create { .. }))
+    is_creating(world, 0)
+}
+
+fn is_creating(world: &World, host: usize) -> bool {
+    world.asks_store(host, |ask| matches!(ask, StoreAsk::Create { .. }))
 }
 
 /// A scenario in progress, on the host that is driven.

@@ -90,6 +90,10 @@ impl World {
     fn serve(&mut self, host: usize, won: Won<()>) {
         // The record may have come into the log with this very step.
         self.take_note();
+        Invariant::LogIsAChain
+            .check(self.store.holds_attach(won.manifest.seq(), won.manifest.writer()), || {
+                "a host serves whose attach is not in the log".into()
+            });
         let Won { manifest, header, header_generation, found, trust_clean, files: () } = won;
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;

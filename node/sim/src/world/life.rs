@@ -48,6 +48,23 @@ impl World {
         }
     }
 
+    /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its sides, until it
+    /// is written there anew.
+    pub fn decay(&mut self, host: usize, sector: u64) {
+        self.sound_disks = false;
+        self.trace.befalls(host, 78, "the disk cannot read a sector");
+        for side in &mut lock(&self.hosts[host].disk).sides {
+            side.decay(sector);
+        }
+    }
+
+    /// The disk of `host` reads everything again.
+    pub fn mend(&mut self, host: usize) {
+        for side in &mut lock(&self.hosts[host].disk).sides {
+            side.decayed.clear();
+        }
+    }
+
     /// `kill -9`.
     pub fn kill(&mut self, host: usize) {
         if self.hosts[host].process.is_some() {

@@ -20,7 +20,8 @@ impl World {
             Action::Read { id, range, at, from } => {
                 let request = here.device.as_mut().expect("a read has a device").request(*id);
                 let stamps: Vec<u64> = match from {
-                    Source::Side(_) if local => {
+                    Source::Side(side) if local || !disk.sides[*side as usize].reads(*range) => {
+                        let result = Err(Errno::EIO);
                         request.fail_part();
                         return Some(Event::Moved { id: *id, result });
                     }

@@ -318,6 +318,7 @@ fn writes_that_wait_are_told_with_the_reason() {
         (Delay::DirtyLimit, "DirtyLimit"),
         (Delay::CacheFull, "CacheFull"),
         (Delay::DiskFull, "LocalDiskFull"),
+        (Delay::Unreadable, "DirtyUnreadable"),
     ] {
         let mut facts = served();
         facts.here.as_mut().unwrap().delayed = Some((delay, Duration::from_secs(1)));
@@ -329,6 +330,28 @@ fn writes_that_wait_are_told_with_the_reason() {
         facts.here.as_mut().unwrap().delayed = None;
         assert_eq!(turned(&facts, "Writable").1, "Serving");
     }
+}
+
+#[test]
+fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do() {
+    let mut facts = served();
+    let since_unix_ms = u64::try_from(now().0.as_millisecond()).unwrap() - 1000;
+    let lost = |since_unix_ms| {
+        let first = holdfast_types::SectorRange::new(16, 2);
+        Some(holdfast_engine::volume::Unreadable { first, bytes: 12288, since_unix_ms })
+    };
+    facts.here.as_mut().unwrap().unreadable = lost(since_unix_ms);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the next try may read it");
+    facts.here.as_mut().unwrap().unreadable = lost(since_unix_ms - 89_000);
+    let (status, reason, message) = turned(&facts, "LocalDataReadable");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
+    assert_eq!(
+        message,
+        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that are nowhere else, the first 8192 of them at byte 65536 of the device; until they are readable, written or discarded nothing is uploaded, and 8192 bytes wait"
+    );
+    reported(&mut facts);
+    facts.here.as_mut().unwrap().unreadable = None;
+    assert_eq!(turned(&facts, "LocalDataReadable").0, "True");
 }
 
 #[test]

@@ -54,7 +54,7 @@ struct ByteRange {
 ///
 /// # Errors
 /// [`FencedError::OutputExists`] unless `overwrite`; else which file could not be read or written. Nothing is left behind
-/// then, and nothing is replaced.
+/// then; with `overwrite`, an image without a map is what a failure at the very end may leave.
 pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Exported, FencedError> {
     let map = with_suffix(output, ".json");
     if let Some(there) = [output, &map].into_iter().find(|path| path.exists())
@@ -82,9 +82,15 @@ pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Expo
     .map_err(|error| file(&map, "written")(error.into()))?;
     let mut fresh_map = Fresh::create(&map)?;
     fresh_map.handle.write_all(&text).map_err(file(&fresh_map.path, "written"))?;
-    // The image last: whoever sees it finds its map.
-    fresh_map.put_in_place(&map)?;
+    // A map lies beside its own image or not at all: the old one goes before the old image is replaced.
+    match fs::remove_file(&map) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(file(&map, "removed")(error).into());
+        }
+        Ok(()) | Err(_) => {}
+    }
     image.put_in_place(output)?;
+    fresh_map.put_in_place(&map)?;
     Ok(exported)
 }
 

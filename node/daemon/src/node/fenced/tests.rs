@@ -195,6 +195,18 @@ fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
 }
 
 #[test]
+fn no_map_lies_beside_an_image_of_another_export() {
+    let state = state();
+    let kept = find(state.path(), "disk-1").unwrap();
+    let output = state.path().join("disk.img");
+    // The image cannot take its name.
+    fs::create_dir(&output).unwrap();
+    fs::write(state.path().join("disk.img.json"), "of the old image").unwrap();
+    export(&kept, &output, true).unwrap_err();
+    assert!(!state.path().join("disk.img.json").exists());
+}
+
+#[test]
 fn a_damaged_map_is_named_and_still_listed() {
     let state = state();
     let path = fenced_dir(state.path()).join("disk-1/map");

@@ -41,6 +41,20 @@ impl Served {
                     "the local disk cannot read data that is nowhere else: the read fails"
                 );
             }
+            Report::UploadUnreadable(range) => {
+                tracing::error!(
+                    device = self.index,
+                    sector = range.start.0,
+                    sectors = range.sectors,
+                    "the local disk cannot read data that is nowhere else: nothing is uploaded until it can, or the sectors are written or discarded"
+                );
+            }
+            Report::UploadReadable => {
+                tracing::warn!(
+                    device = self.index,
+                    "what the local disk could not read is committed, or written anew"
+                );
+            }
             Report::Committed(seq) => tracing::debug!(device = self.index, %seq, "committed"),
             Report::Detached => self.board.set_phase(Phase::Detached),
             Report::Kept => self.board.set_phase(Phase::Kept),

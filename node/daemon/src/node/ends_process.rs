@@ -1,0 +1,51 @@
+//! What a panic in the data plane does: the process ends, the kernel quiesces the devices, and the next daemon takes them
+//! up. Going on would leave a volume waiting for an answer that never comes.
+
+/// Exit status of a data plane that cannot go on. Source: `EX_SOFTWARE` in sysexits(3head).
+pub(super) const EXIT_STATUS: i32 = 70;
+
+/// Held by what must not die alone; a panic that drops it ends the process. It says what died.
+pub(super) struct EndsProcess(pub(super) &'static str);
+
+impl Drop for EndsProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::error!(died = self.0, "a bug: the process ends, its devices wait for the next one");
+            std::process::exit(EXIT_STATUS);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    const CHILD: &str = "HOLDFAST_TEST_PANICS";
+
+    #[tokio::test]
+    async fn a_panic_in_a_task_ends_the_process() {
+        if std::env::var_os(CHILD).is_some() {
+            let died = tokio::spawn(async {
+                let _alone = EndsProcess("a test");
+                tokio::task::yield_now().await;
+                panic!("planted");
+            });
+            drop(died.await);
+            return;
+        }
+        let name = "node::ends_process::tests::a_panic_in_a_task_ends_the_process";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert_eq!(child.status.code(), Some(EXIT_STATUS), "{child:?}");
+    }
+
+    #[test]
+    fn an_ordinary_end_ends_nothing() {
+        drop(EndsProcess("a test"));
+    }
+}

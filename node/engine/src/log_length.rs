@@ -1,0 +1,70 @@
+//! How long a log gets: how often there is a checkpoint, when a writer waits for it, and where a trim may end.
+//!
+//! Every program that reads or writes a volume must have the same numbers: they are part of the format
+//! (`docs/formats/trim-mark.md`). Only a simulation makes its logs shorter, so that a short run comes to their end; without
+//! the feature `simulation` nothing can.
+
+use holdfast_types::Seq;
+
+/// Records after which a writer makes a checkpoint.
+const CHECKPOINT_EVERY: u64 = 32;
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static SCALED: std::cell::Cell<u64> = const { std::cell::Cell::new(CHECKPOINT_EVERY) };
+}
+
+/// From now on checkpoints are `records` apart in this thread, and all else in proportion; `None` is what programs have.
+#[cfg(feature = "simulation")]
+pub fn scale(records: Option<u64>) {
+    SCALED.set(records.unwrap_or(CHECKPOINT_EVERY));
+}
+
+/// Records after which a writer makes a checkpoint: 32.
+#[cfg(feature = "simulation")]
+pub fn checkpoint_every() -> u64 {
+    SCALED.get()
+}
+
+/// Records after which a writer makes a checkpoint: 32.
+#[cfg(not(feature = "simulation"))]
+pub const fn checkpoint_every() -> u64 {
+    CHECKPOINT_EVERY
+}
+
+/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits more: 60.
+pub fn most_records_after_checkpoint() -> u64 {
+    2 * checkpoint_every() - checkpoint_every() / 8
+}
+
+/// The seqs that a trim may end at are the multiples of this: 64.
+fn trim_every() -> u64 {
+    2 * checkpoint_every()
+}
+
+/// The first place after `seq` that a trim may end at. While it has no mark, no record after `seq` was ever trimmed.
+pub fn mark_after(seq: Seq) -> Seq {
+    Seq((seq.0 / trim_every()).saturating_add(1).saturating_mul(trim_every()))
+}
+
+/// The last place up to `seq` that a trim may end at; `None` where there is none.
+pub fn mark_upto(seq: Seq) -> Option<Seq> {
+    let mark = seq.0 - seq.0 % trim_every();
+    (mark > 0).then_some(Seq(mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_lie_64_records_apart() {
+        assert_eq!((checkpoint_every(), most_records_after_checkpoint()), (32, 60));
+        assert_eq!([0, 63, 64].map(|seq| mark_after(Seq(seq)).0), [64, 64, 128]);
+        assert_eq!(
+            [0, 63, 64, 130].map(|seq| mark_upto(Seq(seq))),
+            [None, None, Some(Seq(64)), Some(Seq(128))]
+        );
+        assert_eq!(mark_after(Seq(u64::MAX)), Seq(u64::MAX));
+    }
+}

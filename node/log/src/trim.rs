@@ -1,0 +1,131 @@
+//! Trimming a log: what checkpoints hold needs no records, and whoever knows only an older part of the log can tell.
+//!
+//! 1. there are two checkpoints at or after the place where the trim is to end: readers begin at one of them;
+//! 2. the mark of that place is stored, after the marks of all places before it (`TrimMarked`);
+//! 3. the records up to it are deleted, but for those that somebody may still try to create another in the place of
+//!    (`Trimmed`): the first one, and every attach record. Only then is the next mark stored.
+//!
+//! The names are crash points. A mark is never deleted while the volume exists, so that none can be missing again. Hence
+//! what readers and writers rely on ([`was_trimmed_after`]): while the first mark after a seq is not there, no record after
+//! that seq was ever deleted, and a record that was created there is the only one that ever stood in its place. Where a
+//! record was trimmed, another may be created, and stays: nobody reads it as the log's, because of that mark.
+
+use bytes::Bytes;
+use futures::future::try_join_all;
+use holdfast_engine::crash_point::{CrashPoint, reach};
+use holdfast_engine::log_length::{mark_after, mark_upto};
+use holdfast_engine::manifest::Manifest;
+use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Seq, VolumeId};
+
+use crate::read::records_after;
+use crate::remove::PARALLEL_DELETES;
+use crate::{LogFailure, store};
+
+/// A mark is empty: that it is there is all it says.
+const MOST_MARK_BYTES: u64 = 1 << 10;
+
+/// Whether records after `seq` may have been trimmed before now. What was read after `seq` and before this was asked is the
+/// log where not, and may not be where so.
+///
+/// # Errors
+/// [`LogFailure::Store`]: nobody can say.
+pub async fn was_trimmed_after(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+) -> Result<bool, LogFailure> {
+    is_marked(objects, volume, mark_after(seq)).await
+}
+
+/// Deletes the records that nobody needs. `checkpoint` are the bytes of the writer's newest one, `older` the seq of the one
+/// before it.
+///
+/// # Errors
+/// [`LogFailure`]: what is left is trimmed after the next checkpoint.
+pub async fn trim(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    older: Seq,
+    checkpoint: &[u8],
+) -> Result<(), LogFailure> {
+    let Some(end) = mark_upto(older) else { return Ok(()) };
+    let newest = newest_mark(objects, volume, end).await?;
+    // What lies before the newest mark but one was deleted before the newest was stored.
+    let from = newest.and_then(|newest| mark_upto(Seq(newest.0 - 1))).unwrap_or(Seq(0));
+    let listed = records_after(objects, volume, from).await?;
+    let manifest = Manifest::decode_checkpoint(checkpoint).map_err(|source| LogFailure::Damaged {
+        key: ObjectKey::Checkpoint(volume.clone(), older).to_string(),
+        source,
+    })?;
+    let mut mark = from;
+    while mark < end {
+        let before = mark;
+        mark = mark_after(before);
+        if newest.is_none_or(|newest| newest < mark) {
+            store_mark(objects, volume, mark).await?;
+            reach(CrashPoint::TrimMarked);
+        }
+        let doomed: Vec<Seq> = listed
+            .iter()
+            .copied()
+            .filter(|seq| (before.next()..=mark).contains(seq) && manifest.may_be_trimmed(*seq))
+            .collect();
+        if !doomed.is_empty() {
+            delete_records(objects, volume, &doomed).await?;
+            reach(CrashPoint::Trimmed);
+        }
+    }
+    Ok(())
+}
+
+/// The newest mark up to `end` that is there.
+pub(crate) async fn newest_mark(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    end: Seq,
+) -> Result<Option<Seq>, LogFailure> {
+    let mut place = mark_upto(end);
+    while let Some(mark) = place {
+        if is_marked(objects, volume, mark).await? {
+            return Ok(Some(mark));
+        }
+        place = mark_upto(Seq(mark.0 - 1));
+    }
+    Ok(None)
+}
+
+async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<bool, LogFailure> {
+    let key = ObjectKey::TrimMark(volume.clone(), mark).to_string();
+    match objects.get(&key, MOST_MARK_BYTES).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::NotFound { .. }) => Ok(false),
+        Err(error) => Err(store("look for a mark of a trim", volume)(error)),
+    }
+}
+
+async fn store_mark(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<(), LogFailure> {
+    let key = ObjectKey::TrimMark(volume.clone(), mark).to_string();
+    match objects.create(&key, Bytes::new()).await {
+        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
+            Err(store("mark the end of a trim", volume)(source))
+        }
+    }
+}
+
+async fn delete_records(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    doomed: &[Seq],
+) -> Result<(), LogFailure> {
+    for batch in doomed.chunks(PARALLEL_DELETES) {
+        let keys: Vec<String> =
+            batch.iter().map(|seq| ObjectKey::Log(volume.clone(), *seq).to_string()).collect();
+        try_join_all(keys.iter().map(|key| objects.delete(key)))
+            .await
+            .map_err(store("delete a log record", volume))?;
+    }
+    Ok(())
+}

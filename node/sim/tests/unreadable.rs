@@ -1,0 +1,155 @@
+//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is served, and whoever
+//! writes or discards it gets all the rest committed.
+
+use holdfast_engine::event::Op;
+use holdfast_engine::volume::{Delay, DirtyLimits, Durability};
+use holdfast_types::SectorRange;
+
+use holdfast_sim::drive;
+use holdfast_sim::world::{Faults, World};
+
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 * 4096, max_age_ms: 2000 };
+
+fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
+    world.request(0, op, SectorRange::new(start, sectors)).expect("the device is idle");
+    drive::until(world, 0, |world| drive::is_idle(world, 0));
+}
+
+fn lost(world: &World) -> Option<(u64, u64)> {
+    let lost = world.status(0)?.unreadable?;
+    Some((lost.first.start.0, lost.bytes / 4096))
+}
+
+/// A volume with twelve dirty sectors, the fourth of which cannot be read, and what was tried of it.
+fn world() -> World {
+    let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    ask(&mut world, Op::Write, 0, 11);
+    ask(&mut world, Op::Write, 11, 1);
+    world.decay(0, 3);
+    drive::until(&mut world, 0, |world| lost(world).is_some());
+    world
+}
+
+fn commits(world: &mut World) {
+    drive::until(world, 0, |world| world.status(0).is_some_and(|status| status.dirty_bytes == 0));
+    assert_eq!(lost(world), None);
+}
+
+#[test]
+fn it_is_named_and_nothing_is_committed_without_it() {
+    let mut world = world();
+    for _ in 0..300 {
+        drive::step(&mut world, 0);
+    }
+    assert_eq!(lost(&world), Some((3, 1)));
+    assert!(!world.holds_a_commit());
+    ask(&mut world, Op::Write, 100, 4);
+    ask(&mut world, Op::Flush, 0, 0);
+    ask(&mut world, Op::Read, 100, 4);
+}
+
+#[test]
+fn a_write_over_it_gets_everything_committed() {
+    let mut world = world();
+    ask(&mut world, Op::Write, 5, 3);
+    ask(&mut world, Op::Write, 3, 1);
+    commits(&mut world);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn a_discard_of_it_gets_everything_committed() {
+    let mut world = world();
+    ask(&mut world, Op::Discard, 2, 3);
+    commits(&mut world);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn a_write_elsewhere_mends_nothing() {
+    let mut world = world();
+    ask(&mut world, Op::Write, 2, 1);
+    ask(&mut world, Op::Write, 4, 1);
+    for _ in 0..300 {
+        drive::step(&mut world, 0);
+    }
+    assert_eq!(lost(&world), Some((3, 1)));
+    assert!(!world.holds_a_commit());
+}
+
+#[test]
+fn a_disk_that_reads_it_again_is_enough() {
+    let mut world = world();
+    world.mend(0);
+    commits(&mut world);
+}
+
+#[test]
+fn writes_that_wait_at_the_limit_say_why_and_the_one_that_mends_does_not_wait() {
+    let mut world = world();
+    ask(&mut world, Op::Write, 100, 24);
+    world.request(0, Op::Write, SectorRange::new(200, 1)).expect("the device has room");
+    for _ in 0..50 {
+        drive::step(&mut world, 0);
+    }
+    assert_eq!(
+        world.status(0).and_then(|status| status.delayed).map(|(delay, _)| delay),
+        Some(Delay::Unreadable)
+    );
+    world.request(0, Op::Write, SectorRange::new(3, 1)).expect("the device has room");
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    commits(&mut world);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn after_the_loss_of_the_host_it_is_served_so_that_it_can_be_mended() {
+    let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    ask(&mut world, Op::Write, 0, 2);
+    ask(&mut world, Op::Flush, 0, 0);
+    world.decay(0, 1);
+    world.lose_host(0, None);
+    drive::until(&mut world, 0, |world| lost(world).is_some() && drive::is_idle(world, 0));
+    world.kill(0);
+    drive::until(&mut world, 0, |world| lost(world).is_some() && drive::is_idle(world, 0));
+    assert!(!world.holds_a_commit());
+    ask(&mut world, Op::Write, 1, 1);
+    commits(&mut world);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+#[test]
+fn a_flush_to_the_object_store_waits_for_it() {
+    let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
+    world.set_durability(Durability::Object);
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    ask(&mut world, Op::Write, 0, 2);
+    world.decay(0, 1);
+    world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device is idle");
+    drive::until(&mut world, 0, |world| lost(world).is_some());
+    world.request(0, Op::Write, SectorRange::new(7, 1)).expect("the device has room");
+    world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
+    for _ in 0..200 {
+        drive::step(&mut world, 0);
+    }
+    assert!(!drive::is_idle(&world, 0) && !world.holds_a_commit());
+    ask(&mut world, Op::Write, 1, 1);
+    commits(&mut world);
+    drive::check_everywhere(&mut world, 0, 1);
+}
+
+/// The sealed side alone is older than what was committed with the other one.
+#[test]
+fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
+    let mut world = world();
+    ask(&mut world, Op::Write, 5, 1);
+    ask(&mut world, Op::Write, 3, 1);
+    let before = world.log().count();
+    drive::until(&mut world, 0, |world| world.log().count() > before);
+    world.kill(0);
+    world.mend(0);
+    drive::until(&mut world, 0, |world| world.log().count() > before + 1);
+    drive::read_all(&mut world, 1);
+}
