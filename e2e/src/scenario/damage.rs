@@ -26,9 +26,13 @@ const BLOCK_BYTES: u64 = 128 << 10;
 /// block, which the kernel reads on its own when it looks for partitions.
 const DAMAGED_BLOCK: u64 = 8;
 const SOUND_BLOCK: u64 = 16;
-/// The two slots of the durable map's first page, and a byte in the middle of what each says.
+/// The two slots of the durable map's first page.
 const PAGE_SLOTS: [u64; 2] = [8192, 8192 + 4096];
-const IN_SLOT: u64 = 1000;
+/// Where the generation of a slot lies in it.
+const GENERATION: u64 = 32 + 8;
+/// The part of a slot that is damaged: one that a power cut leaves old or new as a whole.
+const UNIT_BYTES: u64 = 512;
+const DAMAGED_UNIT: u64 = 2;
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -131,7 +135,8 @@ fn record(s3: &S3Server, node: &Node) -> Result<()> {
     s3.flip(BUCKET, commit, 40)
 }
 
-/// Both slots of a page that was synced before the power went: what they said is unknown, so nothing is served.
+/// The newest slot of a page that was synced before the power went: what it said is unknown, and the other slot says less, so
+/// nothing is served. Under a live daemon the next one takes up the device, and the page is mended.
 fn map(node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;
@@ -140,14 +145,39 @@ fn map(node: &Node, sound: &str) -> Result<()> {
          conv=fsync status=none; done"
     ))?;
     vm.reset()?;
-    flip_slots(vm)?;
-    node.restart()?;
-    refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
-    flip_slots(vm)?;
-    let device = attach(node)?;
-    for block in [DAMAGED_BLOCK, SOUND_BLOCK, 33, 34] {
-        ensure!(read(vm, &device, block)? == sound, "block {block} is not what was written");
+    for fill in [0, 0xff] {
+        damage_newest(vm, fill)?;
+        node.restart()?;
+        refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
+        node.terminate()?;
+        mend(vm)?;
     }
+    node.restart()?;
+    let device = attach(node)?;
+    let all_sound = || -> Result<()> {
+        for block in [DAMAGED_BLOCK, SOUND_BLOCK, 33, 34] {
+            ensure!(read(vm, &device, block)? == sound, "block {block} is not what was written");
+        }
+        Ok(())
+    };
+    all_sound()?;
+
+    vm.exec(&format!(
+        "dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=33 oflag=direct conv=fsync status=none"
+    ))?;
+    damage_newest(vm, 0xff)?;
+    node.kill()?;
+    node.restart()?;
+    for _ in 0..2 {
+        vm.exec(&format!(
+            "dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=34 oflag=direct conv=fsync status=none"
+        ))?;
+    }
+    all_sound()?;
+    vm.reset()?;
+    node.restart()?;
+    ensure!(attach(node)? == device, "the device has another name");
+    all_sound()?;
     node.cli(&["detach", VOLUME]).map(drop)
 }
 
@@ -174,14 +204,21 @@ fn read(vm: &Vm, device: &str, block: u64) -> Result<String> {
     ))
 }
 
-/// Turns all bits of one byte in each slot of the page.
-fn flip_slots(vm: &Vm) -> Result<()> {
-    let [first, second] = PAGE_SLOTS.map(|slot| slot + IN_SLOT);
+/// Fills one unit of the newest slot of the page with `fill`, and keeps the file as it was.
+fn damage_newest(vm: &Vm, fill: u8) -> Result<()> {
+    let [first, second] = PAGE_SLOTS;
+    let unit = DAMAGED_UNIT * UNIT_BYTES;
     vm.exec(&format!(
-        "for at in {first} {second}; do \
-         byte=$(od -An -tu1 -j $at -N 1 {LOCAL}/map); \
-         printf \"\\\\x$(printf %02x $((byte ^ 255)))\" | \
-         dd of={LOCAL}/map bs=1 seek=$at conv=notrunc,fsync status=none; done"
+        "generation() {{ od -An -tu8 -j $(($1 + {GENERATION})) -N 8 {LOCAL}/map; }}; \
+         cp --sparse=always {LOCAL}/map /var/lib/holdfast/map.sound; \
+         at={first}; if [ $(generation {second}) -gt $(generation {first}) ]; then at={second}; fi; \
+         head -c {UNIT_BYTES} /dev/zero | tr '\\0' '\\{fill:o}' | \
+         dd of={LOCAL}/map bs=1 seek=$((at + {unit})) conv=notrunc,fsync status=none"
     ))
     .map(drop)
+}
+
+/// Puts the file back.
+fn mend(vm: &Vm) -> Result<()> {
+    vm.exec(&format!("cp --sparse=always /var/lib/holdfast/map.sound {LOCAL}/map && sync")).map(drop)
 }

@@ -50,7 +50,7 @@ use board::{Board, Counters, Phase};
 use cold::ColdReads;
 use error::file;
 use local::{Local, open_direct, random};
-use ring_thread::{Clock, Message, RingHandle, VolumeKey};
+use ring_thread::{Message, RingHandle, VolumeKey};
 use slab::Slab;
 use store::{StoreRecord, Stores};
 use watched_store::WatchedStore;
@@ -236,7 +236,6 @@ struct Inner {
     cold: Arc<ColdReads>,
     uploads: Arc<Semaphore>,
     stores: Stores,
-    clock: Clock,
     volumes: Mutex<BTreeMap<VolumeId, Entry>>,
     /// Held for as long as the process lives.
     _lock: File,
@@ -291,14 +290,13 @@ impl Node {
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
         }
-        let clock = Clock::start();
         let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
         let zeros = open_direct(&zeros_path, u64::from(holdfast_engine::limit::MAX_IO_BYTES))?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
-            let (ring, thread) = ring_thread::spawn(number, share(slab.file())?, share(&zeros)?, clock)?;
+            let (ring, thread) = ring_thread::spawn(number, share(slab.file())?, share(&zeros)?)?;
             rings.push(ring);
             threads.push(thread);
         }
@@ -311,7 +309,6 @@ impl Node {
             cold: Arc::new(ColdReads::new(slab)),
             uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
             stores: Stores::default(),
-            clock,
             volumes: Mutex::default(),
             _lock: lock,
         }));
@@ -412,7 +409,7 @@ impl Node {
 
     /// What milliseconds since 1970 the volumes' clock began at.
     fn unix_ms_at_zero(&self) -> u64 {
-        unix_ms().saturating_sub(self.0.clock.now())
+        unix_ms().saturating_sub(ring_thread::now())
     }
 }
 

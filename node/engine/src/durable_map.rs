@@ -5,18 +5,19 @@
 //! 8192 + 8192 * page       4096     slot 0 of the page
 //! 8192 + 8192 * page + 4096         slot 1 of the page
 //! ```
-//! A slot is an envelope (see `wire`), zero to its end. A page's payload: `u64 page, u64 generation, u64 synced
-//! generation, 2048 bytes`.
+//! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512 bytes, each an
+//! envelope of its own, zero to its end: `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`.
 //! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
 //! u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
 //! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
 //!
-//! Invariant 13 (`docs/invariants.md`): recovery takes the newer valid slot. A slot that does not decode is either torn (a power cut interrupted its write) or
-//! decayed, and only the first is harmless. They are told apart by the *synced generation*: every page and the header say
-//! up to which generation all writes had been synced when they were written. A bad slot of a synced generation is decay.
-//! The header is written behind every round that writes pages for the first time, so that even those are vouched for.
+//! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one decides whether
+//! that is the newest that was synced. A power cut leaves each unit as it was before or after a write, so a unit that is
+//! neither a whole one nor, in a slot never filled, zeros has decayed; and the units beside it tell whether it was part of
+//! something newer. The first write of a page fills both slots, and the header written behind it vouches for that: from
+//! then on zeros are decay too.
 
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
@@ -30,8 +31,13 @@ use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 pub const SLOT_BYTES: usize = 4096;
 const HEADER: &str = "durable map header";
 const PAGE: &str = "durable map page";
-/// Where a page's generation lies in its slot.
-const GENERATION_AT: usize = ENVELOPE_BYTES + 8;
+/// What a power cut leaves old or new as a whole.
+const UNIT_BYTES: usize = 512;
+const UNITS: usize = SLOT_BYTES / UNIT_BYTES;
+/// What each unit holds of a page.
+const UNIT_NIBBLES: usize = PAGE_BYTES / UNITS;
+/// What it uses of its 512 bytes.
+const UNIT_USED: usize = ENVELOPE_BYTES + 18 + UNIT_NIBBLES;
 
 /// What a volume's local state says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,19 +184,25 @@ fn halves<'a>(what: &'static str, pair: &'a [u8]) -> Result<(&'a [u8], &'a [u8])
     Ok((first, rest.get(..SLOT_BYTES).ok_or(short)?))
 }
 
-/// A power cut before the first 512 bytes were written leaves them zero.
-fn is_blank(slot: &[u8]) -> bool {
-    slot[..512].iter().all(|byte| *byte == 0)
+/// A power cut before these bytes were ever written leaves them zero.
+fn is_blank(unit: &[u8]) -> bool {
+    unit[..UNIT_BYTES].iter().all(|byte| *byte == 0)
 }
 
-/// The slot to write for `page` as `generation`, when everything up to `synced` was synced.
-pub(crate) fn encode_page(page: u64, generation: u64, synced: u64, nibbles: &[u8]) -> Vec<u8> {
-    let mut payload = Vec::with_capacity(24 + PAGE_BYTES);
-    payload.extend_from_slice(&page.to_le_bytes());
-    payload.extend_from_slice(&generation.to_le_bytes());
-    payload.extend_from_slice(&synced.to_le_bytes());
-    payload.extend_from_slice(nibbles);
-    slot(Kind::MapPage, &payload)
+/// What to write into a slot of `page` as `generation`; `first` where the same goes into both of its slots, which held nothing.
+pub(crate) fn encode_page(page: u64, generation: u64, first: bool, nibbles: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(SLOT_BYTES);
+    for (unit, part) in (0u8..).zip(nibbles.as_chunks::<UNIT_NIBBLES>().0) {
+        let mut payload = Vec::with_capacity(UNIT_USED - ENVELOPE_BYTES);
+        payload.extend_from_slice(&page.to_le_bytes());
+        payload.extend_from_slice(&generation.to_le_bytes());
+        payload.extend_from_slice(&[unit, u8::from(first)]);
+        payload.extend_from_slice(part);
+        out.extend_from_slice(&wire::enclose(Kind::MapPage, &payload));
+        out.resize((usize::from(unit) + 1) * UNIT_BYTES, 0);
+    }
+    assert!(out.len() == SLOT_BYTES, "a page fills a slot");
+    out
 }
 
 /// A page as recovery finds it.
@@ -198,9 +210,10 @@ pub(crate) fn encode_page(page: u64, generation: u64, synced: u64, nibbles: &[u8
 pub struct FoundPage {
     /// Its number.
     pub page: u64,
-    pub(crate) slot: u8,
+    /// The slot that holds it; none where its first write was torn, and it is empty.
+    pub(crate) slot: Option<u8>,
+    /// The greatest generation that stands in either slot: a torn write's is never used again.
     pub(crate) generation: u64,
-    synced: u64,
     pub(crate) nibbles: Vec<u8>,
 }
 
@@ -245,50 +258,107 @@ pub struct DamagedPage {
 /// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out.
 ///
 /// # Errors
-/// [`DamagedPage`] when a slot that was synced does not decode.
+/// [`DamagedPage`] when what was synced last may be lost.
 pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<FoundPage>, DamagedPage> {
-    let mut synced = header.synced_generation;
-    let mut decoded = Vec::with_capacity(pages.len());
+    let mut found = Vec::new();
     for (page, pair) in pages {
-        let damaged = |source| DamagedPage { page: *page, source };
-        let (first, second) = halves(PAGE, pair).map_err(damaged)?;
-        let slots = [(first, decode_page(*page, 0, first)), (second, decode_page(*page, 1, second))];
-        for (_, slot) in &slots {
-            synced = synced.max(slot.as_ref().map_or(0, |found| found.synced));
-        }
-        decoded.push((*page, slots));
+        let newest = halves(PAGE, pair)
+            .and_then(|(first, second)| newest_of(*page, [first, second], header.synced_generation));
+        let newest = newest.map_err(|source| DamagedPage { page: *page, source })?;
+        found.extend(newest.map(|mut newest| {
+            newest.forget(header.void);
+            newest
+        }));
     }
-    let mut newest = Vec::new();
-    for (page, slots) in decoded {
-        let [(first, one), (second, other)] = slots;
-        let best = match (one, other) {
-            (Ok(one), Ok(other)) => Some(if one.generation > other.generation { one } else { other }),
-            (Ok(whole), Err(source)) | (Err(source), Ok(whole)) => {
-                let bad = if whole.slot == 0 { second } else { first };
-                // The older slot is the one that is overwritten: part of it may still be the older form.
-                if !is_torn(bad, synced) && generation_of(bad) > whole.generation {
-                    return Err(DamagedPage { page, source });
-                }
-                Some(whole)
-            }
-            (Err(_), Err(_)) if is_blank(first) && is_blank(second) => None,
-            // Its first write was torn. It counts as found, empty, so that the next round writes over the torn slot:
-            // a later one would take it for decay.
-            (Err(_), Err(_)) if is_torn(first, synced) && is_torn(second, synced) => {
-                let slot = u8::from(is_blank(second));
-                Some(FoundPage { page, slot, generation: 0, synced: 0, nibbles: vec![0; PAGE_BYTES] })
-            }
-            (Err(source), Err(other)) => {
-                let source = if is_torn(first, synced) { other } else { source };
-                return Err(DamagedPage { page, source });
-            }
+    Ok(found)
+}
+
+fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPage>, DecodeError> {
+    let mut slots = slots.map(|bytes| Slot::read(page, bytes));
+    let Some(generation) = slots.iter().filter_map(|slot| slot.newest).max() else {
+        return slots.iter_mut().find_map(|slot| slot.bad.take()).map_or(Ok(None), Err);
+    };
+    let whole = |slot: &Slot| if slot.is_whole { slot.newest } else { None };
+    let slot = usize::from(whole(&slots[1]) > whole(&slots[0]));
+    let Some(held) = whole(&slots[slot]) else {
+        // Nothing was promised of a first write that was torn. It counts as found, empty, so that the next round fills
+        // both slots before the header can vouch for them.
+        let torn = slots
+            .iter()
+            .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));
+        return if torn {
+            Ok(Some(FoundPage { page, slot: None, generation, nibbles: vec![0; PAGE_BYTES] }))
+        } else {
+            Err(slots.into_iter().find_map(Slot::defect).expect("neither slot is whole"))
         };
-        newest.extend(best);
+    };
+    let was_filled = !slots[slot].is_first || held <= synced;
+    let [first, second] = slots;
+    let (newest, other) = if slot == 0 { (first, second) } else { (second, first) };
+    if !other.is_whole && !other.is_of_no_use(held, was_filled, synced) {
+        return Err(other.defect().expect("it is not whole"));
     }
-    for page in &mut newest {
-        page.forget(header.void);
+    Ok(Some(FoundPage { page, slot: Some(u8::from(slot == 1)), generation, nibbles: newest.nibbles }))
+}
+
+/// What is found in a slot of a page.
+struct Slot {
+    is_whole: bool,
+    /// The greatest generation of a unit; none where no unit can be read.
+    newest: Option<u64>,
+    /// No unit is of a later write than the page's first.
+    is_first: bool,
+    /// What is wrong with a unit that is neither whole nor zeros.
+    bad: Option<DecodeError>,
+    /// What is wrong with one that is zeros.
+    blank: Option<DecodeError>,
+    nibbles: Vec<u8>,
+}
+
+impl Slot {
+    fn read(page: u64, bytes: &[u8]) -> Self {
+        let mut slot = Self {
+            is_whole: false,
+            newest: None,
+            is_first: true,
+            bad: None,
+            blank: None,
+            nibbles: Vec::with_capacity(PAGE_BYTES),
+        };
+        let mut oldest = u64::MAX;
+        for (number, unit) in (0u8..).zip(bytes.as_chunks::<UNIT_BYTES>().0) {
+            match decode_unit(page, number, unit) {
+                Ok((generation, is_first, nibbles)) => {
+                    slot.newest = slot.newest.max(Some(generation));
+                    oldest = oldest.min(generation);
+                    slot.is_first &= is_first;
+                    slot.nibbles.extend_from_slice(nibbles);
+                }
+                Err(error) if is_blank(unit) => slot.blank = Some(error),
+                Err(error) => slot.bad = Some(error),
+            }
+        }
+        slot.is_whole = slot.nibbles.len() == PAGE_BYTES && slot.newest == Some(oldest);
+        slot
     }
-    Ok(newest)
+
+    /// Whether this slot, which is not whole, holds nothing that was synced after the whole one of generation `held`.
+    fn is_of_no_use(&self, held: u64, was_filled: bool, synced: u64) -> bool {
+        let decayed = self.bad.is_some() || (self.blank.is_some() && was_filled);
+        match self.newest {
+            // It is the older one: the newest would say so in the units that are left.
+            Some(newest) if newest <= held => true,
+            // It is newer, and was torn unless it decayed or was vouched for.
+            Some(newest) => !decayed && newest > synced,
+            None => !decayed,
+        }
+    }
+
+    fn defect(self) -> Option<DecodeError> {
+        let mixed =
+            || DecodeError::Field { what: PAGE, field: "generation", value: self.newest.unwrap_or(0) };
+        (!self.is_whole).then(|| self.bad.or(self.blank).unwrap_or_else(mixed))
+    }
 }
 
 /// The pages as a live map has them, for a host where the durable one could not be brought up to date.
@@ -297,7 +367,7 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
 /// [`LiveMapError`] when `memory` is not the live map of the header's volume.
 pub fn live_pages(header: &Header, memory: Vec<u8>) -> Result<Vec<FoundPage>, LiveMapError> {
     let map = SectorMap::open(memory, header.sectors, &header.volume)?;
-    let page = |page| FoundPage { page, slot: 0, generation: 0, synced: 0, nibbles: map.page(page).to_vec() };
+    let page = |page| FoundPage { page, slot: None, generation: 0, nibbles: map.page(page).to_vec() };
     Ok(map.prepared_pages().map(page).collect())
 }
 
@@ -306,29 +376,25 @@ pub fn holds_dirty(pages: &[FoundPage]) -> bool {
     pages.iter().any(|page| page.dirty_runs().next().is_some())
 }
 
-/// Whether no completed round vouches for a slot that does not decode.
-fn is_torn(slot: &[u8], synced: u64) -> bool {
-    is_blank(slot) || generation_of(slot) > synced
-}
-
-/// What stands where a slot's generation does, whatever the rest of it is worth.
-fn generation_of(slot: &[u8]) -> u64 {
-    let mut raw = [0; 8];
-    raw.copy_from_slice(&slot[GENERATION_AT..GENERATION_AT + 8]);
-    u64::from_le_bytes(raw)
-}
-
-fn decode_page(page: u64, slot: u8, bytes: &[u8]) -> Result<FoundPage, DecodeError> {
+/// The generation of a unit, whether it is of the page's first write, and its part of the page.
+fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<(u64, bool, &[u8]), DecodeError> {
     let mut fields = Reader::new(PAGE, wire::open(Kind::MapPage, PAGE, bytes)?);
     let number = fields.u64()?;
     if number != page {
         return Err(fields.bad("page number", number));
     }
     let generation = fields.u64()?;
-    let synced = fields.u64()?;
-    let nibbles = fields.take(PAGE_BYTES)?.to_vec();
+    let found = fields.u8()?;
+    if found != unit {
+        return Err(fields.bad("unit number", found.into()));
+    }
+    let is_first = fields.u8()? != 0;
+    let nibbles = fields.take(UNIT_NIBBLES)?;
+    if let Some(byte) = bytes[UNIT_USED..].iter().find(|byte| **byte != 0) {
+        return Err(fields.bad("bytes behind the end", (*byte).into()));
+    }
     fields.end()?;
-    Ok(FoundPage { page, slot, generation, synced, nibbles })
+    Ok((generation, is_first, nibbles))
 }
 
 #[cfg(test)]
@@ -363,13 +429,15 @@ mod tests {
     }
 
     #[test]
-    fn a_header_remembers_only_the_newest_nonces() {
+    fn a_full_header_forgets_no_nonce_and_takes_no_more() {
         let mut long = header();
+        long.nonces.clear();
         for round in 0..200u8 {
-            long.intend(Nonce([round; 16]));
+            let carried = long.intend(Nonce([round; 16]));
+            assert_eq!(carried, Nonce([round.min(REMEMBERED_NONCES as u8 - 1); 16]));
         }
         assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
-        assert_eq!(long.nonces.last(), Some(&Nonce([199; 16])));
+        assert_eq!(long.nonces.first(), Some(&Nonce([0; 16])));
         assert_eq!(long.encode(1).len(), SLOT_BYTES);
     }
 
@@ -379,7 +447,7 @@ mod tests {
         // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in B, B dirty, -.
         nibbles[..4].copy_from_slice(&[0x55, 0x2e, 0x90, 0x0a]);
         nibbles[PAGE_BYTES - 1] = 0xa0;
-        let page = FoundPage { page: 2, slot: 0, generation: 1, synced: 1, nibbles };
+        let page = FoundPage { page: 2, slot: Some(0), generation: 1, nibbles };
         let first = 2 * PAGE_SECTORS;
         assert_eq!(
             page.dirty_runs().collect::<Vec<_>>(),
@@ -392,45 +460,98 @@ mod tests {
         );
     }
 
+    const PAGE_7_GENERATIONS: [u64; 2] = [4, 5];
+
+    fn found(pair: [&[u8]; 2], synced_generation: u64) -> Result<(Option<u8>, u64, u8), u64> {
+        let pages = [(7, pair.concat())];
+        match newest_pages(&Header { synced_generation, ..header() }, &pages) {
+            Ok(found) => {
+                Ok(found.first().map_or((None, 0, 0), |page| (page.slot, page.generation, page.nibbles[0])))
+            }
+            Err(damaged) => Err(damaged.page),
+        }
+    }
+
+    /// `new` as far as `reached` says, unit by unit, over `old`.
+    fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
+        let unit = |index: usize| if reached & (1 << index) == 0 { old } else { new };
+        (0..UNITS).flat_map(|index| unit(index)[index * UNIT_BYTES..][..UNIT_BYTES].to_vec()).collect()
+    }
+
+    /// Invariant 13: one byte, or one unit, of what was synced last is lost, with nothing written or synced since.
     #[test]
-    fn decay_is_told_from_a_torn_write() {
+    fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
+        let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+        let whole = Ok((Some(1), 5, 5));
+        assert_eq!(found([&older, &newer], 3), whole);
+        for at in 0..SLOT_BYTES {
+            for value in [0, 0xff, newer[at] ^ 1] {
+                let mut decayed = newer.clone();
+                decayed[at] = value;
+                let found = found([&older, &decayed], 3);
+                let expected = if decayed == newer { whole } else { Err(7) };
+                assert_eq!(found, expected, "byte {at} became {value}");
+            }
+        }
+        for unit in 0..UNITS {
+            for value in [0, 0xff, 0x48] {
+                let mut decayed = newer.clone();
+                decayed[unit * UNIT_BYTES..][..UNIT_BYTES].fill(value);
+                assert_eq!(found([&older, &decayed], 3), Err(7), "unit {unit} became {value}");
+            }
+        }
+        assert_eq!(found([&older, &[0; SLOT_BYTES]], 3), Err(7), "the whole slot is zeros");
+        assert_eq!(found([&older, &[0xff; SLOT_BYTES]], 3), Err(7));
+        assert_eq!(found([&encode_page(8, 5, false, &[5; PAGE_BYTES]), &older], 3), Err(7), "another page's");
+    }
+
+    #[test]
+    fn decay_of_the_older_page_does_no_harm() {
+        let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+        for unit in 0..UNITS {
+            let mut decayed = older.clone();
+            decayed[unit * UNIT_BYTES + 100] ^= 1;
+            assert_eq!(found([&decayed, &newer], 3), Ok((Some(1), 5, 5)));
+        }
+    }
+
+    #[test]
+    fn a_torn_write_leaves_the_synced_slot() {
+        let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+        let sixth = encode_page(7, 6, false, &[6; PAGE_BYTES]);
+        for reached in 0..=255 {
+            let slot = torn(&older, &sixth, reached);
+            let expected = match reached {
+                0 => (Some(1), 5, 5),
+                255 => (Some(0), 6, 6),
+                _ => (Some(1), 6, 5),
+            };
+            assert_eq!(found([&slot, &newer], 3), Ok(expected), "{reached:b}");
+            let vouched = if matches!(reached, 0 | 255) { Ok(expected) } else { Err(7) };
+            assert_eq!(found([&slot, &newer], 6), vouched, "{reached:b} of a synced write");
+        }
+    }
+
+    #[test]
+    fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header_vouches() {
         let blank = vec![0; SLOT_BYTES];
-        let pair = |first: &[u8], second: &[u8]| [first, second].concat();
-        let find = |pages: &[(u64, Vec<u8>)], synced_generation| {
-            newest_pages(&Header { synced_generation, ..header() }, pages)
-                .map(|found| found.iter().map(|page| (page.slot, page.generation)).collect::<Vec<_>>())
-                .map_err(|damaged| damaged.page)
-        };
-        let first = encode_page(7, 4, 3, &[0x55; PAGE_BYTES]);
-        let second = encode_page(7, 5, 4, &[0xaa; PAGE_BYTES]);
-        let bent = |slot: &[u8]| {
-            let mut bent = slot.to_vec();
-            bent[1000] ^= 1;
-            bent
-        };
-        assert_eq!(find(&[(7, pair(&first, &blank))], 4), Ok(vec![(0, 4)]));
-        assert_eq!(find(&[(8, pair(&first, &blank))], 4), Err(8), "another page's slot");
-        assert_eq!(find(&[(7, pair(&bent(&first), &blank))], 4), Err(7), "synced, then decayed");
-        let torn_at_first = find(&[(7, pair(&bent(&first), &blank))], 3);
-        assert_eq!(torn_at_first, Ok(vec![(1, 0)]), "an empty page, next written over the torn slot");
-        assert_eq!(find(&[(7, pair(&blank, &blank))], 3), Ok(vec![]), "never written");
-        assert_eq!(find(&[(7, pair(&first, &second))], 4), Ok(vec![(1, 5)]));
-        assert_eq!(
-            find(&[(7, pair(&first, &bent(&second)))], 4),
-            Ok(vec![(0, 4)]),
-            "the last round was torn"
-        );
-        // Generation 6 replaces generation 4 and only its last sectors get there.
-        let sixth = encode_page(7, 6, 5, &[0x33; PAGE_BYTES]);
-        let half = [&first[..512], &sixth[512..]].concat();
-        assert_eq!(find(&[(7, pair(&half, &second))], 5), Ok(vec![(1, 5)]), "half of the older form is left");
-        assert_eq!(find(&[(7, pair(&first, &bent(&second)))], 5), Err(7), "the newest form decayed");
-        let later = encode_page(9, 6, 5, &[0; PAGE_BYTES]);
-        let pages = [(7, pair(&first, &bent(&second))), (9, pair(&later, &blank))];
-        assert_eq!(
-            find(&pages, 4),
-            Err(7),
-            "a later round vouches for the lost one: the older slot is stale"
-        );
+        let first = encode_page(7, 4, true, &[4; PAGE_BYTES]);
+        let second = encode_page(7, 5, false, &[5; PAGE_BYTES]);
+        assert_eq!(found([&blank, &blank], 3), Ok((None, 0, 0)), "never written");
+        for reached in 1..255 {
+            let slot = torn(&blank, &first, reached);
+            assert_eq!(found([&slot, &slot], 3), Ok((None, 4, 0)), "an empty page, filled anew");
+            assert_eq!(found([&slot, &slot], 4), Err(7));
+            assert_eq!(found([&slot, &first], 3), Ok((Some(1), 4, 4)));
+            // What recovery took from one slot is then written into the other.
+            assert_eq!(found([&torn(&slot, &second, 0x55), &first], 3), Ok((Some(1), 5, 4)));
+        }
+        assert_eq!(found([&blank, &first], 3), Ok((Some(1), 4, 4)));
+        assert_eq!(found([&blank, &first], 4), Err(7), "it was filled, and nobody knows with what");
+        assert_eq!(found([&first, &torn(&first, &second, 0x55)], 4), Ok((Some(0), 5, 4)));
+        assert_eq!(found([&first, &torn(&blank, &second, 0x55)], 4), Err(7));
+        let mut bent = first.clone();
+        bent[1000] ^= 1;
+        assert_eq!(found([&bent, &blank], 3), Err(7), "no power cut leaves that");
     }
 }

@@ -65,6 +65,8 @@ pub enum Bug {
     BelievesRetriedSync,
     /// A commit of a writer that does not believe its disk leaves what the disk has in force.
     NothingIsVoid,
+    /// A write on top of zeros does not count as dirty.
+    ZerosStayZeros,
     /// Attach records are trimmed too.
     TrimmedAttach,
     /// Whether the place of a record that was created had been trimmed is not looked up.
@@ -73,7 +75,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 31] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -102,6 +104,7 @@ impl Bug {
         Self::NoAgeLimit,
         Self::BelievesRetriedSync,
         Self::NothingIsVoid,
+        Self::ZerosStayZeros,
         Self::TrimmedAttach,
         Self::NoTrimCheck,
     ];
@@ -130,6 +133,7 @@ impl Bug {
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal => 15,
+            Self::ZerosStayZeros => 16,
         }
     }
 }

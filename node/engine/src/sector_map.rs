@@ -3,18 +3,25 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 union (0 none, 1 recovering, 2 serving), u8 vouched, at 48 u64[2] since when each side is dirty, milliseconds since 1970
-//! 4096   p     one bit a map page: which of its two durable slots was synced last    (p = pages/8, whole 4 KiB)
+//!              u8 union (0 none, 1 recovering, 2 serving), u8 vouched, at 48 u64[2] since when each side is
+//!              dirty, milliseconds since the host started
+//! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
+//!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
-//! ..     n     four bits a sector, 16 KiB a chunk: bits 0-1 newest (0 remote, 1 A, 2 B), bit 2 dirty in A, bit 3 in B
+//! ..     n     four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
+//!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
 //! The magic number is written last: a map whose maker died does not open.
 //! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
 //! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active side
 //! has the active side as its newest.
+//!
+//! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros: zeros take no space
+//! and next to no upload. A copy that is not the newest counts, since nothing says of it that it is zeros.
 
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
 
+use crate::event::Millis;
 use crate::planted::{Bug, is_planted};
 use crate::wire;
 
@@ -124,12 +131,30 @@ pub type Newest = Option<Side>;
 pub(crate) struct Nibble(pub(crate) u8);
 
 impl Nibble {
+    const REMOTE: Self = Self(0);
+    const DIRTY: u8 = 12;
+
+    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty there.
+    fn on(side: Side, dirty: u8, zeros: bool) -> Self {
+        let both = dirty & Self::DIRTY == Self::DIRTY;
+        match side {
+            _ if !zeros || dirty & side.dirty_bit() == 0 => Self(side.newest_bits() | dirty & Self::DIRTY),
+            Side::A => Self(if both { 15 } else { 7 }),
+            Side::B => Self(if both { 12 } else { 11 }),
+        }
+    }
+
     pub(crate) fn newest(self) -> Newest {
-        match self.0 & 3 {
-            1 => Some(Side::A),
-            2 => Some(Side::B),
+        match self.0 {
+            1 | 5 | 9 | 13 | 7 | 15 => Some(Side::A),
+            2 | 6 | 10 | 14 | 11 | 12 => Some(Side::B),
             _ => None,
         }
+    }
+
+    /// Whether the newest copy is dirty and zeros.
+    fn is_zeros(self) -> bool {
+        matches!(self.0, 7 | 11 | 12 | 15)
     }
 
     pub(crate) fn is_dirty(self, side: Side) -> bool {
@@ -144,12 +169,22 @@ impl Nibble {
         }
     }
 
+    fn counts(self, side: Side) -> bool {
+        self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
+    }
+
+    /// Without the dirty mark of `side`.
+    fn clean(self, side: Side) -> Self {
+        let dirty = self.0 & Self::DIRTY & !side.dirty_bit();
+        self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
+    }
+
     /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
-            Some(side) if self.is_dirty(side) => Self(side.newest_bits() | side.dirty_bit()),
-            Some(side) if trust_clean => Self(side.newest_bits()),
-            Some(_) | None => Self(0),
+            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), self.is_zeros()),
+            Some(side) if trust_clean => Self::on(side, 0, false),
+            Some(_) | None => Self::REMOTE,
         }
     }
 }
@@ -192,12 +227,13 @@ pub struct SectorMap<M> {
     sectors: u64,
     prepared_at: usize,
     nibbles_at: usize,
+    counted: [u64; 2],
 }
 
 /// Bytes that must be allocated before a map is made: all but the sectors' own part.
 pub fn fixed_bytes(sectors: u64) -> u64 {
     let whole = |bits: u64| bits.div_ceil(8).next_multiple_of(4096);
-    HEAD_BYTES + whole(sectors.div_ceil(PAGE_SECTORS)) + whole(sectors.div_ceil(CHUNK_SECTORS))
+    HEAD_BYTES + whole(2 * sectors.div_ceil(PAGE_SECTORS)) + whole(sectors.div_ceil(CHUNK_SECTORS))
 }
 
 /// Length of the map of a volume of `sectors` sectors, in bytes.
@@ -221,9 +257,10 @@ fn volume_hash(volume: &VolumeId) -> [u8; 16] {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     fn over(memory: M, sectors: u64) -> Self {
         assert!(memory.as_ref().len() as u64 >= map_bytes(sectors), "the memory holds the whole map");
-        let prepared = HEAD_BYTES + sectors.div_ceil(PAGE_SECTORS).div_ceil(8).next_multiple_of(4096);
+        let prepared = HEAD_BYTES + (2 * sectors.div_ceil(PAGE_SECTORS)).div_ceil(8).next_multiple_of(4096);
         let at = |offset: u64| usize::try_from(offset).expect("it is mapped, so it fits");
-        Self { memory, sectors, prepared_at: at(prepared), nibbles_at: at(fixed_bytes(sectors)) }
+        let nibbles_at = at(fixed_bytes(sectors));
+        Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: [0; 2] }
     }
 
     /// A new map over zeroed memory: every sector remote and clean. It does not open before `publish`.
@@ -314,16 +351,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.memory.as_mut()[42] |= DISTRUSTED;
     }
 
-    /// Since when `side` is dirty, milliseconds since 1970, as last set; of no meaning while it is clean.
-    pub(crate) fn dirty_since(&self, side: Side) -> Option<u64> {
+    /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
+    pub(crate) fn dirty_since(&self, side: Side) -> Millis {
         let at = since_at(side);
-        let since = u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"));
-        (since != 0).then_some(since)
+        u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"))
     }
 
-    pub(crate) fn set_dirty_since(&mut self, side: Side, unix_ms: u64) {
+    pub(crate) fn set_dirty_since(&mut self, side: Side, since: Millis) {
         let at = since_at(side);
-        self.memory.as_mut()[at..at + 8].copy_from_slice(&unix_ms.to_le_bytes());
+        self.memory.as_mut()[at..at + 8].copy_from_slice(&since.to_le_bytes());
     }
 
     /// The generation of the newest durable write; each write takes the next.
@@ -335,16 +371,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.memory.as_mut()[32..40].copy_from_slice(&generation.to_le_bytes());
     }
 
-    /// Which durable slot of `page` holds its last synced bytes.
-    pub(crate) fn synced_slot(&self, page: u64) -> u8 {
-        let at = HEAD_BYTES as usize + (page / 8) as usize;
-        (self.memory.as_ref()[at] >> (page % 8)) & 1
+    /// Which durable slot of `page` holds its last synced bytes; none where nothing of it was synced yet.
+    pub(crate) fn synced_slot(&self, page: u64) -> Option<u8> {
+        let at = HEAD_BYTES as usize + (page / 4) as usize;
+        let bits = (self.memory.as_ref()[at] >> (page % 4 * 2)) & 3;
+        (bits != 0).then_some(u8::from(bits != 1))
     }
 
-    pub(crate) fn set_synced_slot(&mut self, page: u64, slot: u8) {
-        let at = HEAD_BYTES as usize + (page / 8) as usize;
+    pub(crate) fn set_synced_slot(&mut self, page: u64, slot: Option<u8>) {
+        let at = HEAD_BYTES as usize + (page / 4) as usize;
         let byte = &mut self.memory.as_mut()[at];
-        *byte = (*byte & !(1 << (page % 8))) | (slot << (page % 8));
+        let shift = page % 4 * 2;
+        *byte = (*byte & !(3 << shift)) | (slot.map_or(0, |slot| slot + 1) << shift);
     }
 
     /// Whether the chunk's part of the map may be touched; where not, every sector of it is remote and clean.
@@ -380,10 +418,39 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Nibble((byte >> ((sector % 2) * 4)) & 15)
     }
 
-    fn set_nibble(&mut self, sector: u64, nibble: Nibble) {
+    /// Says what `sector` is from here on. Returns whether it was something else.
+    fn set_nibble(&mut self, sector: u64, nibble: Nibble) -> bool {
+        let old = self.nibble(sector);
+        if nibble == old {
+            return false;
+        }
         let byte = &mut self.memory.as_mut()[self.nibbles_at + (sector / 2) as usize];
         let shift = (sector % 2) * 4;
         *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
+        for side in Side::BOTH {
+            let counted = &mut self.counted[side as usize];
+            *counted = *counted + u64::from(nibble.counts(side)) - u64::from(old.counts(side));
+        }
+        true
+    }
+
+    /// Counts what is dirty in `page`, which was not counted yet. Returns in which sides anything is.
+    pub(crate) fn count(&mut self, page: u64) -> [bool; 2] {
+        let mut dirty = [false; 2];
+        let first = page * PAGE_SECTORS;
+        for sector in first..(first + PAGE_SECTORS).min(self.sectors) {
+            let nibble = self.nibble(sector);
+            for side in Side::BOTH {
+                dirty[side as usize] |= nibble.is_dirty(side);
+                self.counted[side as usize] += u64::from(nibble.counts(side));
+            }
+        }
+        dirty
+    }
+
+    /// Sectors that count as dirty in `side`.
+    pub(crate) fn counted(&self, side: Side) -> u64 {
+        self.counted[side as usize]
     }
 
     pub(crate) fn newest(&self, sector: u64) -> Newest {
@@ -410,25 +477,24 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (SectorRange::new(range.start.0, end - range.start.0), first)
     }
 
-    /// Records that `range` was written in `side`. Returns how many sectors became dirty there, and whether the map changed.
-    ///
+    /// Records that `range` was written in `side`. Returns whether the map changed.
+    pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> bool {
+        (range.start.0..range.end()).fold(false, |changed, sector| self.mark(sector, side, false) | changed)
+    }
+
     /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active one.
-    pub(crate) fn mark_written(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
+    fn mark(&mut self, sector: u64, side: Side, zeros: bool) -> bool {
+        let old = self.nibble(sector);
+        let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
         let active = self.active();
-        let mut fresh = 0;
-        let mut changed = false;
-        for sector in range.start.0..range.end() {
-            let old = self.nibble(sector);
-            fresh += u64::from(!old.is_dirty(side));
-            let hidden = side != active && old.is_dirty(active) && !is_planted(Bug::LateCompletionHides);
-            let newest = if hidden { old.0 & 3 } else { side.newest_bits() };
-            let new = Nibble((old.0 & 12) | side.dirty_bit() | newest);
-            if new != old {
-                changed = true;
-                self.set_nibble(sector, new);
-            }
-        }
-        (fresh, changed)
+        let hidden = side != active && old.is_dirty(active) && !is_planted(Bug::LateCompletionHides);
+        let new = if hidden {
+            Nibble::on(active, dirty, old.is_zeros())
+        } else {
+            let stay = old.is_zeros() && is_planted(Bug::ZerosStayZeros);
+            Nibble::on(side, dirty, zeros || stay)
+        };
+        self.set_nibble(sector, new)
     }
 
     /// The sectors of `range` that are not dirty in `side`. Appended to `rest`.
@@ -441,30 +507,29 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be the old or the
-    /// new ones, and are no longer what the object store has. Returns as [`Self::mark_written`].
-    pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> (u64, bool) {
-        let mut fresh = 0;
+    /// new ones, and are no longer what the object store has, nor zeros. Returns whether the map changed.
+    pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
+        let mut changed = false;
         for sector in range.start.0..range.end() {
             let old = self.nibble(sector);
-            if old.newest() == Some(side) && !old.is_dirty(side) {
-                self.set_nibble(sector, Nibble(old.0 | side.dirty_bit()));
-                fresh += 1;
+            if old.newest() == Some(side) {
+                let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
+                changed |= self.set_nibble(sector, Nibble::on(side, dirty, false));
             }
         }
-        (fresh, fresh > 0)
+        changed
     }
 
     /// Records zeros in `side` for the sectors of `range` that may hold data; the others stay unmarked.
-    /// Returns whether any was marked.
+    /// Returns whether the map changed.
     pub(crate) fn mark_zeroed(&mut self, range: SectorRange, side: Side, remote_data: bool) -> bool {
-        let mut any = false;
+        let mut changed = false;
         for sector in range.start.0..range.end() {
             if remote_data || self.nibble(sector).newest().is_some() {
-                self.mark_written(SectorRange::new(sector, 1), side);
-                any = true;
+                changed |= self.mark(sector, side, true);
             }
         }
-        any
+        changed
     }
 
     /// The sectors of `page` dirty in `side`, block by block.
@@ -488,6 +553,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         let (newest, dirty) = (in_each(side.newest_bits()), in_each(side.dirty_bit()));
+        let elsewhere = in_each(side.other().newest_bits());
         let mut released = 0;
         for block in SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS) {
             let at = self.nibbles_at + (block.start.0 / 2) as usize;
@@ -496,9 +562,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             if nibbles & dirty != 0 {
                 continue;
             }
-            if nibbles & newest != 0 {
-                released += u64::from((nibbles & newest).count_ones());
-                self.memory.as_mut()[at..at + 16].copy_from_slice(&(nibbles & !newest).to_ne_bytes());
+            // Both bits together say that the other side holds zeros.
+            let both = match side {
+                Side::A => (nibbles & elsewhere) >> 1,
+                Side::B => (nibbles & elsewhere) << 1,
+            };
+            let given_up = nibbles & newest & !both;
+            if given_up != 0 {
+                released += u64::from(given_up.count_ones());
+                self.memory.as_mut()[at..at + 16].copy_from_slice(&(nibbles & !given_up).to_ne_bytes());
             }
             append(ranges, block);
         }
@@ -510,8 +582,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
         for sector in range.start.0..range.end() {
-            if self.newest(sector).is_some() && self.nibble(sector).0 & 12 == 0 {
-                self.set_nibble(sector, Nibble(0));
+            if self.newest(sector).is_some() && self.nibble(sector).0 & Nibble::DIRTY == 0 {
+                self.set_nibble(sector, Nibble::REMOTE);
                 forgotten += 1;
             }
         }
@@ -521,9 +593,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
     pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
         let at = self.nibbles_at + page as usize * PAGE_BYTES;
-        let keep = !(side.dirty_bit() | (side.dirty_bit() << 4));
         for byte in &mut self.memory.as_mut()[at..at + PAGE_BYTES] {
-            *byte &= keep;
+            for shift in [0, 4] {
+                let old = Nibble((*byte >> shift) & 15);
+                self.counted[side as usize] -= u64::from(old.counts(side));
+                *byte = (*byte & !(15 << shift)) | (old.clean(side).0 << shift);
+            }
         }
     }
 }
@@ -627,6 +702,60 @@ mod tests {
         assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
         assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
         assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
+    }
+
+    /// What the map counts, and what it would count if it were taken over now.
+    fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
+        let mut anew = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
+        for page in 0..anew.pages() {
+            anew.count(page);
+        }
+        assert_eq!(map.counted, anew.counted, "a restart changes nothing");
+        map.counted
+    }
+
+    #[test]
+    fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
+        let mut map = map(200);
+        let range = |start, sectors| SectorRange::new(start, sectors);
+        assert!(map.mark_zeroed(range(0, 100), Side::A, true));
+        assert_eq!(counted(&map), [0, 0]);
+        assert!(map.mark_written(range(10, 20), Side::A), "the durable map must learn of it");
+        assert_eq!(counted(&map), [20, 0]);
+        assert!(!map.mark_written(range(10, 20), Side::A));
+        assert!(map.mark_zeroed(range(0, 15), Side::A, false));
+        assert_eq!(counted(&map), [15, 0]);
+        map.set_active(Side::B);
+        map.mark_written(range(0, 20), Side::B);
+        assert_eq!(counted(&map), [30, 20], "nothing says any more that sectors 0 to 14 are zeros on A");
+        map.mark_zeroed(range(0, 1), Side::B, false);
+        map.mark_zeroed(range(15, 1), Side::B, false);
+        assert_eq!(counted(&map), [30, 18]);
+        map.mark_written(range(15, 1), Side::A);
+        assert_eq!(counted(&map), [30, 18], "a late write to the sealed side leaves the newer zeros");
+        assert!(map.mark_uncertain(range(15, 1), Side::B), "a write that failed may have left data");
+        assert_eq!(counted(&map), [30, 19]);
+        map.clear_dirty(0, Side::A);
+        assert_eq!(counted(&map), [0, 19]);
+        assert_eq!(map.first_run(range(0, 200)), (range(0, 20), Some(Side::B)));
+        map.clear_dirty(0, Side::B);
+        assert_eq!(counted(&map), [0, 0]);
+        let newest = [0, 19, 20, 99, 100].map(|sector| map.first_run(range(sector, 1)).1);
+        assert_eq!(newest, [Some(Side::B), Some(Side::B), Some(Side::A), Some(Side::A), None]);
+    }
+
+    #[test]
+    fn giving_up_one_side_leaves_zeros_of_the_other() {
+        let mut map = map(64);
+        map.mark_written(SectorRange::new(0, 64), Side::A);
+        map.clear_dirty(0, Side::A);
+        map.set_active(Side::B);
+        map.mark_zeroed(SectorRange::new(0, 8), Side::B, false);
+        assert_eq!(map.release(0, Side::A, &mut Vec::new()), 56);
+        let newest = [0, 7, 8].map(|sector| map.first_run(SectorRange::new(sector, 1)).1);
+        assert_eq!(newest, [Some(Side::B), Some(Side::B), None]);
+        assert_eq!(map.dirty_blocks(0, Side::B).collect::<Vec<_>>(), [(Block(0), Mask(0xff))]);
+        assert_eq!(counted(&map), [0, 0]);
     }
 
     #[test]

@@ -94,7 +94,8 @@ pub struct Pending {
 /// Figures for status and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Bytes not yet committed.
+    /// Bytes that were written and are in no commit: a commit would upload so many. Zeros do not count, nor what was zeroed
+    /// after it was written. A sector that is written while its last bytes are being uploaded counts twice.
     pub dirty_bytes: u64,
     /// Age of the oldest of them; after the loss of the host, since the attach.
     pub oldest_dirty_ms: Option<Millis>,
@@ -186,11 +187,13 @@ pub struct Volume<M> {
     parked_since: Option<Millis>,
     preparing: Vec<Chunk>,
     in_flight: [u32; 2],
+    /// Discards and zeroes in flight.
+    zeroing: u32,
+    /// Which parts of those were written while they were in flight.
+    raced: Vec<(RequestId, SectorRange)>,
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
     failed_early: Vec<RequestId>,
-    dirty_sectors: [u64; 2],
-    /// Milliseconds since 1970.
-    dirty_since: [Option<u64>; 2],
+    dirty_since: [Option<Millis>; 2],
     /// Map pages with a sector dirty in the side.
     dirty_pages: [PageSet; 2],
     evict: Evict,
@@ -241,6 +244,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
         map.set_generation(written.max(setup.header.synced_generation));
         map.set_active(setup.header.active);
+        for side in Side::BOTH {
+            map.set_dirty_since(side, now);
+        }
         let mut volume = Self::over(setup, map, now);
         volume.checkpointed = manifest.checkpointed();
         volume.manifest = Some(manifest);
@@ -297,7 +303,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let pages = map.pages();
         let mut volume = Self {
             nonce: setup.header.nonces.last().copied().unwrap_or_default(),
-            round: Round::after_takeover(pages, setup.header_generation, setup.header.synced_generation),
+            round: Round::after_takeover(pages, setup.header_generation),
             header: setup.header,
             manifest: None,
             limits: setup.limits,
@@ -309,8 +315,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked_since: None,
             preparing: Vec::new(),
             in_flight: [0; 2],
+            zeroing: 0,
+            raced: Vec::new(),
             failed_early: Vec::new(),
-            dirty_sectors: [0; 2],
             dirty_since: [None; 2],
             dirty_pages: [PageSet::new(pages), PageSet::new(pages)],
             evict: Evict::after_takeover(pages),
@@ -336,15 +343,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             if !is_planted(Bug::NoFirstFullRound) {
                 volume.round.page_changed(page);
             }
-            for side in Side::BOTH {
-                let dirty: u64 =
-                    volume.map.dirty_blocks(page, side).map(|(_, mask)| u64::from(mask.count())).sum();
-                if dirty > 0 {
-                    volume.dirty_pages[side as usize].insert(page);
-                    volume.dirty_sectors[side as usize] += dirty;
-                    volume.dirty_since[side as usize] =
-                        Some(volume.map.dirty_since(side).unwrap_or(volume.unix_now()));
-                }
+            let dirty = volume.map.count(page);
+            for side in Side::BOTH.into_iter().filter(|side| dirty[*side as usize]) {
+                volume.dirty_pages[side as usize].insert(page);
+                volume.dirty_since[side as usize] = Some(volume.map.dirty_since(side).min(now));
             }
         }
         volume
@@ -395,13 +397,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Figures as of the last event.
     pub fn status(&self) -> Status {
-        let now = self.unix_now();
         let oldest = self.dirty_since.iter().flatten().min().copied();
         let recovering = self.lifecycle == Lifecycle::Recovering;
         Status {
             dirty_bytes: self.dirty_bytes(Side::A) + self.dirty_bytes(Side::B),
-            oldest_dirty_ms: oldest.map(|since| now.saturating_sub(since)),
-            durable_until_unix_ms: (self.map.union() == Union::No).then(|| oldest.unwrap_or(now)),
+            oldest_dirty_ms: oldest.map(|since| self.now.saturating_sub(since)),
+            durable_until_unix_ms: (self.map.union() == Union::No)
+                .then(|| self.unix_ms_at_zero + oldest.unwrap_or(self.now)),
             committed: self.manifest.as_ref().map(Manifest::seq),
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len() + self.waiting_flushes(),
@@ -423,13 +425,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.lifecycle == Lifecycle::Fenced
     }
 
-    /// Now, milliseconds since 1970.
-    fn unix_now(&self) -> u64 {
-        self.unix_ms_at_zero + self.now
-    }
-
     fn dirty_bytes(&self, side: Side) -> u64 {
-        self.dirty_sectors[side as usize] * SECTOR_BYTES
+        self.map.counted(side) * SECTOR_BYTES
     }
 
     fn request(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {

@@ -121,6 +121,13 @@ impl Device {
         }
         if let Some(stamp) = request.stores() {
             expect.issue(range, serial, stamp);
+            for other in self.slots.iter().flatten() {
+                if other.stores().is_some_and(|theirs| (theirs == 0) != (stamp == 0))
+                    && let Some(both) = range.intersect(other.range)
+                {
+                    expect.raced(both);
+                }
+            }
             for read in self.slots.iter_mut().flatten().filter(|other| other.op == Op::Read) {
                 for sector in range.intersect(read.range).into_iter().flat_map(sectors) {
                     read.allowed[(sector - read.range.start.0) as usize].push(stamp);

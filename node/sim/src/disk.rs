@@ -232,6 +232,11 @@ impl MapFile {
         }
     }
 
+    /// Where what was ever written ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.0.cells.last_key_value().map_or(0, |(at, _)| (at + 1) * UNIT as u64)
+    }
+
     pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let first = offset / UNIT as u64;
         let units = (length / UNIT) as u64;

@@ -4,7 +4,7 @@
 //! that succeeded and was issued after the first one had ended. A read sees a write that is not superseded. After the loss
 //! of the host it sees one not superseded by a write that a successful flush, issued after that write ended, vouches for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use holdfast_types::SectorRange;
@@ -77,11 +77,14 @@ pub(crate) struct Expect {
     since: u64,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
+    /// Sectors for which zeros and data were under way at once.
+    raced: BTreeSet<u64>,
 }
 
 impl Default for Expect {
     fn default() -> Self {
-        Self { reads_by: Invariant::ReadsTheNewest, since: 0, clock: 0, sectors: BTreeMap::new() }
+        let (sectors, raced) = (BTreeMap::new(), BTreeSet::new());
+        Self { reads_by: Invariant::ReadsTheNewest, since: 0, clock: 0, sectors, raced }
     }
 }
 
@@ -108,7 +111,13 @@ impl Expect {
         };
         let sectors =
             cut.sectors.iter().map(|(sector, stamps)| (*sector, stamps.iter().map(known).collect()));
-        Self { reads_by: Invariant::StoreIsAPrefix, since: 1, clock: 1, sectors: sectors.collect() }
+        Self {
+            reads_by: Invariant::StoreIsAPrefix,
+            since: 1,
+            clock: 1,
+            sectors: sectors.collect(),
+            raced: BTreeSet::new(),
+        }
     }
 
     pub(crate) fn now(&mut self) -> u64 {
@@ -148,6 +157,25 @@ impl Expect {
         let Some(writes) = self.sectors.get(&sector) else { return vec![0] };
         let until = superseded_until(writes, u64::MAX);
         writes.iter().filter(|w| !w.is_superseded(until, u64::MAX)).map(|w| w.stamp).collect()
+    }
+
+    /// How many sectors surely are written and not in `cut`, and how many at most are.
+    pub(crate) fn not_in(&self, cut: &Cut) -> (u64, u64) {
+        let (mut surely, mut at_most) = (0, 0);
+        for (sector, writes) in &self.sectors {
+            let until = superseded_until(writes, u64::MAX);
+            let stored = cut.sectors.get(sector).map_or(&[0][..], Vec::as_slice);
+            let mut left = writes.iter().filter(|w| !w.is_superseded(until, u64::MAX));
+            surely += u64::from(left.clone().all(|w| w.stamp != 0 && !stored.contains(&w.stamp)));
+            let may_be_missing = |w: &Written| w.stamp != 0 && stored != [w.stamp];
+            at_most += u64::from(self.raced.contains(sector) || left.any(may_be_missing));
+        }
+        (surely, at_most)
+    }
+
+    /// Zeros and data for these sectors were under way at once.
+    pub(crate) fn raced(&mut self, range: SectorRange) {
+        self.raced.extend(sectors(range));
     }
 
     /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector holds.

@@ -90,6 +90,8 @@ pub(crate) struct Host {
     pub(crate) was_full: bool,
     /// When the writes ended that no commit captured yet, oldest first: by the model's clock, and by the virtual one.
     pub(crate) uncommitted: VecDeque<(u64, Millis)>,
+    /// Until when its process did not run, or had not heard of the log.
+    pub(crate) away_until: Millis,
     /// What came of the last attach, until it is asked.
     pub(crate) came_of: Option<Attach>,
     /// Writers that there had been when its process began to attach.
@@ -115,6 +117,7 @@ impl Host {
             ticked: 0,
             was_full: false,
             uncommitted: VecDeque::new(),
+            away_until: 0,
             came_of: None,
             writers_before: 0,
         }

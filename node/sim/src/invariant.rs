@@ -34,11 +34,13 @@ pub enum Invariant {
     CommittedInTime = 14,
     /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
     ObjectFlushSurvivesNode = 15,
+    /// What was written and is in no commit counts as dirty.
+    DirtyIsCounted = 16,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -54,6 +56,7 @@ impl Invariant {
         Self::SyncedIsWhole,
         Self::CommittedInTime,
         Self::ObjectFlushSurvivesNode,
+        Self::DirtyIsCounted,
     ];
 
     /// Its number in `docs/invariants.md`.

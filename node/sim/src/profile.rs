@@ -125,7 +125,7 @@ impl Profile {
                 detach: Some(900),
                 ..never
             },
-            Self::Timely => Deaths { lose_host: Some(900), detach: Some(1200), ..never },
+            Self::Timely => Deaths { kill: Some(700), lose_host: Some(900), detach: Some(1200), ..never },
             Self::Sleepers => Deaths {
                 pause: Some(1000),
                 kill: Some(2000),

@@ -233,6 +233,9 @@ impl Schedule {
         let here = &self.world.hosts[host];
         if here.process.is_none() && here.tmpfs.holds_a_map() {
             if self.rng().once_in(10) {
+                // The time of day may have been set since.
+                let unix_ms = self.rng().bits() >> 23;
+                self.world.set_time_of_day(unix_ms);
                 self.world.resume(host);
             }
             return;

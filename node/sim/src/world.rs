@@ -5,6 +5,7 @@
 
 mod answer;
 mod attach;
+mod dirty;
 mod kept;
 mod life;
 mod look;
@@ -84,6 +85,12 @@ pub struct World {
     every_write_arrives: bool,
     /// LIST always showed what was there.
     sound_lists: bool,
+    /// Sectors were made dirty that nobody had written.
+    repaired: bool,
+    /// How often an engine heard that time passed.
+    ticks: u64,
+    /// The time of day on every host when the clock stood at zero, for the processes that begin from here on.
+    unix_ms_at_zero: u64,
 }
 
 /// Requests a device can have in flight.
@@ -139,6 +146,9 @@ impl World {
             sound_disks: faults.local.is_none() && faults.sync.is_none(),
             every_write_arrives: false,
             sound_lists: faults.stale_list.is_none(),
+            repaired: false,
+            ticks: 0,
+            unix_ms_at_zero: 0,
         }
     }
 
@@ -166,6 +176,7 @@ impl World {
 
     /// Somebody found what is stored for these sectors damaged.
     pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.repaired = true;
         self.tell(host, Event::Repair { ranges, checkpoint });
     }
 
@@ -179,6 +190,11 @@ impl World {
         self.hosts[host].ticked = self.now;
         self.tell(host, Event::Tick);
         self.measure_space(host);
+        // All that was ever written is looked at: not every time.
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(16) {
+            self.check_dirty(host);
+        }
     }
 
     fn tell(&mut self, host: usize, event: Event) {

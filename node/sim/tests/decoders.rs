@@ -12,7 +12,7 @@
 use std::fmt::Debug;
 
 use holdfast_engine::action::Action;
-use holdfast_engine::durable_map::{Header, header_offset, newest_pages, page_offset};
+use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
@@ -231,33 +231,115 @@ fn frames() {
     assert!(changed > 0);
 }
 
+/// Either header will do (`docs/formats/durable-map.md`): what decays is never taken for a third.
 #[test]
 fn durable_map_headers() {
-    let world = life();
-    let stored = [0, 1].map(|slot| world.durable_map(0, header_offset(slot), SLOT)).into();
-    withstands(&with_kept("map-header", stored), SLOT, |slot| {
-        Header::newest(&[slot, &[0; SLOT]].concat()).ok().flatten()
-    });
+    if std::env::var_os("WRITE_CORPUS").is_some() {
+        std::fs::write(fuzz_dir().join("map-header/life"), life().durable_map(0, 0, 2 * SLOT)).unwrap();
+        std::fs::write(fuzz_dir().join("map-page/page-0"), life().durable_map(0, 0, 4 * SLOT)).unwrap();
+    }
+    let stored = vec![life().durable_map(0, 0, 2 * SLOT)];
+    for pair in with_kept("map-header", stored) {
+        let slots = [&pair[..SLOT], &pair[SLOT..]];
+        let alone = slots.map(|slot| Header::newest(&[slot, &[0; SLOT]].concat()).unwrap().unwrap());
+        let newest = usize::from(alone[1].0 > alone[0].0);
+        for slot in [0, 1] {
+            let decode = |bytes: &[u8]| {
+                let mut bent = slots;
+                bent[slot] = bytes;
+                let found = Header::newest(&bent.concat()).unwrap().unwrap();
+                let falls_back = slot == newest && found == alone[1 - newest];
+                Some(if falls_back { alone[newest].clone() } else { found })
+            };
+            withstands(&[slots[slot].to_vec()], SLOT, |bytes| {
+                Header::newest(&[bytes, &[0; SLOT]].concat()).ok()?
+            });
+            let mut rng = Rng::new(slot as u64);
+            for _ in 0..CHANGES {
+                let mut decayed = slots[slot].to_vec();
+                change(&mut rng, &mut decayed);
+                decayed.resize(SLOT, 0);
+                assert_eq!(decode(&decayed), Some(alone[newest].clone()));
+            }
+        }
+    }
 }
 
+/// The front of a durable map's file: the header's slots, and the slots of one page, which are called page 0's.
+fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedPage> {
+    let (_, header) = Header::newest(file).unwrap().unwrap();
+    newest_pages(&header, &[(page, file[2 * SLOT..].to_vec())]).map(|found| found.into_iter().next())
+}
+
+/// Invariant 13: whatever becomes of one slot, the older form of the page is never served in place of the newest.
 #[test]
 fn durable_map_pages() {
+    const UNIT: usize = 512;
     let world = life();
-    let (_, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
-    // Every slot was synced: one that does not decode has decayed.
-    let header = Header { synced_generation: u64::MAX, ..header };
-    for page in 0..SECTORS.div_ceil(PAGE_SECTORS) {
-        let slots = [0, 1].map(|slot| world.durable_map(0, page_offset(page, slot), SLOT));
-        let mut corpus: Vec<_> =
-            slots.into_iter().filter(|slot| slot.iter().any(|byte| *byte != 0)).take(1).collect();
-        if page == 0 {
-            corpus = with_kept("map-page", corpus);
+    let header = world.durable_map(0, 0, 2 * SLOT);
+    let pages = 0..SECTORS.div_ceil(PAGE_SECTORS);
+    let stored = pages
+        .map(|page| (page, [header.clone(), world.durable_map(0, page_offset(page, 0), 2 * SLOT)].concat()));
+    let written = stored.filter(|(_, file)| file[2 * SLOT..].iter().any(|byte| *byte != 0));
+    let kept = kept("map-page").into_iter().map(|file| (0, file));
+    let (mut taken, mut differ) = (0, 0);
+    for (page, whole) in written.chain(kept) {
+        let written = found_page(&whole, page).unwrap().expect("it was written");
+        let sound = |file: &[u8]| match found_page(file, page) {
+            Ok(Some(found)) => {
+                assert_eq!(
+                    (found.page, found.dirty_runs().collect::<Vec<_>>()),
+                    (page, written.dirty_runs().collect())
+                );
+                true
+            }
+            Ok(None) => panic!("page {page} is gone"),
+            Err(damaged) => {
+                assert_eq!(damaged.page, page);
+                false
+            }
+        };
+        let mut rng = Rng::new(page);
+        let generation =
+            |slot: usize| u64::from_le_bytes(whole[slot + ENVELOPE + 8..][..8].try_into().unwrap());
+        for (slot, other) in [(2 * SLOT, 3 * SLOT), (3 * SLOT, 2 * SLOT)] {
+            let newest = generation(slot) > generation(other);
+            differ += u64::from(newest);
+            let slot = slot..slot + SLOT;
+            for unit in slot.clone().step_by(UNIT) {
+                for fill in [0, 0xff, rng.bits() as u8] {
+                    let mut decayed = whole.clone();
+                    decayed[unit..unit + UNIT].fill(fill);
+                    assert!(
+                        !sound(&decayed) || !newest,
+                        "page {page}: all bytes from {unit} on became {fill}"
+                    );
+                }
+                for at in (unit..unit + UNIT).step_by(3) {
+                    let mut decayed = whole.clone();
+                    decayed[at] ^= 1 << rng.below(8);
+                    assert!(!sound(&decayed) || !newest, "page {page}: byte {at} changed");
+                }
+            }
+            for _ in 0..CHANGES / 10 {
+                let mut bent = whole[slot.clone()].to_vec();
+                change(&mut rng, &mut bent);
+                bent.resize(SLOT, 0);
+                let mut decayed = whole.clone();
+                decayed[slot.clone()].copy_from_slice(&bent);
+                sound(&decayed);
+                // The same change in every unit, each with a right checksum.
+                let seed = rng.bits();
+                for unit in slot.clone().step_by(UNIT) {
+                    let forged = forge(&mut Rng::new(seed), &whole[unit..unit + UNIT], UNIT);
+                    decayed[unit..unit + UNIT].copy_from_slice(&forged[..UNIT]);
+                }
+                taken += u64::from(found_page(&decayed, page).is_ok());
+            }
         }
-        withstands(&corpus, SLOT, |slot| {
-            let found = newest_pages(&header, &[(page, [slot, &[0; SLOT]].concat())]).ok()?;
-            found.into_iter().next()
-        });
     }
+    assert!(differ > 0, "no page was written twice");
+    assert!(taken > 0, "no forgery passed the checksums: the fields were not reached");
 }
 
 /// The record that a dead process was about to send, behind its seq: it is sent as it was stored, or not at all.

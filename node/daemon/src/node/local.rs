@@ -154,6 +154,13 @@ impl Local {
         read_map(&self.map_path())
     }
 
+    /// The durable header with its generation, without a look at the pages: where a live map is left, they are not read, and
+    /// what is wrong with one is mended by the next rounds.
+    pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
+        let path = self.map_path();
+        Ok(open_map(&path)?.map(|map| read_header(&map, &path)).transpose()?.flatten())
+    }
+
     /// Writes the header as the next generation and syncs it.
     fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
         let path = self.map_path();
@@ -288,26 +295,37 @@ impl LocalState for Local {
     }
 }
 
-/// What the durable map at `path` says; nothing when there is none.
-pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+/// The durable map at `path`, with what a predecessor wrote synced; nothing when there is none.
+fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
     let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
         Ok(map) => map,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(file(path, "opened")(error)),
     };
-    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: an attach that
-    // decided by it would write over the slot that holds.
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: whoever decided by it
+    // would write over the slot that holds.
     map.sync_data().map_err(file(path, "synced"))?;
-    let damaged = |source: Damage| NodeError::Damaged { path: path.to_owned(), source };
-    let length = map.metadata().map_err(file(path, "read"))?.len();
-    if length < page_offset(0, 0) {
+    Ok(Some(map))
+}
+
+fn damaged(path: &Path, source: impl Into<Damage>) -> NodeError {
+    NodeError::Damaged { path: path.to_owned(), source: source.into() }
+}
+
+fn read_header(map: &File, path: &Path) -> Result<Option<(u64, Header)>, NodeError> {
+    if map.metadata().map_err(file(path, "read"))?.len() < page_offset(0, 0) {
         return Ok(None);
     }
     let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
     map.read_exact_at(&mut head, 0).map_err(file(path, "read"))?;
-    let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(error.into()))? else {
-        return Ok(None);
-    };
+    Header::newest(&head).map_err(|error| damaged(path, error))
+}
+
+/// What the durable map at `path` says; nothing when there is none.
+pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+    let Some(map) = open_map(path)? else { return Ok(None) };
+    let Some((generation, header)) = read_header(&map, path)? else { return Ok(None) };
+    let length = map.metadata().map_err(file(path, "read"))?.len();
     let mut pages = Vec::new();
     let mut at = page_offset(0, 0);
     while at < length {
@@ -323,7 +341,7 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
         pages.push((page, pair.to_vec()));
         at = page_offset(page + 1, 0);
     }
-    let pages = newest_pages(&header, &pages).map_err(|error| damaged(error.into()))?;
+    let pages = newest_pages(&header, &pages).map_err(|error| damaged(path, error))?;
     Ok(Some(FoundMap { generation, header, pages }))
 }
 

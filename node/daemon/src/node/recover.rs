@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use holdfast_background::{FoundMap, load_manifest};
+use holdfast_background::load_manifest;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Setup;
@@ -34,8 +34,8 @@ impl Node {
 
     async fn recover(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let local = self.local(volume);
-        let (Some(record), Some(FoundMap { generation: header_generation, mut header, .. })) =
-            (local.read_record()?, local.read_map()?)
+        let (Some(record), Some((header_generation, mut header))) =
+            (local.read_record()?, local.read_header()?)
         else {
             // The attach never got as far as a device.
             return local.forget_attached();

@@ -17,6 +17,7 @@ use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup, Volume};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
 use holdfast_ublk::{COMMAND_KIND, CharDevice, Device, Queue, QueueError, QueueSpec, become_io_flusher};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
@@ -144,7 +145,6 @@ pub(crate) fn spawn(
     number: usize,
     slab: File,
     zeros: File,
-    clock: Clock,
 ) -> Result<(RingHandle, JoinHandle<()>), NodeError> {
     let (inbox, messages) = channel();
     let (ready, started) = channel();
@@ -155,7 +155,7 @@ pub(crate) fn spawn(
             // Without it the kernel may wait for this thread's own devices when it is short of memory.
             tracing::warn!(%error, "the ring thread is an ordinary one for memory reclaim: grant CAP_SYS_RESOURCE");
         }
-        let made = RingThread::new(&slab, &zeros, messages, count, clock);
+        let made = RingThread::new(&slab, &zeros, messages, count);
         match made {
             Ok(mut thread) => {
                 drop(ready.send(Some(thread.ring.waker())));
@@ -177,20 +177,12 @@ pub(crate) fn spawn(
     Ok((RingHandle { inbox, waker, volumes }, thread))
 }
 
-/// The clock of all volumes of the process.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Clock {
-    zero: Instant,
-}
-
-impl Clock {
-    pub(crate) fn start() -> Self {
-        Self { zero: Instant::now() }
-    }
-
-    pub(crate) fn now(self) -> Millis {
-        u64::try_from(self.zero.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
+/// The clock of all volumes: milliseconds since the host started, alike for every process of the host. The time of day may be
+/// set back between one process and the next.
+pub(crate) fn now() -> Millis {
+    let since = clock_gettime(ClockId::Boottime);
+    let (seconds, nanos) = (since.tv_sec.unsigned_abs(), since.tv_nsec.unsigned_abs());
+    seconds * 1000 + nanos / 1_000_000
 }
 
 static SERIALS: AtomicU64 = AtomicU64::new(0);
@@ -201,7 +193,6 @@ struct RingThread {
     served: Vec<Option<(u64, Served)>>,
     messages: Receiver<Message>,
     volumes: Arc<AtomicUsize>,
-    clock: Clock,
     leaving: Option<Instant>,
     /// Volumes to let go of once no operation of theirs is under way: its answer would be taken for another's.
     removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RingError>>)>,
@@ -213,23 +204,13 @@ impl RingThread {
         zeros: &File,
         messages: Receiver<Message>,
         volumes: Arc<AtomicUsize>,
-        clock: Clock,
     ) -> Result<Self, RingError> {
         let mut ring = Ring::new(&RingOptions::default())?;
         let shared = SharedFiles {
             slab: ring.register_file(slab.as_fd())?,
             zeros: ring.register_file(zeros.as_fd())?,
         };
-        Ok(Self {
-            ring,
-            shared,
-            served: Vec::new(),
-            messages,
-            volumes,
-            clock,
-            leaving: None,
-            removed: Vec::new(),
-        })
+        Ok(Self { ring, shared, served: Vec::new(), messages, volumes, leaving: None, removed: Vec::new() })
     }
 
     fn run(&mut self) -> Result<(), RingError> {
@@ -238,7 +219,7 @@ impl RingThread {
             completions.clear();
             let timeout = self.leaving.map(|_| Duration::from_millis(10));
             let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
-            let now = self.clock.now();
+            let now = now();
             for completion in &completions {
                 let index = usize::from(completion.user_data.device());
                 let Some((_, served)) = self.served.get_mut(index).and_then(Option::as_mut) else { continue };

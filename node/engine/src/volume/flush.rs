@@ -2,7 +2,8 @@
 //!
 //! 1. copy the map pages changed since the last round: this is the round's beginning (`RoundBegun`);
 //! 2. sync the sides written since (`SidesSynced`);
-//! 3. write the pages to the durable map, each into the slot that is not its newest (`PagesWritten`);
+//! 3. write the pages to the durable map, each into the slot that is not its newest, for the first time into both
+//!    (`PagesWritten`);
 //! 4. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`);
 //! 5. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for the first time;
 //! 6. complete the flushes (after `RoundEnded` or `RoundFailed`).
@@ -66,12 +67,11 @@ pub(super) struct Round {
     first_pages: bool,
     header_changed: bool,
     header_generation: u64,
-    synced_generation: u64,
 }
 
 impl Round {
     /// The first round syncs both sides and writes the whole map: what "changed since" meant died with the last process.
-    pub(super) fn after_takeover(pages: u64, header_generation: u64, synced_generation: u64) -> Self {
+    pub(super) fn after_takeover(pages: u64, header_generation: u64) -> Self {
         Self {
             step: Step::Idle,
             failed: None,
@@ -92,7 +92,6 @@ impl Round {
             first_pages: true,
             header_changed: true,
             header_generation,
-            synced_generation,
         }
     }
 
@@ -167,9 +166,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.pages = round.changed.take();
         round.writes.clear();
         for page in &round.pages {
-            let slot = 1 - self.map.synced_slot(*page);
-            let bytes = encode_page(*page, round.generation, round.synced_generation, self.map.page(*page));
-            round.writes.push(MapWrite { offset: page_offset(*page, slot), bytes });
+            let synced = self.map.synced_slot(*page);
+            let bytes = encode_page(*page, round.generation, synced.is_none(), self.map.page(*page));
+            for slot in (0..2).filter(|slot| Some(*slot) != synced) {
+                round.writes.push(MapWrite { offset: page_offset(*page, slot), bytes: bytes.clone() });
+            }
         }
         let first_pages = std::mem::take(&mut round.first_pages);
         if std::mem::take(&mut round.header_changed) || first_pages {
@@ -266,12 +267,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 reach(CrashPoint::PagesSynced);
                 // Only now may the slots swap: until here the other slot is the one that holds.
                 for page in &self.round.pages {
-                    let slot = 1 - self.map.synced_slot(*page);
-                    self.map.set_synced_slot(*page, slot);
+                    let slot = self.map.synced_slot(*page).map_or(0, |slot| 1 - slot);
+                    self.map.set_synced_slot(*page, Some(slot));
                 }
                 reach(CrashPoint::SlotsSwapped);
                 self.round.pages.clear();
-                self.round.synced_generation = self.round.generation;
                 self.write_header(out);
             }
             Step::SyncingHeader => {

@@ -147,7 +147,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Whether dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.unix_now().saturating_sub(since));
+        let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
         !self.dirty_pages[side as usize].is_empty()
             && age >= self.limits.max_age_ms
             && !is_planted(Bug::NoAgeLimit)
@@ -209,7 +209,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.round.names = self.round.names.without(side);
             self.may_hold_more(side);
             self.repair.committed(side);
-            self.dirty_sectors[side as usize] = 0;
             self.dirty_since[side as usize] = None;
         }
         reach(CrashPoint::DirtyCleared);

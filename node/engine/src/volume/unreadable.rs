@@ -91,7 +91,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         let [first, longest] = READ_AGAIN_AFTER_MS;
         let wait = if self.lost.since.is_some() { (self.lost.wait * 2).min(longest) } else { first };
-        let since = self.lost.since.unwrap_or(self.unix_now());
+        let since = self.lost.since.unwrap_or(self.unix_ms_at_zero + self.now);
         let active = self.map.active();
         if !sides[active as usize] {
             let mut rest = Vec::new();

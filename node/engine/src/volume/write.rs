@@ -10,6 +10,10 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Op, RequestId};
 use crate::sector_map::Side;
 
+fn is_zeroing(op: Op) -> bool {
+    matches!(op, Op::Discard | Op::WriteZeroes)
+}
+
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
         if self.is_active_sealed() || !(self.has_room() || self.lost.is_mended_by(range)) {
@@ -70,13 +74,35 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         slot.side = side;
         slot.pending = 1;
         slot.failed = None;
+        let request = *slot;
+        self.note_races(id, request);
+        self.zeroing += u32::from(is_zeroing(request.op));
         side
+    }
+
+    /// Of zeros and data for the same sectors at once nobody knows which the disk takes last: those sectors count as data.
+    fn note_races(&mut self, id: RequestId, request: Request) {
+        let zeroing = is_zeroing(request.op);
+        if !zeroing && self.zeroing == 0 {
+            return;
+        }
+        for (other_id, other) in (0..).map(RequestId).zip(&self.requests) {
+            let Some(other) = other else { continue };
+            let races = if zeroing { other.op == Op::Write } else { is_zeroing(other.op) };
+            if !races || other.pending == 0 || other.side != request.side {
+                continue;
+            }
+            if let Some(both) = request.range.intersect(other.range) {
+                self.raced.push((if zeroing { id } else { other_id }, both));
+            }
+        }
     }
 
     /// The bytes are in the side's file, or not.
     pub(super) fn stored(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
         let side = request.side;
         self.in_flight[side as usize] -= 1;
+        self.zeroing -= u32::from(is_zeroing(request.op));
         self.round.side_touched(side);
         match request.failed {
             None => {
@@ -84,7 +110,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 reach(CrashPoint::Stored);
                 match request.op {
                     Op::Write => self.record_write(request.range, side),
-                    Op::Discard | Op::WriteZeroes => self.record_zeroes(request.range, side),
+                    Op::Discard | Op::WriteZeroes => {
+                        self.record_zeroes(request.range, side);
+                        for (_, written) in
+                            self.raced.extract_if(.., |(zeroes, _)| *zeroes == id).collect::<Vec<_>>()
+                        {
+                            self.mark_unstored(written, side);
+                        }
+                    }
                     Op::Read | Op::Flush => unreachable!("they store nothing"),
                 }
                 reach(CrashPoint::Marked);
@@ -107,6 +140,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
+        self.raced.retain(|(zeroes, _)| *zeroes != id);
         self.mark_unstored(request.range, request.side);
         reach(CrashPoint::MarkedUncertain);
         // A full disk delays; eviction or the commit in progress will make room.
@@ -119,9 +153,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn record_write(&mut self, range: SectorRange, side: Side) {
-        let (fresh, changed) = self.map.mark_written(range, side);
-        self.dirty_sectors[side as usize] += fresh;
-        if changed {
+        if self.map.mark_written(range, side) {
             self.now_dirty(range, side);
         }
         self.lost.stored(range);
@@ -143,13 +175,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
         let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
-            if self.map.is_prepared(piece.start.chunk()) {
-                let (fresh, changed) = self.map.mark_uncertain(piece, side);
-                self.dirty_sectors[side as usize] += fresh;
-                if changed {
-                    self.now_dirty(piece, side);
-                }
-                any |= changed;
+            if self.map.is_prepared(piece.start.chunk()) && self.map.mark_uncertain(piece, side) {
+                self.now_dirty(piece, side);
+                any = true;
             }
         }
         any
@@ -159,9 +187,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.round.range_changed(range);
         self.dirty_pages[side as usize].insert_range(range);
         if self.dirty_since[side as usize].is_none() {
-            let since = self.unix_now();
-            self.dirty_since[side as usize] = Some(since);
-            self.map.set_dirty_since(side, since);
+            self.dirty_since[side as usize] = Some(self.now);
+            self.map.set_dirty_since(side, self.now);
         }
     }
 }

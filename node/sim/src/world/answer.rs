@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use holdfast_background::FoundMap;
 use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
-use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_objects::{CreateError, StoreError};
 
 use super::{AttachStep, World};
@@ -208,7 +207,9 @@ pub(super) fn read_map(disk: &mut Disk) -> Result<Option<FoundMap>, LocalError> 
     let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
         return Ok(None);
     };
-    let count = header.sectors.div_ceil(PAGE_SECTORS);
+    // To the end of the file: an attach that saw an old log may have written a header of the size before the volume grew.
+    let count =
+        disk.map.end().saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
     let pairs: Vec<_> = (0..count).map(|page| (page, disk.map.read(page_offset(page, 0), 8192))).collect();
     let pages = newest_pages(&header, &pairs).map_err(|error| damaged(&error))?;
     Ok(Some(FoundMap { generation, header, pages }))

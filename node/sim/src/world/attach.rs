@@ -98,8 +98,8 @@ impl World {
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;
         let durability = self.durability;
-        let setup =
-            Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero: 0 };
+        let unix_ms_at_zero = self.unix_ms_at_zero;
+        let setup = Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero };
         let here = &mut self.hosts[host];
         let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
         let mut out = Vec::new();

@@ -219,7 +219,7 @@ impl World {
             durability: self.durability,
             header,
             header_generation,
-            unix_ms_at_zero: 0,
+            unix_ms_at_zero: self.unix_ms_at_zero,
         };
         let now = self.now;
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };

@@ -126,6 +126,11 @@ impl World {
         self.durability = durability;
     }
 
+    /// The time of day is set, for the processes that begin from here on.
+    pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
+        self.unix_ms_at_zero = unix_ms_at_zero;
+    }
+
     /// Goes on with other randomness.
     pub fn reseed(&mut self, seed: u64) {
         self.rng = Rng::new(seed);

@@ -1,6 +1,8 @@
 //! What a node remembers of its volumes.
 
+use holdfast_engine::sector_map::Side;
 use holdfast_s3::{Credentials, S3Config};
+use holdfast_types::{Epoch, Nonce};
 
 use super::*;
 
@@ -32,4 +34,34 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
         }
         assert!(attached_record(&whole[..at]).is_err(), "{at} bytes");
     }
+}
+
+/// The live map says more than the pages: a decayed one must not keep a device without its daemon.
+#[test]
+fn a_takeover_reads_the_header_and_not_a_damaged_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), dir.path(), &"disk".parse().unwrap());
+    assert_eq!(local.read_header().unwrap(), None, "nothing was ever attached here");
+    local.make_dirs().unwrap();
+    let files = local.open_files(9000).unwrap();
+    assert_eq!(local.read_header().unwrap(), None, "the attach died before it wrote one");
+    let header = Header {
+        volume: "disk".parse().unwrap(),
+        sectors: 9000,
+        epoch: Epoch(7),
+        nonces: vec![Nonce([7; 16])],
+        active: Side::B,
+        closed_clean: false,
+        seq: Seq(3),
+        synced_generation: 4,
+    };
+    local.write_header(&files.map, &header, 5).unwrap();
+    let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
+    files.map.write_all_at(&decayed, page_offset(1, 0)).unwrap();
+    assert_eq!(local.read_header().unwrap(), Some((5, header)));
+    let Err(NodeError::Damaged { path, source }) = local.read_map() else {
+        panic!("an attach reads the pages");
+    };
+    assert_eq!(path, local.map_path());
+    assert!(source.to_string().contains("page 1 "), "{source}");
 }
