@@ -1,6 +1,6 @@
 //! What a node remembers of its volumes.
 
-use holdfast_engine::sector_map::Side;
+use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_s3::{Credentials, S3Config};
 use holdfast_types::{Epoch, Nonce};
 
@@ -54,6 +54,7 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
         closed_clean: false,
         seq: Seq(3),
         synced_generation: 4,
+        void: SideSet::NONE,
     };
     local.write_header(&files.map, &header, 5).unwrap();
     let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
