@@ -163,7 +163,8 @@ fn map(node: &Node, sound: &str) -> Result<()> {
     all_sound()?;
 
     vm.exec(&format!(
-        "dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=33 oflag=direct conv=fsync status=none"
+        "dd if={device} of=/tmp/noise bs={BLOCK_BYTES} skip=34 count=1 iflag=direct status=none; \
+         dd if=/tmp/noise of={device} bs={BLOCK_BYTES} seek=33 oflag=direct conv=fsync status=none"
     ))?;
     damage_newest(vm, 0xff)?;
     node.kill()?;

@@ -179,10 +179,11 @@ impl Nibble {
         self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
     }
 
-    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted.
+    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted. What were
+    /// zeros counts as data: a write of later than the map's last round may be there.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
-            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), self.is_zeros()),
+            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), false),
             Some(side) if trust_clean => Self::on(side, 0, false),
             Some(_) | None => Self::REMOTE,
         }

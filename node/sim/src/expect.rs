@@ -220,6 +220,8 @@ impl Expect {
         self.reads_by = Invariant::FlushedSurvives;
         let now = self.now();
         self.since = now;
+        // Zeros that the durable map names may have been written over since.
+        self.raced.extend(self.sectors.keys());
         for write in self.sectors.values_mut().flatten() {
             *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
         }

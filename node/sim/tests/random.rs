@@ -85,6 +85,14 @@ fn logs_are_trimmed() {
     assert!(trimmed.count() >= 18);
 }
 
+/// Found by this seed: of a sector that was zeros when its map page was written last, and data when the power went, the data
+/// did not count as dirty.
+#[test]
+fn what_a_power_cut_left_counts_as_data() {
+    let outcome = Case { seed: 533, operations: 10_000, bug: None }.run(0);
+    assert_eq!(outcome.violation, None);
+}
+
 /// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side, and what had
 /// been there before both was read.
 #[test]
