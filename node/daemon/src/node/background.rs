@@ -19,8 +19,9 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_types::{Block, SectorRange, SegmentId};
 use tokio::sync::{Semaphore, mpsc};
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 
+use super::attach::off_runtime;
 use super::cold::ColdReads;
 use super::ends_process::EndsProcess;
 use super::local::{Local, random};
@@ -82,16 +83,12 @@ impl Sides for LocalSides {
         id: SegmentId,
     ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
         let sides = SideFiles(self.sides.clone());
-        let built = spawn_blocking(move || holdfast_background::build_segment(&sides, &dirty, id)).await;
-        built.unwrap_or_else(|died| std::panic::resume_unwind(died.into_panic()))
+        off_runtime(move || holdfast_background::build_segment(&sides, &dirty, id)).await
     }
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
         let local = self.local.clone();
-        spawn_blocking(move || local.store_pending(&pending))
-            .await
-            .map_err(io::Error::other)?
-            .map_err(io::Error::other)
+        off_runtime(move || local.store_pending(&pending)).await.map_err(io::Error::other)
     }
 }
 
