@@ -70,7 +70,7 @@ pub struct Options {
 pub enum State {
     /// An empty file system of so many bytes (sparse).
     Empty(u64),
-    /// The same, on a [`RecordedDisk`](super::recorded::RecordedDisk).
+    /// The same, on a [`RecordedDisk`].
     Recorded(u64),
     /// What this image holds; the machine writes to it.
     Image(PathBuf),

@@ -1,8 +1,8 @@
 //! Scrub: reads everything that a volume has in its store, and says what is damaged and whom that hurts.
 //!
-//! 1. every record and every checkpoint; a checkpoint must be what the log says ([`log`]);
-//! 2. every segment the volume refers to: there, of the right length, with a whole index and whole frames ([`segment`]);
-//! 3. of damaged frames, which sectors still show: a newer frame may hide them ([`visible`]).
+//! 1. every record and every checkpoint; a checkpoint must be what the log says (`log`);
+//! 2. every segment the volume refers to: there, of the right length, with a whole index and whole frames (`segment`);
+//! 3. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
 //!
 //! Owns: the order of reads and what a finding means. Changes nothing; [`repair_checkpoints`] does.
 //! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.

@@ -33,7 +33,7 @@ pub(super) struct Fenced {
 enum Verb {
     /// Show what is kept
     List,
-    /// Write it to a sparse image of the volume, and which bytes of it count to <FILE>.json
+    /// Write it to a sparse image of the volume, and which bytes of it count to FILE.json
     Export {
         /// Name of what is kept, as `list` shows it
         name: String,
