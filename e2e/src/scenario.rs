@@ -22,6 +22,7 @@ pub mod s3_outage;
 mod smoke;
 mod standalone;
 pub mod story;
+mod trimming;
 mod ublk;
 mod volumes;
 
@@ -123,6 +124,12 @@ pub const ALL: &[Scenario] = &[
         about: "what a replaced writer never uploaded is kept, listed, exported to a file and deleted only when meant",
         expected: Duration::from_secs(60),
         run: fenced::run,
+    },
+    Scenario {
+        name: "trimming",
+        about: "a log is trimmed while a replaced writer and a late one stand still; neither harms the volume",
+        expected: Duration::from_secs(60),
+        run: trimming::run,
     },
     Scenario {
         name: "node-loss",

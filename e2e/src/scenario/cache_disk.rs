@@ -1,5 +1,6 @@
 //! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is read from
-//! there, what it has not fails loudly and is never left out of an upload, and a flush that was not done is not called done.
+//! there, what it has not fails loudly and is never left out of an upload, and a flush that was not done is not called done,
+//! also where the next one succeeds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,17 +8,19 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::chance::Chance;
 use crate::node::{Control, Node, PROGRAM};
 use crate::report;
 use crate::s3::proxy::FaultProxy;
 use crate::vm::machine::{Options, State};
-use crate::vm::recorded::RecordedDisk;
+use crate::vm::recorded::{RecordedDisk, Survivors};
 use crate::vm::{Vm, bash};
 use crate::wait::until;
 use crate::wire::Exit;
 use crate::world::World;
 
 const BUCKET: &str = "disk";
+const SEED: u64 = 20_261_121;
 const STATE_BYTES: u64 = 1 << 30;
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
 /// Where the node keeps its volumes.
@@ -30,6 +33,8 @@ const DIRTY: &str = "dirty";
 const DIRTY_MIB: u32 = 3;
 /// Uploaded once what cannot be read was written anew.
 const MENDED: &str = "mended";
+/// Written and flushed before, while and after the disk cannot flush.
+const LOST: &str = "lost";
 /// Written until the disk is full.
 const FULL: &str = "full";
 /// The unit of extents, in bytes: a block of the state disk's ext4.
@@ -56,8 +61,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     mended(&node, disk)?;
     report::step("the disk is full");
     full(&node, &proxy)?;
-    report::step("the disk cannot flush");
-    no_flush(&node, disk, &device, &sum)
+    report::step("the disk cannot flush, and can again");
+    let mut flushed = vec![(DIRTY, sum)];
+    flushed.push((LOST, lost_flush(&node, disk)?));
+    report::step("the disk cannot flush, and loses its power");
+    no_flush(&node, disk, &device)?;
+    vm.cut_power();
+    after_cut(world, disk, &flushed)
 }
 
 /// Reads of uploaded data go to the store.
@@ -163,22 +173,51 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     node.cli(&["detach", FULL]).map(drop)
 }
 
-/// A flush fails with the disk's; what was flushed before is there after a power cut.
-fn no_flush(node: &Node, disk: &RecordedDisk, device: &str, sum: &str) -> Result<()> {
+/// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all that was written.
+/// Returns the sum of what was.
+fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     let vm = node.vm();
+    let device = create(node, LOST, "16Mi", "1h")?;
+    write_noise(vm, &device, DIRTY_MIB)?;
+    let overwrite = |mib: u32| {
+        vm.exec(&format!(
+            "head -c 1M /dev/urandom | dd of={device} bs=1M seek={mib} iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
+        ))
+    };
+    // The journal is to have nothing to write meanwhile: with a failed flush of its own, the file system would end.
+    vm.exec("mount -o remount,lazytime,commit=600 /state; sync --file-system /state")?;
     disk.fail_flushes(true);
-    let flushed = vm.exec(&format!(
+    let failed = overwrite(0);
+    disk.fail_flushes(false);
+    let error = failed.err().context("a flush that was not done was called done")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    overwrite(1)?;
+    read(vm, &device, DIRTY_MIB)
+}
+
+/// A flush fails with the disk's, as long as it does.
+fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
+    disk.fail_flushes(true);
+    let flushed = node.vm().exec(&format!(
         "dd if=/dev/urandom of={device} bs=64k count=1 seek=200 oflag=direct conv=fsync status=none"
     ));
     let error = flushed.err().context("a flush that was not done was called done")?;
     ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
-    vm.cut_power();
-    disk.fail_flushes(false);
-    vm.boot()?;
-    node.restart()?;
-    let device = attach(node, DIRTY, "1h")?;
-    ensure!(read(vm, &device, DIRTY_MIB)? == sum, "what was flushed is not there");
-    node.cli(&["detach", DIRTY])?;
+    Ok(())
+}
+
+/// The disk comes back without anything that it did not flush, and the volumes with all that was flushed on them.
+fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
+    let image = world.dir().join("cut.ext4");
+    let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
+    report::step(format_args!("what the cut leaves: {cut:?}"));
+    let options = || Options { state: State::Image(image), ..Options::node() };
+    let node = Node::resume(world.vm_with("after", options)?)?;
+    for (name, sum) in flushed {
+        let device = attach(&node, name, "1h")?;
+        ensure!(read(node.vm(), &device, DIRTY_MIB)? == *sum, "what was flushed on {name} is not there");
+        node.cli(&["detach", name])?;
+    }
     node.terminate()
 }
 

@@ -4,7 +4,8 @@
 //! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's. Writes tear between
 //! the physical blocks that the disk announces and nowhere else: "the smallest unit a physical storage device can write
 //! atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears smaller is for the simulation, which knows what
-//! it looks at.
+//! it looks at. A flush that fails loses what it was to make durable: flushes after it cover what was written after it, and
+//! the machine, which reads the disk's cache, cannot tell.
 //!
 //! Owns: the image, a copy of it from before the first write, the record.
 //! Runs on: one thread; [`RecordedDisk`] may be used by any.
@@ -35,7 +36,7 @@ pub struct RecordedDisk {
     shared: Arc<Shared>,
 }
 
-/// What a power cut leaves of the writes after the last flush.
+/// What a power cut leaves of the writes that no flush covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Survivors {
     /// None.
@@ -49,11 +50,11 @@ pub enum Survivors {
 pub struct Cut {
     /// Writes that a flush had made durable.
     pub flushed: usize,
-    /// Writes after the last flush that were left.
+    /// Unflushed writes that were left.
     pub left: usize,
-    /// Writes after the last flush of which some blocks were left.
+    /// Unflushed writes of which some blocks were left.
     pub torn: usize,
-    /// Writes after the last flush that were lost.
+    /// Unflushed writes that were lost.
     pub lost: usize,
 }
 
@@ -85,6 +86,8 @@ enum Entry {
         bytes: usize,
     },
     Flush,
+    /// Nothing written since the flush before is made durable by any later one.
+    FailedFlush,
 }
 
 impl RecordedDisk {
@@ -129,16 +132,14 @@ impl RecordedDisk {
         copy_sparse(&self.before, to)?;
         let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
         let record = self.shared.lock().record[..position].to_vec();
-        let durable = record.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
         let mut cut = Cut { flushed: 0, left: 0, torn: 0, lost: 0 };
-        for (index, entry) in record.iter().enumerate() {
+        for (entry, durable) in record.iter().zip(durable(&record)) {
             let Entry::Write { offset, at, bytes } = *entry else { continue };
             let mut data = vec![0; bytes];
             self.shared.data.read_exact_at(&mut data, at).context("read the record")?;
-            let fate =
-                if index < durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
+            let fate = if durable { Fate::Left } else { Fate::draw(left, bytes > self.block_bytes, chance) };
             *match fate {
-                Fate::Left if index < durable => &mut cut.flushed,
+                Fate::Left if durable => &mut cut.flushed,
                 Fate::Left => &mut cut.left,
                 Fate::Torn => &mut cut.torn,
                 Fate::Lost => &mut cut.lost,
@@ -253,16 +254,34 @@ impl Shared {
 
     fn flush(&self) -> u32 {
         let mut state = self.lock();
-        if state.failing_flushes {
-            return EIO;
-        }
-        state.record.push(Entry::Flush);
-        0
+        let (entry, error) =
+            if state.failing_flushes { (Entry::FailedFlush, EIO) } else { (Entry::Flush, 0) };
+        state.record.push(entry);
+        error
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
+}
+
+/// For each entry whether what it wrote was flushed: the flush after it succeeded.
+fn durable(record: &[Entry]) -> Vec<bool> {
+    let mut next_succeeds = false;
+    let mut durable: Vec<bool> = record
+        .iter()
+        .rev()
+        .map(|entry| {
+            next_succeeds = match entry {
+                Entry::Write { .. } => next_succeeds,
+                Entry::Flush => true,
+                Entry::FailedFlush => false,
+            };
+            next_succeeds
+        })
+        .collect();
+    durable.reverse();
+    durable
 }
 
 /// What becomes of a write in a power cut.
@@ -326,9 +345,23 @@ mod tests {
             [1, 1, 1, 1],
             "it was not flushed yet"
         );
+    }
+
+    #[test]
+    fn what_a_failed_flush_was_to_make_durable_no_later_one_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("image");
+        std::fs::write(&image, [1; 2 * 4096]).unwrap();
+        let disk = RecordedDisk::start(&image, 4096).unwrap();
+        disk.shared.write(0, &[2; 4096]).unwrap();
         disk.fail_flushes(true);
         assert_eq!(disk.shared.flush(), EIO);
-        assert_eq!(disk.position(), end, "a flush that failed makes nothing durable");
+        disk.fail_flushes(false);
+        disk.shared.write(4096, &[3; 4096]).unwrap();
+        assert_eq!(disk.shared.flush(), 0);
+        let to = dir.path().join("cut");
+        assert_eq!(rebuilt(&disk, disk.position(), Survivors::Nothing, &to), [1, 3]);
+        assert_eq!(disk.shared.read(0, 4096).unwrap(), (0, vec![2; 4096]), "until then it reads as written");
     }
 
     #[test]
