@@ -14,6 +14,7 @@
 
 mod condition;
 mod duration;
+mod event;
 mod field_error;
 mod generated;
 mod object_store;
@@ -23,6 +24,7 @@ mod volume;
 mod volume_snapshot;
 
 pub use condition::{ConditionStatus, condition, find_condition, is_true};
+pub use event::{event, turned};
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

@@ -1,6 +1,6 @@
 //! Kubernetes events: one for every condition that turned.
 
-use holdfast_crds::{Condition, find_condition};
+use holdfast_crds::{Condition, event, turned};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use kube::runtime::events::{self, Event, EventType, Reporter};
@@ -8,9 +8,6 @@ use kube::runtime::events::{self, Event, EventType, Reporter};
 use crate::object_store::READY;
 use crate::volume::cut_off::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
-
-/// Longest note the API takes, in bytes.
-const MAX_NOTE_BYTES: usize = 1000;
 
 /// Writes events in the operator's name.
 pub(crate) struct Recorder {
@@ -35,20 +32,9 @@ impl Recorder {
 
 /// The events that tell what turned between two lists of conditions. Waiting is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
-    after
-        .iter()
-        .filter(|new| {
-            find_condition(before, &new.type_)
-                .is_none_or(|old| old.status != new.status || old.reason != new.reason)
-        })
+    turned(before, after)
         .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
-        .map(|new| Event {
-            type_: if is_trouble(new) { EventType::Warning } else { EventType::Normal },
-            reason: new.reason.clone(),
-            note: Some(truncate(&new.message)),
-            action: new.type_.clone(),
-            secondary: None,
-        })
+        .map(|new| event(new, if is_trouble(new) { EventType::Warning } else { EventType::Normal }))
         .collect()
 }
 
@@ -61,11 +47,6 @@ fn is_trouble(condition: &Condition) -> bool {
 
 /// Reasons of conditions that are the ordinary course of things.
 const QUIET: [&str; 4] = ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
-
-fn truncate(text: &str) -> String {
-    let end = (0..=text.len().min(MAX_NOTE_BYTES)).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text[..end].to_owned()
-}
 
 #[cfg(test)]
 mod tests {
@@ -88,11 +69,5 @@ mod tests {
         assert_eq!((told.len(), &told[0].type_), (1, &EventType::Normal));
         assert!(changes(&created, &created).is_empty());
         assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
-    }
-
-    #[test]
-    fn a_long_note_is_cut_at_a_character() {
-        assert_eq!(truncate(&"ä".repeat(600)).len(), 1000);
-        assert_eq!(truncate(&format!("a{}", "ä".repeat(600))).len(), 999);
     }
 }

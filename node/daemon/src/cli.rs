@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use tokio::runtime::Runtime;
 
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
@@ -139,7 +140,7 @@ struct Target {
 impl Cli {
     /// Does what the command line asks for.
     pub(crate) fn run(self) -> ExitCode {
-        let runtime = match tokio::runtime::Runtime::new() {
+        let runtime = match Runtime::new() {
             Ok(runtime) => runtime,
             Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
         };
@@ -149,7 +150,7 @@ impl Cli {
                     Ok(config) => config,
                     Err(error) => return fail(2, &chain(&error)),
                 };
-                match runtime.block_on(daemon::run(config)) {
+                match run_to_end(runtime, daemon::run(config)) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }
@@ -172,6 +173,13 @@ impl Cli {
             }
         }
     }
+}
+
+/// Waits for the daemon alone: what still blocks on a disk or a device ends with the process.
+fn run_to_end<T>(runtime: Runtime, daemon: impl Future<Output = T>) -> T {
+    let outcome = runtime.block_on(daemon);
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Prints an answer and says how it went.

@@ -15,6 +15,7 @@ pub(crate) mod fenced;
 mod leftover;
 mod live_map;
 mod local;
+mod off_runtime;
 mod outdated;
 mod quota;
 mod recover;
@@ -23,6 +24,7 @@ mod scrub;
 mod served;
 mod slab;
 mod state_disk;
+mod status;
 mod store;
 mod watched_store;
 
@@ -34,19 +36,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::volume::{Delay, DirtyLimits, Durability, Unreadable};
-use holdfast_objects::RequestCounts;
+use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
+pub(crate) use off_runtime::off_runtime;
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use state_disk::StateDisk;
+pub(crate) use status::{ServedCounts, VolumeState, VolumeStatus};
 pub(crate) use watched_store::{StoreAway, StoreHealth};
 
-use board::{Board, Counters, Phase};
+use board::Board;
 use cold::ColdReads;
 use error::file;
 use local::{Local, open_direct, random};
@@ -131,85 +134,6 @@ pub(crate) struct Attached {
     pub(crate) epoch: u64,
     /// Size in bytes.
     pub(crate) bytes: u64,
-}
-
-/// How far a volume is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum VolumeState {
-    /// Being attached.
-    Attaching,
-    /// Served.
-    Attached,
-    /// Its last commit is on its way.
-    Detaching,
-    /// Another writer holds it; all I/O fails.
-    Fenced,
-}
-
-/// A volume on this node.
-#[derive(Debug, Clone)]
-pub(crate) struct VolumeStatus {
-    /// Which.
-    pub(crate) volume: VolumeId,
-    /// The store's name.
-    pub(crate) store_name: String,
-    /// How far it is.
-    pub(crate) state: VolumeState,
-    /// What a person should know.
-    pub(crate) message: Option<String>,
-    /// Its device, once there is one.
-    pub(crate) attached: Option<Attached>,
-    /// The last record in the log.
-    pub(crate) committed_seq: Option<u64>,
-    /// Bytes not yet committed.
-    pub(crate) dirty_bytes: u64,
-    /// Age of the oldest of them.
-    pub(crate) oldest_dirty: Option<Duration>,
-    /// When a FLUSH is complete.
-    pub(crate) durability: Durability,
-    /// Every write that completed before then is committed; none while nobody can say.
-    pub(crate) durable_up_to: Option<SystemTime>,
-    /// Whether its store answers this node.
-    pub(crate) store: StoreHealth,
-    /// Why writes wait, and for how long.
-    pub(crate) delayed: Option<(Delay, Duration)>,
-    /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
-    pub(crate) disk_distrusted: bool,
-    /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
-    pub(crate) unreadable: Option<Unreadable>,
-    /// Requests that wait for the store, memory or space.
-    pub(crate) waiting_requests: usize,
-    /// Bytes that its sides hold on the local disk.
-    pub(crate) cached_bytes: u64,
-    /// Clean bytes that its sides gave up since this process took the volume.
-    pub(crate) evicted_bytes: u64,
-    /// What was served so far.
-    pub(crate) served: ServedCounts,
-    /// Requests sent to its store, by all volumes of that store on this node.
-    pub(crate) store_requests: RequestCounts,
-}
-
-/// What was served since the volume was attached or taken up by this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ServedCounts {
-    /// Read requests.
-    pub(crate) reads: u64,
-    /// Write requests.
-    pub(crate) writes: u64,
-    /// Flush requests.
-    pub(crate) flushes: u64,
-    /// Discard and write-zeroes requests.
-    pub(crate) discards: u64,
-    /// Bytes read.
-    pub(crate) read_bytes: u64,
-    /// Bytes written.
-    pub(crate) written_bytes: u64,
-    /// Reads of blocks that were in the object store only.
-    pub(crate) cold_reads: u64,
-    /// Reads that the local disk failed, whether or not the store could serve them.
-    pub(crate) local_read_errors: u64,
-    /// Requests that failed.
-    pub(crate) errors: u64,
 }
 
 /// What the node can do.
@@ -312,7 +236,6 @@ impl Node {
             volumes: Mutex::default(),
             _lock: lock,
         }));
-        leftover::bury(&node.0.config.state_dir)?;
         node.recover_all().await?;
         let ticking = node.clone();
         tokio::spawn(async move {
@@ -349,7 +272,7 @@ impl Node {
     pub(crate) fn list(&self) -> Vec<VolumeStatus> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
-        entries.into_iter().map(|(volume, entry)| status_of(volume, &entry)).collect()
+        entries.into_iter().map(|(volume, entry)| VolumeStatus::of(volume, &entry)).collect()
     }
 
     /// What the node can do.
@@ -448,105 +371,6 @@ impl Present {
             epoch: self.epoch,
             bytes: self.sectors * SECTOR_BYTES,
         })
-    }
-}
-
-fn status_of(volume: VolumeId, entry: &Entry) -> VolumeStatus {
-    let present = match entry {
-        Entry::Present(present) => present,
-        Entry::Attaching { store_name, durability } => {
-            return VolumeStatus {
-                volume,
-                store_name: store_name.clone(),
-                state: VolumeState::Attaching,
-                message: None,
-                attached: None,
-                committed_seq: None,
-                dirty_bytes: 0,
-                oldest_dirty: None,
-                durability: *durability,
-                durable_up_to: None,
-                store: StoreHealth::Unknown,
-                delayed: None,
-                disk_distrusted: false,
-                unreadable: None,
-                waiting_requests: 0,
-                cached_bytes: 0,
-                evicted_bytes: 0,
-                served: ServedCounts::default(),
-                store_requests: RequestCounts::default(),
-            };
-        }
-    };
-    let (status, counters) = (present.board.status(), &present.board.counters);
-    let unreadable = status.unreadable.map(|lost| {
-        let (bytes, first) = (lost.bytes, lost.first.start.byte_offset());
-        format!(
-            "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; write or discard them"
-        )
-    });
-    let (state, message) = match present.board.phase() {
-        Phase::Fenced | Phase::Kept { .. } => {
-            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
-        }
-        Phase::Recovering => {
-            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
-        }
-        Phase::Ready | Phase::Detached if present.is_detaching() => (
-            VolumeState::Detaching,
-            unreadable
-                .or_else(|| (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned())),
-        ),
-        Phase::Ready | Phase::Detached => {
-            let waits = (status.parked > 0).then(|| {
-                if status.disk_full {
-                    "requests wait: the local disk is full".to_owned()
-                } else if status.cache_full {
-                    "writes wait: the cache is full of data that is not uploaded yet".to_owned()
-                } else {
-                    "requests wait for the object store".to_owned()
-                }
-            });
-            let distrusts = || {
-                status.distrusted.then(|| {
-                    "the local disk failed a sync: flushes wait for commits until the volume is attached anew".to_owned()
-                })
-            };
-            let repairs =
-                || status.repairing.then(|| "what is damaged in the store is being repaired".to_owned());
-            (VolumeState::Attached, unreadable.or(waits).or_else(distrusts).or_else(repairs))
-        }
-    };
-    VolumeStatus {
-        volume,
-        store_name: present.store_name.clone(),
-        state,
-        message,
-        attached: present.attached(),
-        committed_seq: status.committed.map(|seq| seq.0),
-        dirty_bytes: status.dirty_bytes,
-        oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
-        durability: present.durability,
-        durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
-        store: present.objects.health(),
-        disk_distrusted: status.distrusted,
-        delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
-        unreadable: status.unreadable,
-        waiting_requests: status.parked,
-        cached_bytes: Counters::get(&counters.cached_bytes),
-        evicted_bytes: status.evicted_bytes,
-        served: ServedCounts {
-            reads: Counters::get(&counters.reads),
-            writes: Counters::get(&counters.writes),
-            flushes: Counters::get(&counters.flushes),
-            discards: Counters::get(&counters.discards),
-            read_bytes: Counters::get(&counters.read_bytes),
-            written_bytes: Counters::get(&counters.written_bytes),
-            cold_reads: Counters::get(&counters.cold_reads),
-            local_read_errors: Counters::get(&counters.local_read_errors),
-            errors: Counters::get(&counters.errors),
-        },
-        store_requests: present.objects.store().counts(),
     }
 }
 

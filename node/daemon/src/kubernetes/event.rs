@@ -2,15 +2,12 @@
 //!
 //! On failure: an event that cannot be written is only logged; the conditions say the same.
 
-use holdfast_crds::{Condition, Volume, find_condition};
+use holdfast_crds::{Condition, Volume, event, find_condition, turned};
 use kube::runtime::events::{self, EventType, Reporter};
 use kube::{Client, Resource};
 
 use super::api::call;
-use super::trouble::{LOCAL_DATA_READABLE, STORE_REACHABLE, WRITABLE};
-
-/// Longest note the API takes, in bytes.
-const MAX_NOTE_BYTES: usize = 1000;
+use super::trouble;
 
 /// Writes events in the daemon's name.
 pub(crate) struct Recorder(events::Recorder);
@@ -25,10 +22,10 @@ impl Recorder {
     /// Tells what turned in a volume's conditions since they were `before`.
     pub(crate) async fn tell(&self, volume: &Volume, before: &[Condition]) {
         let after = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
-        for event in changes(before, after) {
-            if let Err(error) = call(self.0.publish(&event, &volume.object_ref(&()))).await {
+        for change in changes(before, after) {
+            if let Err(error) = call(self.0.publish(&change, &volume.object_ref(&()))).await {
                 tracing::warn!(
-                    reason = event.reason,
+                    reason = change.reason,
                     error = crate::failure::chain(&error),
                     "event not written"
                 );
@@ -39,28 +36,14 @@ impl Recorder {
 
 /// The events between two lists of conditions. That there is no trouble at first is no event.
 fn changes(before: &[Condition], after: &[Condition]) -> Vec<events::Event> {
-    [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE]
-        .into_iter()
-        .filter_map(|type_| {
-            let new = find_condition(after, type_)?;
-            let fine = new.status == "True";
-            let told = match find_condition(before, type_) {
-                Some(old) => old.status == new.status && old.reason == new.reason,
-                None => fine,
-            };
-            (!told).then(|| events::Event {
-                type_: if fine { EventType::Normal } else { EventType::Warning },
-                reason: new.reason.clone(),
-                note: Some(truncate(&new.message)),
-                action: new.type_.clone(),
-                secondary: None,
-            })
-        })
+    let is_told = |new: &&Condition| {
+        let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
+        trouble::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
+    };
+    turned(before, after)
+        .filter(is_told)
+        .map(|new| event(new, if new.status == "True" { EventType::Normal } else { EventType::Warning }))
         .collect()
-}
-
-fn truncate(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_NOTE_BYTES)].to_owned()
 }
 
 #[cfg(test)]
@@ -68,6 +51,7 @@ mod tests {
     use holdfast_crds::{ConditionStatus, Time, condition};
 
     use super::*;
+    use crate::kubernetes::trouble::WRITABLE;
 
     #[test]
     fn trouble_is_told_when_it_begins_changes_and_ends() {
@@ -77,7 +61,7 @@ mod tests {
         };
         let fine = one(ConditionStatus::True, "Serving", "writes do not wait");
         let limit = one(ConditionStatus::False, "DirtyLimit", "8192 bytes");
-        let full = one(ConditionStatus::False, "CacheFull", &"ä".repeat(600));
+        let full = one(ConditionStatus::False, "CacheFull", "16384 bytes");
         let told = |before: &[Condition], after: &[Condition]| -> Vec<(EventType, String)> {
             changes(before, after).into_iter().map(|event| (event.type_, event.reason)).collect()
         };
@@ -88,6 +72,5 @@ mod tests {
         assert_eq!(told(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
         assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(told(&full, &[]), []);
-        assert_eq!(changes(&fine, &full)[0].note.as_ref().unwrap().len(), 1000);
     }
 }

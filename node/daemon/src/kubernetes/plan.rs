@@ -323,9 +323,9 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [ATTACHED, trouble::STORE_REACHABLE, trouble::WRITABLE, trouble::LOCAL_DATA_READABLE];
+    let own = std::iter::once(ATTACHED).chain(trouble::ALL);
     let conditions: Vec<Condition> =
-        own.iter().filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
+        own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {
         node: status.node.clone(),
         device_path: status.device_path.clone(),

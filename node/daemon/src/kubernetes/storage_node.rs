@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::api::{ApiError, call};
 use super::transport_name;
-use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced};
+use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, off_runtime};
 use crate::volumes::Volumes;
 
 /// Condition: the daemon runs and at least one transport can be used.
@@ -57,16 +57,11 @@ async fn report<V: Volumes>(
         Some(status) => status.clone(),
         None => call(api.get_opt(name)).await?.and_then(|node| node.status).unwrap_or_default(),
     };
-    let now = Time(Timestamp::now());
-    let status = describe(
-        &volumes.capabilities(),
-        &volumes.list(),
-        state_dir,
-        space(state_dir),
-        fenced_data(state_dir, &before.fenced),
-        &before.conditions,
-        &now,
-    );
+    let StorageNodeStatus { fenced: told, conditions, .. } = before;
+    let directory = state_dir.to_owned();
+    let (space, fenced) = off_runtime(move || (space(&directory), fenced_data(&directory, &told))).await;
+    let (capabilities, now) = (volumes.capabilities(), Time(Timestamp::now()));
+    let status = describe(&capabilities, &volumes.list(), state_dir, space, fenced, &conditions, &now);
     if written == Some(&status) {
         return Ok(status);
     }
@@ -98,7 +93,7 @@ fn space(directory: &Path) -> Option<Space> {
     Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
-/// What is kept of replaced writers. Directories that were told of before are not read again: they change no more.
+/// What is kept of replaced writers. Directories that were read before are not read again: they change no more.
 fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
     let kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
@@ -125,7 +120,8 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
     };
     kept.into_iter()
         .map(|kept| {
-            told.iter().find(|told| told.name == kept.name).cloned().unwrap_or_else(|| describe(kept))
+            let read = |told: &&FencedData| told.name == kept.name && told.damage.is_none();
+            told.iter().find(read).cloned().unwrap_or_else(|| describe(kept))
         })
         .collect()
 }
@@ -181,9 +177,11 @@ fn sectors_atomic(disk: Option<&StateDisk>, state_dir: &Path, before: &[Conditio
             "NoBlockDevice",
             format!("the file system of {state_dir} shows no block device"),
         ),
-        Some(StateDisk { device, physical_block_bytes: bytes }) => {
-            let found = format!("{device} under {state_dir} has physical blocks of {bytes} bytes");
-            if *bytes >= SECTOR_BYTES {
+        Some(disk) => {
+            let StateDisk { device, physical_block_bytes } = disk;
+            let found =
+                format!("{device} under {state_dir} has physical blocks of {physical_block_bytes} bytes");
+            if disk.keeps_sectors_whole() {
                 (ConditionStatus::True, "PhysicalBlocks", found)
             } else {
                 let means = "a power cut may leave parts of two writes in one sector of a volume, where it was overwritten and not flushed yet";
@@ -248,6 +246,8 @@ mod tests {
         assert!(told[0].damage.as_ref().unwrap().contains("durable map"), "{told:?}");
         let known = FencedData { bytes: Some(8192), damage: None, ..told[0].clone() };
         assert_eq!(fenced_data(state.path(), std::slice::from_ref(&known)), [known]);
+        let passing = FencedData { damage: Some("the disk did not answer".to_owned()), ..told[0].clone() };
+        assert_eq!(fenced_data(state.path(), &[passing]), told, "damage is looked at again");
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
 pub(crate) const WRITABLE: &str = "Writable";
 /// Condition: what is to be uploaded can be read.
 pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
+/// All of them.
+pub(crate) const ALL: [&str; 3] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE];
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 

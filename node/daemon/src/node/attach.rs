@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use holdfast_background::{Background, win};
 use holdfast_engine::attach::Claim;
@@ -16,9 +16,11 @@ use tokio::sync::mpsc;
 
 use super::background::{LocalSides, NodeTime, VolumeWork};
 use super::board::{Board, Phase};
+use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{Local, VolumeFiles, random};
+use super::off_runtime::blocking;
 use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
 use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
@@ -32,6 +34,7 @@ impl Node {
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+        let _alone = EndsProcess("an attach");
         let volume = request.volume.clone();
         if let Some(attached) = self.reserve(&request)? {
             return Ok(attached);
@@ -102,8 +105,8 @@ impl Node {
         let won = win(&*objects, &volume, &local, &claim).await?;
         let sectors = won.header.sectors;
         let epoch = won.header.epoch.0;
-        let chunks = prepared_chunks(&won.found);
-        let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
+        let (live_map_path, chunks) = (local.live_map_path(), prepared_chunks(&won.found));
+        let live_map = blocking(move || LiveMap::create(&live_map_path, sectors, &chunks)).await?;
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
         let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
         let setup = Setup {
@@ -246,41 +249,4 @@ fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
         found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
     chunks.dedup();
     chunks
-}
-
-/// Runs what blocks (control commands, recovery) off the runtime.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
-) -> Result<T, NodeError> {
-    off_runtime(work).await
-}
-
-/// Runs `work` on a thread that may block. Once the runtime ends, this never does: nobody waits for it any more.
-pub(super) async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
-        Ok(done) => done,
-        Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        Err(Err(_cancelled)) => std::future::pending().await,
-    }
-}
-
-/// How long a device may take to become quiesced after its last server died.
-pub(super) const QUIESCE_WITHIN: Duration = Duration::from_secs(60);
-
-#[cfg(test)]
-mod tests {
-    use futures::FutureExt;
-    use tokio::runtime::Runtime;
-
-    use super::*;
-
-    /// Found by a story: a daemon that was told to stop while it measured its cache died of a panic.
-    #[test]
-    fn work_that_the_end_of_the_runtime_cancels_is_no_panic() {
-        let ended = Runtime::new().unwrap();
-        let handle = ended.handle().clone();
-        ended.shutdown_background();
-        let _inside = handle.enter();
-        assert!(off_runtime(|| 1).now_or_never().is_none());
-    }
 }

@@ -21,10 +21,10 @@ use holdfast_types::{Block, SectorRange, SegmentId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
-use super::attach::off_runtime;
 use super::cold::ColdReads;
 use super::ends_process::EndsProcess;
 use super::local::{Local, random};
+use super::off_runtime::off_runtime;
 use super::ring_thread::{Message, RingHandle, VolumeKey};
 use super::slab::SlabSlot;
 use super::unix_ms;

@@ -10,9 +10,11 @@ use holdfast_engine::event::Event;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
-use super::attach::blocking;
 use super::board::Phase;
+use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
+use super::local::Local;
+use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Node, Present};
 
@@ -20,9 +22,10 @@ impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
     ///
     /// # Errors
-    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the volume; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local
-    /// data was set aside.
+    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the
+    /// volume; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local data was set aside.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let _alone = EndsProcess("a detach");
         let present = self.present(volume)?;
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
@@ -48,7 +51,10 @@ impl Node {
             .map_err(|error| NodeError::Queue(error.into()))?;
         // Before anybody may take the files for those of a detached volume.
         let kept = match end {
-            Phase::Kept { whole } => Some(self.keep_aside(volume, &present, whole)),
+            Phase::Kept { whole } => {
+                let (volume, local, epoch) = (volume.clone(), present.local.clone(), Epoch(present.epoch));
+                Some(blocking(move || keep_aside(&volume, &local, epoch, whole)).await)
+            }
             Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => None,
         };
         self.volumes().remove(volume);
@@ -57,28 +63,6 @@ impl Node {
             kept?;
             return Err(NodeError::Fenced(volume.clone()));
         }
-        Ok(())
-    }
-
-    /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
-    /// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it.
-    fn keep_aside(&self, volume: &VolumeId, present: &Present, whole: bool) -> Result<(), NodeError> {
-        if !whole {
-            let live = present.local.keep_live_map();
-            let kept = present.local.set_aside(Epoch(present.epoch))?;
-            tracing::error!(%volume, kept = %kept.display(),
-                "the volume was fenced and the local disk fails: all of it is kept aside");
-            return live.inspect_err(|_| {
-                tracing::error!(%volume, "the map of what was kept aside may not name all that was not uploaded");
-            });
-        }
-        let all_committed = matches!(present.local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
-        if all_committed {
-            tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
-            return present.local.discard();
-        }
-        let kept = present.local.set_aside(Epoch(present.epoch))?;
-        tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
         Ok(())
     }
 
@@ -127,4 +111,26 @@ impl Node {
         present.set_device(None);
         present.remember()
     }
+}
+
+/// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
+/// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it.
+fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
+    if !whole {
+        let live = local.keep_live_map();
+        let kept = local.set_aside(epoch)?;
+        tracing::error!(%volume, kept = %kept.display(),
+            "the volume was fenced and the local disk fails: all of it is kept aside");
+        return live.inspect_err(|_| {
+            tracing::error!(%volume, "the map of what was kept aside may not name all that was not uploaded");
+        });
+    }
+    let all_committed = matches!(local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
+    if all_committed {
+        tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
+        return local.discard();
+    }
+    let kept = local.set_aside(epoch)?;
+    tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
+    Ok(())
 }

@@ -3,6 +3,7 @@
 //! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is thrown away: all
 //! of it is in the store.
 //! Runs on: threads that may block.
+//! On failure: what cannot be thrown away stays; nobody else waits for it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -73,22 +74,28 @@ impl<'a> Leftovers<'a> {
     }
 
     /// Throws leftovers away until `excess_bytes` are given up, or there is none left that is not `needed`.
-    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) -> Result<(), NodeError> {
+    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) {
         let mut given_up = 0;
         let mut kept = Vec::new();
         for leftover in std::mem::take(&mut self.found) {
             let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
             if given_up < excess_bytes && !is_needed {
-                if self.throw_away(&leftover)? {
-                    given_up += leftover.held_bytes;
-                    continue;
+                match self.throw_away(&leftover) {
+                    Ok(true) => {
+                        given_up += leftover.held_bytes;
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        let volume = &leftover.volume;
+                        tracing::error!(%volume, error = &error as &dyn std::error::Error, "local files of a detached volume stay");
+                    }
                 }
                 needed.0.insert(leftover.volume.clone(), leftover.used);
             }
             kept.push(leftover);
         }
         self.found = kept;
-        Ok(())
     }
 
     /// Whether the leftover could be thrown away.
@@ -211,11 +218,11 @@ mod tests {
 
         let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
         assert!(leftovers.held_bytes() >= 3 * 8192);
-        leftovers.give_up(0, &mut needed).unwrap();
+        leftovers.give_up(0, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
-        leftovers.give_up(1, &mut needed).unwrap();
+        leftovers.give_up(1, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
-        leftovers.give_up(u64::MAX, &mut needed).unwrap();
+        leftovers.give_up(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
         assert!(!dirs.join(DOOMED).exists());
     }
@@ -229,7 +236,23 @@ mod tests {
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         // Attached and detached again in between.
         leave(dirs.path(), "v", true, 20).await;
-        leftovers.give_up(u64::MAX, &mut Needed::default()).unwrap();
+        leftovers.give_up(u64::MAX, &mut Needed::default());
         assert_eq!(left(dirs.path()), ["v"]);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_thrown_away_still_counts() {
+        let dirs = tempfile::tempdir().unwrap();
+        for name in ["one", "two"] {
+            leave(dirs.path(), name, true, 10).await;
+        }
+        // Nothing can be moved there.
+        fs::write(dirs.path().join(DOOMED), "").unwrap();
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        let held = leftovers.held_bytes();
+        leftovers.give_up(u64::MAX, &mut Needed::default());
+        assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
     }
 }

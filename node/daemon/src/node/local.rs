@@ -30,8 +30,8 @@ use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 
-use super::attach::blocking;
 use super::error::{Damage, NodeError, file};
+use super::off_runtime::blocking;
 use super::quota::allocated_bytes;
 use super::store::StoreRecord;
 

@@ -16,10 +16,10 @@ use std::sync::atomic::Ordering;
 use holdfast_engine::event::Event;
 use rustix::fs::StatVfs;
 
-use super::attach::blocking;
 use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
-use super::leftover::{Leftovers, Needed};
+use super::leftover::{Leftovers, Needed, bury};
+use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Entry, Node, NodeConfig, Present, TICK};
 
@@ -34,9 +34,16 @@ struct Space {
 }
 
 impl Node {
-    /// Measures all sides four times a second.
+    /// Deletes what an earlier process did not come to delete, then measures all sides four times a second.
     pub(super) async fn keep_quota(self) {
         let _alone = EndsProcess("the measurement of the cache");
+        let state_dir = self.0.config.state_dir.clone();
+        if let Err(error) = blocking(move || bury(&state_dir)).await {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "what an earlier daemon threw away stays"
+            );
+        }
         let mut needed = Needed::default();
         let mut ticks = tokio::time::interval(TICK);
         loop {
@@ -71,7 +78,7 @@ impl Node {
         let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
         // Those who are attached give nothing up as long as others can.
-        leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed)?;
+        leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);

@@ -1,23 +1,55 @@
 //! Taking up what a predecessor left: before anybody else is spoken to, the API server and the object store included.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::join_all;
 use holdfast_background::load_manifest;
+use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::Setup;
+use holdfast_engine::volume::{Pending, Setup};
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState};
 
-use super::attach::{Parts, QUIESCE_WITHIN, blocking};
+use super::attach::Parts;
 use super::background::NodeTime;
 use super::board::Phase;
+use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError};
 use super::live_map::LiveMap;
-use super::local::{AttachedRecord, volumes_under};
+use super::local::{AttachedRecord, Local, VolumeFiles, volumes_under};
+use super::off_runtime::blocking;
 use super::ring_thread::{Message, Start};
 use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES};
+
+/// How long a device may take to become quiesced after its last server died.
+const QUIESCE_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a predecessor left of one volume.
+struct Left {
+    record: AttachedRecord,
+    header_generation: u64,
+    header: Header,
+    pending: Option<Pending>,
+    live_map: LiveMap,
+    files: VolumeFiles,
+}
+
+impl Left {
+    /// Nothing if the attach never got as far as a device.
+    fn find(local: &Local) -> Result<Option<Self>, NodeError> {
+        let (Some(record), Some((header_generation, header))) = (local.read_record()?, local.read_header()?)
+        else {
+            local.forget_attached()?;
+            return Ok(None);
+        };
+        let pending = local.read_pending()?;
+        let live_map = LiveMap::open(&local.live_map_path())?;
+        let files = local.open_files(record.sectors)?;
+        Ok(Some(Self { record, header_generation, header, pending, live_map, files }))
+    }
+}
 
 impl Node {
     /// Takes up every volume of the run directory, all at once. One that cannot be taken up is logged and left alone.
@@ -34,12 +66,12 @@ impl Node {
 
     async fn recover(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let local = self.local(volume);
-        let (Some(record), Some((header_generation, mut header))) =
-            (local.read_record()?, local.read_header()?)
-        else {
-            // The attach never got as far as a device.
-            return local.forget_attached();
-        };
+        let found = blocking({
+            let local = local.clone();
+            move || Left::find(&local)
+        });
+        let Some(left) = found.await? else { return Ok(()) };
+        let Left { record, header_generation, mut header, pending, live_map, files } = left;
         let AttachedRecord {
             version: _,
             device_id,
@@ -52,8 +84,6 @@ impl Node {
             store,
         } = record;
         let objects = self.0.stores.connect(&store_name, &store).await?;
-        let pending = local.read_pending()?;
-        let live_map = LiveMap::open(&local.live_map_path())?;
         header.epoch = Epoch(epoch);
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
@@ -64,7 +94,6 @@ impl Node {
             unix_ms_at_zero: self.unix_ms_at_zero(),
         };
         let ring = self.ring();
-        let files = local.open_files(sectors)?;
         let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files };
         let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
         let (key, board) = match added {
@@ -132,6 +161,7 @@ impl Node {
     /// Reads the log once the store answers; reads of remote blocks wait until then.
     fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
         tokio::spawn(async move {
+            let _alone = EndsProcess("the reading of a volume's log");
             tokio::select! {
                 manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
                     let event = Event::ManifestLoaded(Box::new(manifest));

@@ -25,7 +25,7 @@ use super::board::{Board, Phase};
 use super::ends_process::{EXIT_STATUS, EndsProcess};
 use super::error::NodeError;
 use super::live_map::LiveMap;
-use super::served::{Served, Slots};
+use super::served::{Made, Served, Slots};
 use super::slab::SlabSlot;
 
 /// How long a leaving thread waits for file operations under way.
@@ -333,7 +333,13 @@ impl RingThread {
                 Volume::attach(new.setup, new.live_map, *manifest, &found, trust_clean, now, &mut actions)
             }
             Start::Resume { pending } => {
-                let volume = Volume::resume(new.setup, new.live_map, pending, now)?;
+                let volume = match Volume::resume(new.setup, new.live_map, pending, now) {
+                    Ok(volume) => volume,
+                    Err(error) => {
+                        slots.release(&mut self.ring)?;
+                        return Err(error.into());
+                    }
+                };
                 if !volume.status().recovering {
                     new.board.set_phase(Phase::Ready);
                 }
@@ -341,8 +347,9 @@ impl RingThread {
             }
         };
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
+        let (shared, work, board) = (self.shared, new.work, new.board);
         let mut served =
-            Served::new(index, volume, sectors, slots, self.shared, requests, actions, new.work, new.board);
+            Served::new(Made { index, volume, sectors, slots, shared, requests, actions, work, board });
         served.begin(&mut self.ring);
         self.served[free] = Some((serial, served));
         self.volumes.fetch_add(1, Ordering::Relaxed);

@@ -35,6 +35,14 @@ pub(super) struct Slots {
     pub(super) live: FileSlot,
 }
 
+impl Slots {
+    /// Takes the files off the ring.
+    pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+        let Self { sides: [a, b], map, live } = self;
+        [a, b, map, live].into_iter().try_for_each(|slot| ring.unregister_file(slot))
+    }
+}
+
 /// A cold read under way.
 struct Ticket {
     id: RequestId,
@@ -82,22 +90,25 @@ pub(super) struct Served {
     closing: Option<oneshot::Sender<Result<(), QueueError>>>,
 }
 
+/// What a ring thread has made for a volume.
+pub(super) struct Made {
+    /// Its place on the thread.
+    pub(super) index: u16,
+    pub(super) volume: Volume<LiveMap>,
+    pub(super) sectors: u64,
+    pub(super) slots: Slots,
+    pub(super) shared: SharedFiles,
+    /// How many requests it may have in flight.
+    pub(super) requests: u32,
+    /// What the planner asked for when it was made.
+    pub(super) actions: Vec<Action>,
+    pub(super) work: mpsc::UnboundedSender<Work>,
+    pub(super) board: Arc<Board>,
+}
+
 impl Served {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "called once, by the ring thread, with what it has just opened"
-    )]
-    pub(super) fn new(
-        index: u16,
-        volume: Volume<LiveMap>,
-        sectors: u64,
-        slots: Slots,
-        shared: SharedFiles,
-        requests: u32,
-        actions: Vec<Action>,
-        work: mpsc::UnboundedSender<Work>,
-        board: Arc<Board>,
-    ) -> Self {
+    pub(super) fn new(made: Made) -> Self {
+        let Made { index, volume, sectors, slots, shared, requests, actions, work, board } = made;
         Self {
             index,
             volume,
@@ -205,9 +216,6 @@ impl Served {
 
     /// Takes the volume's files off the ring.
     pub(super) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
-        for slot in [self.slots.sides[0], self.slots.sides[1], self.slots.map, self.slots.live] {
-            ring.unregister_file(slot)?;
-        }
-        Ok(())
+        self.slots.release(ring)
     }
 }

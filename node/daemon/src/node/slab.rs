@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 
 use super::error::NodeError;
 use super::local::open_direct;
+use super::off_runtime::off_runtime;
 
 /// Slots beyond the cache's own capacity: blocks being filled or read while they are evicted.
 const SPARE_SLOTS: usize = 64;
@@ -115,10 +116,9 @@ impl Slab {
                 let (failed, free) = (AtomicBool::new(false), Arc::clone(&self.free));
                 let slot = SlabSlot(Arc::new(OwnedSlot { number, key: *key, failed, free }));
                 let (file, offset) = (Arc::clone(&self.file), slot.offset_bytes());
-                let written = tokio::task::spawn_blocking(move || {
-                    std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)
-                });
-                let written = written.await.map_err(std::io::Error::other)?;
+                let written =
+                    off_runtime(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset))
+                        .await;
                 slot.0.failed.store(written.is_err(), Ordering::Relaxed);
                 written?;
                 Ok(slot)

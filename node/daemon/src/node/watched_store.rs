@@ -1,13 +1,14 @@
 //! An object store, and whether it answers.
 //!
-//! Owns: the memory of the last answer or failure. Every request of this node to the store passes through here; the first that gets an
-//! answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
+//! Owns: the memory of the last answer or failure. Every request of this node to the store passes through here; the first
+//! that gets an answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
+//! Invariants: an outage begins after the last answer, whenever the requests ended that failed.
 //! Runs on: whoever asks.
 
 use std::error::Error;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -51,12 +52,31 @@ impl StoreHealth {
 #[derive(Debug)]
 pub(crate) struct WatchedStore<S = S3Store> {
     store: Arc<S>,
-    health: Mutex<StoreHealth>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    health: StoreHealth,
+    answered: Option<Instant>,
+}
+
+/// When a request was sent.
+#[derive(Debug, Clone, Copy)]
+struct Sent {
+    at: Instant,
+    time: SystemTime,
+}
+
+impl Sent {
+    fn now() -> Self {
+        Self { at: Instant::now(), time: SystemTime::now() }
+    }
 }
 
 impl<S> WatchedStore<S> {
     pub(crate) fn new(store: Arc<S>) -> Self {
-        Self { store, health: Mutex::default() }
+        Self { store, known: Mutex::default() }
     }
 
     /// The store itself, for its figures.
@@ -66,23 +86,27 @@ impl<S> WatchedStore<S> {
 
     /// What the last request told.
     pub(crate) fn health(&self) -> StoreHealth {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.known().health.clone()
     }
 
-    fn note<T, E: Error>(
-        &self,
-        begun: SystemTime,
-        kind: fn(&E) -> ErrorKind,
-        result: Result<T, E>,
-    ) -> Result<T, E> {
-        let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
-        *health = match &result {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note<T, E: Error>(&self, sent: Sent, kind: fn(&E) -> ErrorKind, result: Result<T, E>) -> Result<T, E> {
+        let mut known = self.known();
+        match &result {
             Err(error) if !is_answer(kind(error)) => {
-                let since = health.away().map_or(begun, |away| away.since);
-                StoreHealth::Away(StoreAway { since, error: chain(error) })
+                // An answer to a later request says more.
+                if known.answered.is_none_or(|answered| answered <= sent.at) {
+                    let since = known.health.away().map_or(sent.time, |away| away.since);
+                    known.health = StoreHealth::Away(StoreAway { since, error: chain(error) });
+                }
             }
-            Ok(_) | Err(_) => StoreHealth::Answers,
-        };
+            Ok(_) | Err(_) => {
+                *known = Known { health: StoreHealth::Answers, answered: Some(Instant::now()) };
+            }
+        }
         result
     }
 }
@@ -102,38 +126,38 @@ fn is_answer(kind: ErrorKind) -> bool {
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.get(key, max_bytes).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.get(key, max_bytes).await)
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.get_range(key, range).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.get_range(key, range).await)
     }
 
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.get_suffix(key, len).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.get_suffix(key, len).await)
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let begun = SystemTime::now();
-        self.note(begun, CreateError::kind, self.store.create(key, body).await)
+        let sent = Sent::now();
+        self.note(sent, CreateError::kind, self.store.create(key, body).await)
     }
 
     async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.put_segment(key, parts).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.put_segment(key, parts).await)
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.list(prefix, start_after, limit).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.list(prefix, start_after, limit).await)
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
-        let begun = SystemTime::now();
-        self.note(begun, StoreError::kind, self.store.delete(key).await)
+        let sent = Sent::now();
+        self.note(sent, StoreError::kind, self.store.delete(key).await)
     }
 }
 
@@ -160,5 +184,19 @@ mod tests {
         memory.heal();
         watched.put_segment("a", vec![]).await.expect("stored");
         assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_ends_late_begins_no_outage() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        let early = Sent::now();
+        watched.put_segment("a", vec![]).await.expect("stored");
+        let failed = || Err::<(), _>(StoreError::Unavailable("silence".into()));
+        assert!(watched.note(early, StoreError::kind, failed()).is_err());
+        assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");
+        let late = Sent::now();
+        assert!(watched.note(late, StoreError::kind, failed()).is_err());
+        assert_eq!(watched.health().away().expect("away").since, late.time);
     }
 }

@@ -1,6 +1,7 @@
 //! What the planner reports: logged, counted, shown on the board.
 
 use holdfast_engine::action::Report;
+use holdfast_types::SectorRange;
 
 use super::Served;
 use crate::node::board::Phase;
@@ -34,20 +35,10 @@ impl Served {
             }
             Report::DirtyUnreadable(range) => {
                 self.tally.local_read_errors += 1;
-                tracing::error!(
-                    device = self.index,
-                    sector = range.start.0,
-                    sectors = range.sectors,
-                    "the local disk cannot read data that is nowhere else: the read fails"
-                );
+                self.lost(range, "the read fails");
             }
             Report::UploadUnreadable(range) => {
-                tracing::error!(
-                    device = self.index,
-                    sector = range.start.0,
-                    sectors = range.sectors,
-                    "the local disk cannot read data that is nowhere else: nothing is uploaded until it can, or the sectors are written or discarded"
-                );
+                self.lost(range, "nothing is uploaded until it can, or the sectors are written or discarded");
             }
             Report::UploadReadable => {
                 tracing::warn!(
@@ -61,5 +52,14 @@ impl Served {
             Report::Repaired => self.board.repaired(),
         }
         self.board.show(self.volume.status());
+    }
+
+    fn lost(&self, range: SectorRange, means: &str) {
+        tracing::error!(
+            device = self.index,
+            sector = range.start.0,
+            sectors = range.sectors,
+            "the local disk cannot read data that is nowhere else: {means}"
+        );
     }
 }

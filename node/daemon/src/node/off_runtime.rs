@@ -1,0 +1,37 @@
+//! Work that blocks (files, control commands), done on threads that may.
+
+use super::error::NodeError;
+
+/// [`off_runtime`] for what fails as the node does.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
+) -> Result<T, NodeError> {
+    off_runtime(work).await
+}
+
+/// Runs `work` on a thread that may block. Once the runtime ends, this never does: nobody waits for it any more.
+pub(crate) async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
+        Ok(done) => done,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_cancelled)) => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use tokio::runtime::Runtime;
+
+    use super::*;
+
+    /// Found by a story: a daemon that was told to stop while it measured its cache died of a panic.
+    #[test]
+    fn work_that_the_end_of_the_runtime_cancels_is_no_panic() {
+        let ended = Runtime::new().unwrap();
+        let handle = ended.handle().clone();
+        ended.shutdown_background();
+        let _inside = handle.enter();
+        assert!(off_runtime(|| 1).now_or_never().is_none());
+    }
+}

@@ -1,0 +1,247 @@
+//! What the node says of a volume: to people, to metrics, to Kubernetes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use holdfast_engine::volume::{Delay, Durability, Status, Unreadable};
+use holdfast_objects::RequestCounts;
+use holdfast_types::VolumeId;
+
+use super::board::{Counters, Phase};
+use super::watched_store::StoreHealth;
+use super::{Attached, Entry, Present};
+
+/// How far a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum VolumeState {
+    /// Being attached.
+    Attaching,
+    /// Served.
+    Attached,
+    /// Its last commit is on its way.
+    Detaching,
+    /// Another writer holds it; all I/O fails.
+    Fenced,
+}
+
+/// A volume on this node.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeStatus {
+    /// Which.
+    pub(crate) volume: VolumeId,
+    /// The store's name.
+    pub(crate) store_name: String,
+    /// How far it is.
+    pub(crate) state: VolumeState,
+    /// What a person should know.
+    pub(crate) message: Option<String>,
+    /// Its device, once there is one.
+    pub(crate) attached: Option<Attached>,
+    /// The last record in the log.
+    pub(crate) committed_seq: Option<u64>,
+    /// Bytes not yet committed.
+    pub(crate) dirty_bytes: u64,
+    /// Age of the oldest of them.
+    pub(crate) oldest_dirty: Option<Duration>,
+    /// When a FLUSH is complete.
+    pub(crate) durability: Durability,
+    /// Every write that completed before then is committed; none while nobody can say.
+    pub(crate) durable_up_to: Option<SystemTime>,
+    /// Whether its store answers this node.
+    pub(crate) store: StoreHealth,
+    /// Why writes wait, and for how long.
+    pub(crate) delayed: Option<(Delay, Duration)>,
+    /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
+    pub(crate) disk_distrusted: bool,
+    /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
+    pub(crate) unreadable: Option<Unreadable>,
+    /// Requests that wait for the store, memory or space.
+    pub(crate) waiting_requests: usize,
+    /// Bytes that its sides hold on the local disk.
+    pub(crate) cached_bytes: u64,
+    /// Clean bytes that its sides gave up since this process took the volume.
+    pub(crate) evicted_bytes: u64,
+    /// What was served so far.
+    pub(crate) served: ServedCounts,
+    /// Requests sent to its store, by all volumes of that store on this node.
+    pub(crate) store_requests: RequestCounts,
+}
+
+/// What was served since the volume was attached or taken up by this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ServedCounts {
+    /// Read requests.
+    pub(crate) reads: u64,
+    /// Write requests.
+    pub(crate) writes: u64,
+    /// Flush requests.
+    pub(crate) flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub(crate) discards: u64,
+    /// Bytes read.
+    pub(crate) read_bytes: u64,
+    /// Bytes written.
+    pub(crate) written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+}
+
+impl VolumeStatus {
+    /// What is known of a volume now.
+    pub(super) fn of(volume: VolumeId, entry: &Entry) -> Self {
+        match entry {
+            Entry::Attaching { store_name, durability } => {
+                Self::attaching(volume, store_name.clone(), *durability)
+            }
+            Entry::Present(present) => Self::present(volume, present),
+        }
+    }
+
+    fn attaching(volume: VolumeId, store_name: String, durability: Durability) -> Self {
+        Self {
+            volume,
+            store_name,
+            state: VolumeState::Attaching,
+            message: None,
+            attached: None,
+            committed_seq: None,
+            dirty_bytes: 0,
+            oldest_dirty: None,
+            durability,
+            durable_up_to: None,
+            store: StoreHealth::Unknown,
+            delayed: None,
+            disk_distrusted: false,
+            unreadable: None,
+            waiting_requests: 0,
+            cached_bytes: 0,
+            evicted_bytes: 0,
+            served: ServedCounts::default(),
+            store_requests: RequestCounts::default(),
+        }
+    }
+
+    fn present(volume: VolumeId, present: &Present) -> Self {
+        let (status, counters) = (present.board.status(), &present.board.counters);
+        let attached = present.attached();
+        let (state, message) =
+            told(present.board.phase(), present.is_detaching(), attached.is_some(), &status);
+        Self {
+            volume,
+            store_name: present.store_name.clone(),
+            state,
+            message,
+            attached,
+            committed_seq: status.committed.map(|seq| seq.0),
+            dirty_bytes: status.dirty_bytes,
+            oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+            durability: present.durability,
+            durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
+            store: present.objects.health(),
+            delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+            disk_distrusted: status.distrusted,
+            unreadable: status.unreadable,
+            waiting_requests: status.parked,
+            cached_bytes: Counters::get(&counters.cached_bytes),
+            evicted_bytes: status.evicted_bytes,
+            served: ServedCounts {
+                reads: Counters::get(&counters.reads),
+                writes: Counters::get(&counters.writes),
+                flushes: Counters::get(&counters.flushes),
+                discards: Counters::get(&counters.discards),
+                read_bytes: Counters::get(&counters.read_bytes),
+                written_bytes: Counters::get(&counters.written_bytes),
+                cold_reads: Counters::get(&counters.cold_reads),
+                local_read_errors: Counters::get(&counters.local_read_errors),
+                errors: Counters::get(&counters.errors),
+            },
+            store_requests: present.objects.store().counts(),
+        }
+    }
+}
+
+/// How far a volume on a ring thread is, and what a person should know of it first.
+fn told(
+    phase: Phase,
+    is_detaching: bool,
+    has_device: bool,
+    status: &Status,
+) -> (VolumeState, Option<String>) {
+    match phase {
+        Phase::Fenced | Phase::Kept { .. } => {
+            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
+        }
+        Phase::Recovering => {
+            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
+        }
+        Phase::Ready | Phase::Detached if is_detaching => {
+            let commits = || (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned());
+            (VolumeState::Detaching, unreadable(status, has_device).or_else(commits))
+        }
+        Phase::Ready | Phase::Detached => {
+            let message = unreadable(status, has_device).or_else(|| Some(trouble(status)?.to_owned()));
+            (VolumeState::Attached, message)
+        }
+    }
+}
+
+fn unreadable(status: &Status, has_device: bool) -> Option<String> {
+    let Unreadable { bytes, first, .. } = status.unreadable?;
+    let first = first.start.byte_offset();
+    let way_out = if has_device { "write or discard them" } else { "the detach waits until it can" };
+    Some(format!(
+        "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {way_out}"
+    ))
+}
+
+fn trouble(status: &Status) -> Option<&'static str> {
+    if status.parked > 0 {
+        Some(if status.disk_full {
+            "requests wait: the local disk is full"
+        } else if status.cache_full {
+            "writes wait: the cache is full of data that is not uploaded yet"
+        } else {
+            "requests wait for the object store"
+        })
+    } else if status.distrusted {
+        Some("the local disk failed a sync: flushes wait for commits until the volume is attached anew")
+    } else if status.repairing {
+        Some("what is damaged in the store is being repaired")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::SectorRange;
+
+    use super::*;
+
+    #[test]
+    fn what_a_person_is_told_names_what_is_amiss_and_the_way_out() {
+        let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
+        let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
+        let (state, message) = told(Phase::Ready, false, true, &unreadable);
+        assert_eq!(state, VolumeState::Attached);
+        let message = message.unwrap();
+        assert!(message.contains("8192 bytes from byte 65536 on; write or discard them"), "{message}");
+        let (state, message) = told(Phase::Ready, true, false, &unreadable);
+        assert_eq!(state, VolumeState::Detaching);
+        assert!(
+            message.unwrap().ends_with("the detach waits until it can"),
+            "there is no device to write to"
+        );
+
+        let full = Status { parked: 1, disk_full: true, distrusted: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, true, &full);
+        assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
+        let distrusted = Status { distrusted: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, true, &distrusted);
+        assert!(message.unwrap().starts_with("the local disk failed a sync"));
+        assert_eq!(told(Phase::Ready, false, true, &Status::default()), (VolumeState::Attached, None));
+    }
+}
