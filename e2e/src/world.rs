@@ -182,6 +182,21 @@ impl World {
         output(self.control_plane()?.kubectl().args(arguments))
     }
 
+    /// Waits until `what` (as `kubectl wait --for` takes it) holds of `kind/name`, or of all objects of a kind.
+    ///
+    /// # Errors
+    /// When it does not within five minutes; the error shows how the objects stand.
+    pub fn wait_for(&self, objects: &str, what: &str) -> Result<()> {
+        let all = (!objects.contains('/')).then_some("--all");
+        let on = format!("--for={what}");
+        let words = ["wait", objects, &on, "--timeout=300s"];
+        let waited = self.kubectl(words.into_iter().chain(all));
+        waited.map(drop).with_context(|| {
+            let shown = self.kubectl(["get", objects, "--output=yaml"]);
+            shown.unwrap_or_else(|error| format!("{error:#}"))
+        })
+    }
+
     /// Installs the kinds of `crds/` and waits until the API server serves them.
     ///
     /// # Errors

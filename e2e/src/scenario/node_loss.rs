@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::provisioning::{apply, condition, wait};
+use super::provisioning::{apply, condition};
 use super::story::{provision_store, serve};
 use crate::node::{Control, Node, PROGRAM};
 use crate::report;
@@ -41,7 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
          spec: {size: 16Mi, objectStore: store, maxDirtyAge: 1h, durability: object}\n",
     )?;
     for volume in [VOLUME, "volume/safe"] {
-        wait(world, volume, "jsonpath={.status.phase}=Ready")?;
+        world.wait_for(volume, "jsonpath={.status.phase}=Ready")?;
     }
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
@@ -66,7 +66,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("node a flushes a volume whose flushes reach the store");
     let safe = serve(world, &a, "safe")?;
-    wait(world, "volume/safe", "jsonpath={.status.durability}=object")?;
+    world.wait_for("volume/safe", "jsonpath={.status.durability}=object")?;
     a.vm().exec(&format!(
         "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
     ))?;
@@ -81,7 +81,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         "--patch",
         "{\"spec\":{\"nodeName\":\"b\"}}",
     ])?;
-    wait(world, VOLUME, "condition=Assigned=False")?;
+    world.wait_for(VOLUME, "condition=Assigned=False")?;
     let waits = condition(world, VOLUME, "Assigned")?;
     ensure!(waits.contains("holdfast.dev/force-detach=a"), "the fix is not named: {waits}");
     world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach=a"])?;
@@ -155,8 +155,8 @@ fn check_state_disks(world: &World, b: &Node) -> Result<()> {
     for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
     {
         let object = format!("storagenode/{node}");
-        wait(world, &object, "create")?;
-        wait(world, &object, &format!("condition=SectorsAtomic={holds}"))?;
+        world.wait_for(&object, "create")?;
+        world.wait_for(&object, &format!("condition=SectorsAtomic={holds}"))?;
         let told = condition(world, &object, "SectorsAtomic")?;
         ensure!(told.starts_with(why), "SectorsAtomic of node {node} is {told:?}");
     }

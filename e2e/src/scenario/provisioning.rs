@@ -64,10 +64,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
 
     apply(world, &object_store("store", BUCKET, "right", &s3.endpoint()))?;
-    wait(world, "objectstore/store", "condition=Ready")?;
+    world.wait_for("objectstore/store", "condition=Ready")?;
     let before = creates(&s3)?;
     apply(world, &volume("first", "store", "1Gi"))?;
-    wait(world, "volume/first", "jsonpath={.status.phase}=Ready")?;
+    world.wait_for("volume/first", "jsonpath={.status.phase}=Ready")?;
     ensure!(creates(&s3)? == before + 1, "a volume was created with {} PUTs", creates(&s3)? - before);
 
     for unfit in UNFIT {
@@ -79,7 +79,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.kill();
     apply(world, &volume("second", "store", "1Gi"))?;
     operator.restart()?;
-    wait(world, "volume/second", "jsonpath={.status.phase}=Ready")?;
+    world.wait_for("volume/second", "jsonpath={.status.phase}=Ready")?;
 
     for name in ["first", "second"] {
         world.kubectl(["delete", "volume", name, "--timeout=60s"])?;
@@ -100,7 +100,7 @@ fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
     };
     apply(world, &object_store(name, bucket, secret, &endpoint))?;
     let store = format!("objectstore/{name}");
-    wait(world, &store, "condition=Ready=False")?;
+    world.wait_for(&store, "condition=Ready=False")?;
     let found = condition(world, &store, "Ready")?;
     ensure!(found.starts_with(&format!("{reason}: {message}")), "{store} is not Ready for {found:?}");
     apply(world, &volume(name, name, "1Gi"))?;
@@ -109,7 +109,7 @@ fn refuse(world: &World, s3: &S3Server, unfit: &Unfit) -> Result<()> {
 
 fn expect_unprovisioned(world: &World, name: &str, field: &str, why: &str) -> Result<()> {
     let volume = format!("volume/{name}");
-    wait(world, &volume, "condition=Provisioned=False")?;
+    world.wait_for(&volume, "condition=Provisioned=False")?;
     let found = condition(world, &volume, "Provisioned")?;
     ensure!(found.contains(field) && found.contains(why), "{volume} is not provisioned for {found:?}");
     Ok(())
@@ -120,14 +120,6 @@ pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<Strin
     let one = format!("{{.status.conditions[?(@.type==\"{kind}\")]");
     let path = format!("jsonpath={one}.reason}}: {one}.message}}");
     world.kubectl(["get", object, "--output", &path])
-}
-
-pub(super) fn wait(world: &World, object: &str, what: &str) -> Result<()> {
-    let waited = world.kubectl(["wait", object, &format!("--for={what}"), "--timeout=60s"]);
-    waited.map(drop).with_context(|| {
-        let shown = world.kubectl(["get", object, "--output=yaml"]);
-        shown.unwrap_or_else(|error| format!("{error:#}"))
-    })
 }
 
 /// Creates in the bucket's volumes so far; the probes of a store are not among them.

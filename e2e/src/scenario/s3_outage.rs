@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::load::Load;
 use super::story::provision_store_at;
-use super::volumes::{Served, Told, serve_all, told, wait_all};
+use super::volumes::{Served, Told, serve_all, told};
 use crate::node::{Control, Node};
 use crate::report;
 use crate::s3::proxy::FaultProxy;
@@ -170,7 +170,7 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
     let [away, delayed] = conditions(world, CALM[0])?;
     ensure!(away.what == "False/StoreAway", "{away:?}");
     ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
-    wait_all(world, "condition=Attached")?;
+    world.wait_for("volumes", "condition=Attached")?;
     wait_events(world, BUSY, &["Warning/StoreAway", "Warning/DirtyLimit"])?;
     Ok(busy)
 }
@@ -196,8 +196,8 @@ fn turned_later(before: &[Told; 2], after: &[Told; 2]) -> bool {
 
 /// Waits until all Volumes say that their store answers and that writes do not wait.
 fn all_answer(world: &World) -> Result<()> {
-    wait_all(world, &format!("condition={STORE_REACHABLE}"))?;
-    wait_all(world, &format!("condition={WRITABLE}"))
+    world.wait_for("volumes", &format!("condition={STORE_REACHABLE}"))?;
+    world.wait_for("volumes", &format!("condition={WRITABLE}"))
 }
 
 fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>) -> Result<()> {

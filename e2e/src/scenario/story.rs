@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::load::Load;
-use super::provisioning::{apply, object_store, volume, wait};
+use super::provisioning::{apply, object_store, volume};
 use crate::node::{Control, Node};
 use crate::operator::NAMESPACE;
 use crate::report;
@@ -123,7 +123,7 @@ fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
     provision_store(world, s3, BUCKET)?;
     for (name, size) in [("small", "1Gi"), ("large", "64Gi")] {
         apply(world, &volume(name, "store", size))?;
-        wait(world, &format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
     show(world)
 }
@@ -152,7 +152,7 @@ pub(super) fn provision_store_at(
     ])?;
     // The operator runs beside the S3 server, the daemons in machines: one endpoint must do for both.
     apply(world, &object_store("store", bucket, "store", endpoint))?;
-    wait(world, "objectstore/store", "condition=Ready")
+    world.wait_for("objectstore/store", "condition=Ready")
 }
 
 /// Has `node` serve a volume and returns its device.
@@ -167,9 +167,7 @@ fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
     let object = format!("volume/{name}");
     let on_node = format!("jsonpath={{.status.node}}={}", node.vm().name());
     for what in [&on_node, "condition=Attached", "jsonpath={.status.phase}=Attached"] {
-        world.kubectl(["wait", &object, &format!("--for={what}"), "--timeout=300s"]).with_context(|| {
-            world.kubectl(["get", &object, "--output=yaml"]).unwrap_or_else(|error| format!("{error:#}"))
-        })?;
+        world.wait_for(&object, what)?;
     }
     let device = world.kubectl(["get", &object, "--output=jsonpath={.status.devicePath}"])?;
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;

@@ -9,7 +9,6 @@ use super::provisioning::apply;
 use crate::node::Node;
 use crate::world::World;
 
-const SERVED_LIMIT: &str = "--timeout=300s";
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A volume that a node serves.
@@ -49,7 +48,7 @@ pub(super) fn serve_all(
         })
         .collect();
     apply(world, &documents.join("---\n"))?;
-    wait_all(world, "condition=Attached")?;
+    world.wait_for("volumes", "condition=Attached")?;
     let path = "{range .items[*]}{.metadata.name} {.status.volumeId} {.status.devicePath}{\"\\n\"}{end}";
     let mut served = BTreeMap::new();
     for line in world.kubectl(["get", "volumes", &format!("--output=jsonpath={path}")])?.lines() {
@@ -66,16 +65,7 @@ pub(super) fn serve_all(
 pub(super) fn release(world: &World, name: &str) -> Result<()> {
     let nobody = "{\"spec\":{\"nodeName\":null}}";
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", nobody])?;
-    wait_all(world, "jsonpath={.status.phase}=Ready")
-}
-
-/// Waits until this holds of all volumes.
-pub(super) fn wait_all(world: &World, what: &str) -> Result<()> {
-    let waited = world.kubectl(["wait", "volumes", "--all", &format!("--for={what}"), SERVED_LIMIT]);
-    waited.map(drop).with_context(|| {
-        let shown = world.kubectl(["get", "volumes", "--output=yaml"]);
-        shown.unwrap_or_else(|error| format!("{error:#}"))
-    })
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
 }
 
 /// Reads a condition of a volume; it must speak of the spec that stands.
