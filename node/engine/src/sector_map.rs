@@ -439,11 +439,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     pub(crate) fn count(&mut self, page: u64) -> [bool; 2] {
         let mut dirty = [false; 2];
         let first = page * PAGE_SECTORS;
-        for sector in first..(first + PAGE_SECTORS).min(self.sectors) {
-            let nibble = self.nibble(sector);
-            for side in Side::BOTH {
-                dirty[side as usize] |= nibble.is_dirty(side);
-                self.counted[side as usize] += u64::from(nibble.counts(side));
+        let end = (first + PAGE_SECTORS).min(self.sectors);
+        let at = |sector: u64| self.nibbles_at + sector as usize;
+        let pairs = &self.memory.as_ref()[at(first / 2)..at(end.div_ceil(2))];
+        // Most of a page is in the store only, and all of most pages.
+        for pair in pairs.iter().filter(|pair| **pair != 0) {
+            for nibble in [Nibble(pair & 15), Nibble(pair >> 4)] {
+                for side in Side::BOTH {
+                    dirty[side as usize] |= nibble.is_dirty(side);
+                    self.counted[side as usize] += u64::from(nibble.counts(side));
+                }
             }
         }
         dirty

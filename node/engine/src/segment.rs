@@ -15,6 +15,7 @@
 //! Invariant: no frame is handed out before its hash was found right (3 in `docs/invariants.md`).
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
 use holdfast_types::{BLOCK_BYTES, Block, CHUNK_BLOCKS, Mask, SECTOR_BYTES, SegmentId};
 
@@ -275,6 +276,11 @@ impl FrameIndex {
     }
 }
 
+thread_local! {
+    /// Making one costs more than decompressing a small frame.
+    static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> = RefCell::default();
+}
+
 /// The sectors of `frame.mask`, lowest first, from the frame's stored bytes.
 ///
 /// # Errors
@@ -287,7 +293,8 @@ pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Fram
     let plain: Cow<'_, [u8]> = match frame.codec {
         Codec::Zero => return Ok(vec![0; frame.bytes()].into()),
         Codec::Raw => stored.into(),
-        Codec::Zstd => zstd::bulk::decompress(stored, frame.bytes())
+        Codec::Zstd => DECOMPRESSOR
+            .with_borrow_mut(|decompressor| decompressor.decompress(stored, frame.bytes()))
             .map_err(|source| FrameError::Compression { block, source })?
             .into(),
     };
