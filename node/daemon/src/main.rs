@@ -4,6 +4,8 @@ mod api;
 mod cli;
 mod config;
 mod daemon;
+#[cfg(test)]
+mod documented;
 mod failure;
 mod kubernetes;
 mod metrics;

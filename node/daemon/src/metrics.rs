@@ -254,4 +254,17 @@ mod tests {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
     }
+
+    #[test]
+    fn the_pages_for_users_name_metrics_that_there_are() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(fake).unwrap();
+        for (path, page) in crate::documented::pages() {
+            let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+            for word in words.filter(|word| word.starts_with("holdfast_")) {
+                assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");
+            }
+        }
+    }
 }

@@ -219,3 +219,34 @@ async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
     );
     assert_eq!(json["findings"][1]["repair"], "done");
 }
+
+#[test]
+fn the_pages_for_users_name_commands_that_there_are_and_all_of_them() {
+    let cli = <Cli as clap::CommandFactory>::command();
+    let mut told = std::collections::BTreeSet::new();
+    for (path, page) in crate::documented::pages() {
+        for rest in page.split("holdfast-node ").skip(1) {
+            let line = rest.split(['`', '\n']).next().unwrap();
+            let (mut commands, mut words) = (vec![&cli], line.split(' ').peekable());
+            while commands[0].has_subcommands()
+                && let Some(word) = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_lowercase()))
+            {
+                let find = |one| {
+                    let found = commands[0].find_subcommand(one);
+                    found.unwrap_or_else(|| panic!("{path}: there is no `holdfast-node {line}`"))
+                };
+                commands = word.split('|').map(find).collect();
+                told.extend(commands.iter().map(|command| command.get_name()));
+            }
+            for option in words.filter_map(|word| word.strip_prefix("--")) {
+                let takes = |command: &&clap::Command| {
+                    command.get_arguments().any(|argument| argument.get_long() == Some(option))
+                };
+                assert!(commands.iter().all(takes), "{path}: `holdfast-node {line}` has no --{option}");
+            }
+        }
+    }
+    for command in cli.get_subcommands() {
+        assert!(told.contains(command.get_name()), "no page tells of `holdfast-node {}`", command.get_name());
+    }
+}

@@ -15,14 +15,14 @@ use super::ConfigError;
 
 /// The type an overridden setting has in the file.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+pub(super) enum Kind {
     Text,
     Number,
     Switch,
 }
 
 /// Environment variables and the settings they override.
-const OVERRIDES: [(&str, &str, Kind); 13] = [
+pub(super) const OVERRIDES: [(&str, &str, Kind); 13] = [
     ("HOLDFAST_KUBERNETES", "kubernetes", Kind::Switch),
     ("HOLDFAST_NODE_NAME", "node.name", Kind::Text),
     ("HOLDFAST_STATE_DIR", "node.state_dir", Kind::Text),

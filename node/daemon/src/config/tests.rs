@@ -98,3 +98,15 @@ fn a_secret_is_in_no_debug_text() {
     let text = format!("{config:?}");
     assert!(text.contains("\"id\"") && !text.contains("hush"), "{text}");
 }
+
+#[test]
+fn the_table_for_users_has_every_setting_that_is_read() {
+    let page = crate::documented::page("docs/configuration.md");
+    let rows = page.lines().filter_map(|line| {
+        let mut cells = line.strip_prefix("| `")?.split(" | ");
+        let setting = cells.next()?.trim_end_matches('`').to_owned();
+        Some((cells.nth(1)?.trim_matches('`').to_owned(), setting))
+    });
+    let read = source::OVERRIDES.map(|(variable, setting, _)| (variable.to_owned(), setting.to_owned()));
+    assert_eq!(rows.collect::<Vec<_>>(), read);
+}
