@@ -57,8 +57,7 @@ impl World {
     /// What stands in every sector of each block that anybody ever wrote to.
     fn written(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
         let cut = self.store.last_cut();
-        let blocks: BTreeSet<u64> =
-            cut.touched().into_iter().map(|sector| Sector(sector).block().0).collect();
+        let blocks: BTreeSet<u64> = cut.touched().map(|sector| Sector(sector).block().0).collect();
         blocks.into_iter().map(|block| (block, self.store.read_remote(truth, Block(block)))).collect()
     }
 
