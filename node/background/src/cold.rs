@@ -2,8 +2,8 @@
 //!
 //! Owns: the segment indexes kept in memory, the fetching of frames, what is tried again. Nothing is handed out that
 //! fails its checksum (invariant 3). Does not own: where a block's bytes are kept.
-//! On failure: a store that is away is asked again until it answers; a damaged or missing object fails the read and is
-//! named.
+//! On failure: a store that is away is asked again until it answers; a damaged or missing object fails the reads of what it
+//! alone holds, and is named.
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
 use holdfast_engine::compose::{Composition, Piece, compose, place};
 use holdfast_engine::manifest::Layers;
+use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::segment::{FrameError, FrameIndex, unpack};
 use holdfast_objects::{ErrorKind, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, SegmentId, VolumeId};
+use holdfast_types::{Block, Mask, SectorRange, SegmentId, VolumeId};
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
@@ -79,22 +80,28 @@ impl ColdError {
     }
 }
 
-/// Tries a read of `block` until it succeeds or asking again cannot help.
+/// Tries a read of all of `range`'s block until it succeeds or asking again cannot help; then one of `range` alone, which may
+/// not need what is damaged. `read` is told which sectors to read.
 ///
 /// # Errors
 /// [`ColdError`] where asking again cannot help.
 pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
     time: &impl TimeAndChance,
     volume: &VolumeId,
-    block: Block,
-    read: impl Fn() -> F,
+    range: SectorRange,
+    read: impl Fn(Mask) -> F,
 ) -> Result<V, ColdError> {
     let mut backoff = Backoff::of_reads();
+    let mut wanted = Mask::FULL;
     loop {
-        match read().await {
+        match read(wanted).await {
             Err(error) if error.is_transient() => {
-                tracing::warn!(%volume, block = block.0, error = &error as &dyn std::error::Error, "cold read waits");
+                let block = range.start.block().0;
+                tracing::warn!(%volume, block, error = &error as &dyn std::error::Error, "cold read waits");
                 backoff.wait(time).await;
+            }
+            Err(_) if wanted != Mask::of(range) && !is_planted(Bug::WholeBlockFails) => {
+                wanted = Mask::of(range);
             }
             done => return done,
         }
@@ -119,7 +126,7 @@ impl Indexes {
         Self(Cache::with_weighter(expected, bytes, IndexBytes))
     }
 
-    /// The frames that make up `block` as `layers` compose it.
+    /// The frames that make up the sectors `wanted` of `block` as `layers` compose it.
     ///
     /// # Errors
     /// [`ColdError`], when an index cannot be had.
@@ -128,10 +135,11 @@ impl Indexes {
         objects: &dyn ObjectStore,
         volume: &VolumeId,
         block: Block,
+        wanted: Mask,
         layers: &Layers,
     ) -> Result<Composition, ColdError> {
         let indexes = try_join_all(layers.iter().map(|segment| self.index(objects, volume, segment))).await?;
-        Ok(compose(block, layers.iter().zip(indexes.iter().map(|index| &**index))))
+        Ok(compose(block, wanted, layers.iter().zip(indexes.iter().map(|index| &**index))))
     }
 
     async fn index(

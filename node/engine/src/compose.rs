@@ -1,6 +1,6 @@
 //! Which frames make up a remote block, and the block made from them.
 //!
-//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero.
+//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and those nobody wants.
 
 use std::sync::Arc;
 
@@ -34,12 +34,13 @@ pub struct Composition {
     pub key: ContentKey,
 }
 
-/// Composes `block` from its chunk's segments, newest first.
+/// Composes the sectors `wanted` of `block` from its chunk's segments, newest first.
 pub fn compose<'a>(
     block: Block,
+    wanted: Mask,
     layers: impl IntoIterator<Item = (&'a Arc<SegmentRef>, &'a FrameIndex)>,
 ) -> Composition {
-    let mut missing = Mask::FULL;
+    let mut missing = wanted;
     let mut pieces = Vec::new();
     let mut name = Vec::new();
     for (segment, index) in layers {
@@ -102,7 +103,7 @@ mod tests {
     }
 
     fn read(block: u64, layers: &[Layer]) -> (Vec<u8>, ContentKey) {
-        let plan = compose(Block(block), layers.iter().map(|(s, i, _)| (s, i)));
+        let plan = compose(Block(block), Mask::FULL, layers.iter().map(|(s, i, _)| (s, i)));
         let mut out = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
             let object = &layers.iter().find(|(s, ..)| s.id == piece.segment.id).unwrap().2;

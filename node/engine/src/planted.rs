@@ -71,11 +71,15 @@ pub enum Bug {
     TrimmedAttach,
     /// Whether the place of a record that was created had been trimmed is not looked up.
     NoTrimCheck,
+    /// The checksum of a frame's bytes is not looked at.
+    NoFrameChecksum,
+    /// A read fails for damage anywhere in its block.
+    WholeBlockFails,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -107,6 +111,8 @@ impl Bug {
         Self::ZerosStayZeros,
         Self::TrimmedAttach,
         Self::NoTrimCheck,
+        Self::NoFrameChecksum,
+        Self::WholeBlockFails,
     ];
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
@@ -120,7 +126,7 @@ impl Bug {
             | Self::BelievesRetriedSync
             | Self::NothingIsVoid => 1,
             Self::PunchUnderReads => 2,
-            Self::SparseIsDense => 3,
+            Self::SparseIsDense | Self::NoFrameChecksum => 3,
             Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst | Self::SkipUnreadable => 4,
             Self::RecordNotStored | Self::ListIsTheEnd => 5,
             Self::NoSetAside | Self::NoLastRound => 6,
@@ -134,6 +140,7 @@ impl Bug {
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal => 15,
             Self::ZerosStayZeros => 16,
+            Self::WholeBlockFails => 17,
         }
     }
 }

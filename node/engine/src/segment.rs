@@ -19,6 +19,7 @@ use std::cell::RefCell;
 
 use holdfast_types::{BLOCK_BYTES, Block, CHUNK_BLOCKS, Mask, SECTOR_BYTES, SegmentId};
 
+use crate::planted::{Bug, is_planted};
 use crate::record::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -298,7 +299,8 @@ pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Fram
             .map_err(|source| FrameError::Compression { block, source })?
             .into(),
     };
-    if plain.len() != frame.bytes() || wire::checksum(&[&plain]) != frame.hash {
+    let is_whole = || wire::checksum(&[&plain]) == frame.hash || is_planted(Bug::NoFrameChecksum);
+    if plain.len() != frame.bytes() || !is_whole() {
         return Err(FrameError::Checksum { block });
     }
     Ok(plain)

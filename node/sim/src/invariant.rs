@@ -36,11 +36,13 @@ pub enum Invariant {
     ObjectFlushSurvivesNode = 15,
     /// What was written and is in no commit counts as dirty.
     DirtyIsCounted = 16,
+    /// What decayed in the store is named, and hurts exactly those whom a scrub says it hurts.
+    DecayIsNamed = 17,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -57,6 +59,7 @@ impl Invariant {
         Self::CommittedInTime,
         Self::ObjectFlushSurvivesNode,
         Self::DirtyIsCounted,
+        Self::DecayIsNamed,
     ];
 
     /// Its number in `docs/invariants.md`.

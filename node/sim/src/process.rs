@@ -13,7 +13,8 @@ use holdfast_engine::event::{Event, Millis, Op, RequestId};
 use holdfast_engine::manifest::{Layers, Manifest};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
-use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
+use holdfast_objects::ObjectStore;
+use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
 
 use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk, lock};
 use crate::device::Device;
@@ -28,8 +29,8 @@ use crate::tasks::Tasks;
 use crate::world::AttachStep;
 
 /// Segment indexes that a process keeps, and their bytes: more than a run has.
-const INDEXES: usize = 64;
-const INDEX_BYTES: u64 = 1 << 30;
+pub(crate) const INDEXES: usize = 64;
+pub(crate) const INDEX_BYTES: u64 = 1 << 30;
 
 /// What a process was asked to do.
 pub(crate) enum What {
@@ -151,18 +152,11 @@ impl Process {
     }
 
     fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, layers: Layers) {
-        let block = range.start.block();
-        assert!(range.start.in_block() as u64 + range.sectors <= BLOCK_SECTORS);
         let (background, indexes) = (Arc::clone(&self.background), Arc::clone(&self.indexes));
         self.tasks.start(async move {
             let Background { volume, objects, time, .. } = &*background;
-            let read = patiently(time, volume, block, || async {
-                let plan = indexes.compose(&**objects, volume, block, &layers).await?;
-                let mut whole = vec![0; BLOCK_BYTES as usize];
-                fetch(&**objects, volume, &plan, &mut whole).await?;
-                Ok(whole)
-            });
-            Ended::Cold { id, range, at, block: read.await }
+            let block = read_block(&**objects, volume, time, &indexes, range, &layers).await;
+            Ended::Cold { id, range, at, block }
         });
     }
 
@@ -310,4 +304,22 @@ fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write:
     };
     Invariant::StoresItsOwnRange
         .check(holds, || format!("{range:?} is stored for {:?} of {:?}", request.op, request.range));
+}
+
+/// The bytes of `range`'s block, of which at least those of `range` are what the store holds.
+pub(crate) async fn read_block(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    time: &SimTime,
+    indexes: &Indexes,
+    range: SectorRange,
+    layers: &Layers,
+) -> Result<Vec<u8>, ColdError> {
+    patiently(time, volume, range, |wanted| async move {
+        let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+        let mut whole = vec![0; BLOCK_BYTES as usize];
+        fetch(objects, volume, &plan, &mut whole).await?;
+        Ok(whole)
+    })
+    .await
 }

@@ -373,6 +373,7 @@ impl Schedule {
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
         self.world.check_whole();
+        self.world.check_decay(Rng::new(self.seed));
         self.world.check_removal();
     }
 

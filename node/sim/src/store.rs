@@ -15,7 +15,7 @@ use holdfast_engine::segment::{FrameIndex, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -110,7 +110,11 @@ impl Store {
             StoreAsk::Get { key } => Answer::Bytes(self.get(key).cloned()),
             StoreAsk::GetRange { key, range } => {
                 let Range { start, end } = range;
-                Answer::Bytes(self.get(key).map(|body| body.slice(*start as usize..*end as usize)))
+                Answer::Bytes(self.get(key).and_then(|body| {
+                    let range = *start as usize..*end as usize;
+                    let short = || StoreError::OutOfRange { key: key.clone(), end: *end };
+                    (range.end <= body.len()).then(|| body.slice(range)).ok_or_else(short)
+                }))
             }
             StoreAsk::Create { key, body } => Answer::Created(if self.create(key, body.clone()) {
                 Ok(Created)
@@ -242,6 +246,16 @@ impl Store {
         self.insert(key, body.clone());
     }
 
+    /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
+    pub(crate) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
+        let was = self.get(key).ok().cloned();
+        match body {
+            Some(body) => self.insert(key, body),
+            None => drop(self.objects.remove(key)),
+        }
+        was
+    }
+
     /// The keys of all that is there.
     pub(crate) fn keys(&self) -> Vec<&str> {
         let there = self.objects.iter().filter(|(_, object)| object.gone.is_none());
@@ -296,7 +310,7 @@ impl Store {
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
         let Some(layers) = manifest.layers(block.chunk()) else { return vec![0; BLOCK_SECTORS as usize] };
         let indexes = layers.iter().map(|segment| (segment, &self.segments[&segment.id].index));
-        let plan = compose(block, indexes);
+        let plan = compose(block, Mask::FULL, indexes);
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
             let object = &self.objects[&self.key(&piece.segment)].body;

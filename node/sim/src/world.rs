@@ -5,6 +5,7 @@
 
 mod answer;
 mod attach;
+mod decay;
 mod dirty;
 mod kept;
 mod life;

@@ -17,7 +17,7 @@ use holdfast_engine::manifest::Layers;
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
-use holdfast_types::{Block, SectorRange, SegmentId};
+use holdfast_types::{SectorRange, SegmentId};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 
@@ -32,10 +32,10 @@ use super::unix_ms;
 /// A piece of work.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Get a block into the slab; again when the disk cannot read the slot it was in.
+    /// Get a range, which lies in one block, into the slab; again when the disk cannot read the slot it was in.
     Cold {
         ticket: u32,
-        block: Block,
+        range: SectorRange,
         layers: Layers,
         unreadable: Option<SlabSlot>,
     },
@@ -123,12 +123,12 @@ impl VolumeWork {
 
     async fn perform(&self, piece: Work) {
         let work = match piece {
-            Work::Cold { ticket, block, layers, unreadable } => {
+            Work::Cold { ticket, range, layers, unreadable } => {
                 if let Some(slot) = unreadable {
-                    tracing::warn!(volume = %self.background.volume, block = block.0, "the slab cannot be read here: the block is fetched anew");
+                    tracing::warn!(volume = %self.background.volume, block = range.start.block().0, "the slab cannot be read here: the block is fetched anew");
                     self.cold.forget(&slot);
                 }
-                return self.read_cold(ticket, block, &layers).await;
+                return self.read_cold(ticket, range, &layers).await;
             }
             Work::Other(work) => work,
         };
@@ -145,11 +145,14 @@ impl VolumeWork {
         self.ring.send(Message::Event { key: self.key, event });
     }
 
-    async fn read_cold(&self, ticket: u32, block: Block, layers: &Layers) {
+    async fn read_cold(&self, ticket: u32, range: SectorRange, layers: &Layers) {
         let Background { volume, objects, time, .. } = &self.background;
-        let result = self.cold.block(&**objects, volume, time, block, layers).await;
+        let result = self.cold.block(&**objects, volume, time, range, layers).await;
         if let Err(error) = &result {
-            tracing::error!(%volume, block = block.0, error = error as &dyn std::error::Error, "cold read failed");
+            tracing::error!(
+                %volume, first_sector = range.start.0, sectors = range.sectors, error = error as &dyn std::error::Error,
+                "cold read failed"
+            );
         }
         let slot = result.map_err(|_logged| Errno::EIO);
         self.ring.send(Message::Cold { key: self.key, ticket, slot });

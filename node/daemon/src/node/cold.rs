@@ -4,7 +4,7 @@ use holdfast_background::{ColdError, Indexes, fetch, patiently};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{BLOCK_BYTES, Block, VolumeId};
+use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
 
 use super::background::NodeTime;
 use super::slab::{Slab, SlabSlot};
@@ -30,7 +30,7 @@ impl ColdReads {
         self.slab.forget(slot);
     }
 
-    /// The slab slot that holds `block` as `layers` compose it.
+    /// The slab slot of `range`'s block that holds at least `range` as `layers` compose it.
     ///
     /// # Errors
     /// [`ColdError`] only where asking again cannot help.
@@ -39,11 +39,11 @@ impl ColdReads {
         objects: &dyn ObjectStore,
         volume: &VolumeId,
         time: &NodeTime,
-        block: Block,
+        range: SectorRange,
         layers: &Layers,
     ) -> Result<SlabSlot, ColdError> {
-        patiently(time, volume, block, || async {
-            let plan = self.indexes.compose(objects, volume, block, layers).await?;
+        patiently(time, volume, range, |wanted| async move {
+            let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
                 fetch(objects, volume, &plan, &mut whole).await?;

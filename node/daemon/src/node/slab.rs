@@ -150,7 +150,7 @@ mod tests {
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
         let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
-        compose(Block(0), [(&Arc::new(segment), &index)]).key
+        compose(Block(0), Mask::FULL, [(&Arc::new(segment), &index)]).key
     }
 
     fn block(fill: u8) -> HeapBuffer {

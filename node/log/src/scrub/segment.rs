@@ -49,15 +49,15 @@ pub(super) async fn scan(
         Err(error) => return Err(failed(error)),
     };
     let have = end.size_bytes;
-    if have < segment.bytes {
+    let index_end = segment.index_offset + u64::from(segment.index_bytes);
+    if have < index_end {
         return scan.lost(Fault::Length { have, need: segment.bytes });
     }
-    if have > segment.bytes {
+    if have != segment.bytes {
         scan.blemishes.push(Fault::Length { have, need: segment.bytes });
     } else if end.bytes != trailer(&segment)[..] {
         scan.blemishes.push(Fault::Trailer);
     }
-    let index_end = segment.index_offset + u64::from(segment.index_bytes);
     let index = match objects.get_range(&scan.key, segment.index_offset..index_end).await {
         Ok(bytes) => bytes,
         Err(StoreError::NotFound { .. }) => return scan.lost(Fault::Missing),

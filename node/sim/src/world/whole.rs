@@ -33,7 +33,10 @@ impl World {
     }
 
     /// What comes of requests that are all answered, at once and truly.
-    fn ask_soundly<F: Future + 'static>(&mut self, begin: impl FnOnce(SimObjects) -> F) -> F::Output {
+    pub(super) fn ask_soundly<F: Future + 'static>(
+        &mut self,
+        begin: impl FnOnce(SimObjects) -> F,
+    ) -> F::Output {
         let calls = Calls::default();
         let mut tasks = Tasks::default();
         tasks.start(begin(SimObjects(calls.clone())));

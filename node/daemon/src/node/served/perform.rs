@@ -154,8 +154,8 @@ impl Served {
     /// Asks for the block of a ticket, which was not readable in the slot it was in.
     pub(super) fn fetch(&self, number: u32, unreadable: Option<SlabSlot>) {
         let ticket = self.tickets[number as usize].as_ref().expect("its read is under way");
-        let (block, layers) = (ticket.range.start.block(), ticket.layers.clone());
-        self.send(Work::Cold { ticket: number, block, layers, unreadable });
+        let (range, layers) = (ticket.range, ticket.layers.clone());
+        self.send(Work::Cold { ticket: number, range, layers, unreadable });
     }
 
     fn write_map(&mut self, ring: &mut Ring, writes: &[MapWrite]) {

@@ -1,0 +1,152 @@
+//! Something in the store decays, at the end of a run: a scrub names it and says whom it hurts, and so it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use holdfast_background::Indexes;
+use holdfast_engine::manifest::Manifest;
+use holdfast_log::scrub::{Effect, Report, repair_checkpoints, scrub};
+use holdfast_log::{LogFailure, read_manifest};
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{BLOCK_SECTORS, Block, Sector, SectorRange};
+
+use super::World;
+use crate::disk::Stamp;
+use crate::invariant::Invariant;
+use crate::process::{INDEX_BYTES, INDEXES, read_block};
+use crate::rng::Rng;
+use crate::store::stamps;
+use crate::surroundings::SimTime;
+
+impl World {
+    /// One object loses a byte's value, its end, or all of it. Afterwards everything is as it was before.
+    pub(crate) fn check_decay(&mut self, mut rng: Rng) {
+        let key = rng.pick(&self.perishable()).clone();
+        let truth = self.store.manifest();
+        let written = self.written(&truth);
+        let whole = self.store.replace(&key, None).expect("it is one of the keys there");
+        self.store.replace(&key, decayed(&mut rng, &key, &whole));
+
+        let report = self.scrub();
+        let names_it = report.findings.iter().all(|finding| finding.key == key);
+        Invariant::DecayIsNamed
+            .check(names_it, || format!("{key} decayed, a scrub finds {:?}", report.findings));
+        self.check_effect(&key, &report, &truth, &written);
+        let volume = self.store.volume().clone();
+        let removed = self.ask_soundly(|objects| async move {
+            repair_checkpoints(&objects, &volume, &report).await.expect("this store answers")
+        });
+        if removed.is_empty() {
+            self.store.replace(&key, Some(whole));
+        } else {
+            self.check_whole();
+        }
+    }
+
+    /// The keys whose loss can be noticed: a log without its last record is a shorter log, and a mark only says that it is
+    /// there.
+    fn perishable(&self) -> Vec<String> {
+        let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
+        let keys = self.store.keys().into_iter();
+        keys.filter(|key| **key != last && !matches!(ObjectKey::parse(key), Some(ObjectKey::TrimMark(..))))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// What stands in every sector of each block that anybody ever wrote to.
+    fn written(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
+        let cut = self.store.last_cut();
+        let blocks: BTreeSet<u64> = cut.touched().map(|sector| Sector(sector).block().0).collect();
+        blocks.into_iter().map(|block| (block, self.store.read_remote(truth, Block(block)))).collect()
+    }
+
+    fn scrub(&mut self) -> Report {
+        let volume = self.store.volume().clone();
+        let report = self.ask_soundly(|objects| async move { scrub(&objects, &volume, &|_| {}).await });
+        report.expect("this store answers")
+    }
+
+    /// Whoever attaches is refused, or reads what was written, or is refused the reads of the sectors that the report names.
+    fn check_effect(
+        &mut self,
+        key: &str,
+        report: &Report,
+        truth: &Manifest,
+        written: &BTreeMap<u64, Vec<Stamp>>,
+    ) {
+        let volume = self.store.volume().clone();
+        let read = self.ask_soundly(|objects| async move { read_manifest(&objects, &volume).await });
+        let attaches = report.findings.iter().all(|finding| finding.effect != Effect::NoAttach);
+        let as_it_was = match &read {
+            Ok(manifest) => attaches && manifest.encode_checkpoint() == truth.encode_checkpoint(),
+            Err(LogFailure::Damaged { .. } | LogFailure::Broken { .. } | LogFailure::Store { .. }) => {
+                !attaches
+            }
+            Err(_) => false,
+        };
+        Invariant::DecayIsNamed.check(as_it_was, || {
+            format!("{key} decayed: a scrub finds {:?}, an attach {:?}", report.findings, read.err())
+        });
+        if !attaches {
+            return;
+        }
+        let unreadable = report.unreadable();
+        let named =
+            |sector: u64| unreadable.iter().any(|range| (range.start.0..range.end()).contains(&sector));
+        let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
+        for (block, stamps) in written {
+            let first = Block(*block).first_sector().0;
+            let found = self.read_sound(truth, &indexes, SectorRange::new(first, BLOCK_SECTORS));
+            if found.as_ref() == Some(stamps) && !(first..first + BLOCK_SECTORS).any(named) {
+                continue;
+            }
+            for (sector, stamp) in (first..truth.sectors()).zip(stamps) {
+                let found = self.read_sound(truth, &indexes, SectorRange::new(sector, 1));
+                let found = found.map(|block| block[(sector - first) as usize]);
+                let due = (!named(sector)).then_some(*stamp);
+                Invariant::DecayIsNamed.check(found == due, || {
+                    format!("{key} decayed: sector {sector} reads as {found:?} and not as {due:?}; a scrub finds {:?}", report.findings)
+                });
+            }
+        }
+    }
+
+    /// The stamps of `range`'s block, of which those of `range` are read; nothing if the read fails.
+    fn read_sound(
+        &mut self,
+        truth: &Manifest,
+        indexes: &Arc<Indexes>,
+        range: SectorRange,
+    ) -> Option<Vec<Stamp>> {
+        let indexes = Arc::clone(indexes);
+        let block = range.start.block();
+        let Some(layers) = truth.layers(block.chunk()).cloned() else {
+            return Some(vec![0; BLOCK_SECTORS as usize]);
+        };
+        let volume = self.store.volume().clone();
+        let read = self.ask_soundly(|objects| async move {
+            let time = SimTime {
+                calls: objects.0.clone(),
+                now: Arc::default(),
+                rng: Arc::new(Mutex::new(Rng::new(0))),
+            };
+            read_block(&objects, &volume, &time, &indexes, range, &layers).await
+        });
+        read.ok().map(|bytes| stamps(block, &bytes).collect())
+    }
+}
+
+/// What is left of an object.
+fn decayed(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
+    let is_segment = matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..)));
+    match rng.below(4) {
+        0 if is_segment => None,
+        1 => Some(whole.slice(..rng.below(whole.len()))),
+        _ => {
+            let mut bytes = whole.to_vec();
+            bytes[rng.below(whole.len())] ^= 1 << rng.below(8);
+            Some(bytes.into())
+        }
+    }
+}
