@@ -7,7 +7,7 @@ use holdfast_background::load_manifest;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Setup;
-use holdfast_types::{Epoch, VolumeId};
+use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState};
 
 use super::attach::{Parts, QUIESCE_WITHIN, blocking};
@@ -34,8 +34,7 @@ impl Node {
 
     async fn recover(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let local = self.local(volume);
-        let (Some(record), Some((header_generation, mut header))) =
-            (local.read_record()?, local.read_header()?)
+        let (Some(record), Some((header_generation, header))) = (local.read_record()?, local.read_header()?)
         else {
             // The attach never got as far as a device.
             return local.forget_attached();
@@ -54,7 +53,6 @@ impl Node {
         let objects = self.0.stores.connect(&store_name, &store).await?;
         let pending = local.read_pending()?;
         let live_map = LiveMap::open(&local.live_map_path())?;
-        header.epoch = Epoch(epoch);
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
