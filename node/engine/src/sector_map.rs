@@ -4,7 +4,7 @@
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
 //!              u8 union (0 none, 1 recovering, 2 serving), u8 vouched, at 48 u64[2] since when each side is
-//!              dirty, milliseconds since the host started
+//!              dirty, milliseconds since the host started, u64 epoch
 //! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
 //! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
@@ -19,7 +19,7 @@
 //! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros: zeros take no space
 //! and next to no upload. A copy that is not the newest counts, since nothing says of it that it is zeros.
 
-use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, SectorRange, VolumeId};
 
 use crate::event::Millis;
 use crate::planted::{Bug, is_planted};
@@ -251,6 +251,8 @@ fn since_at(side: Side) -> usize {
     48 + 8 * side as usize
 }
 
+const EPOCH_AT: usize = 64;
+
 fn volume_hash(volume: &VolumeId) -> [u8; 16] {
     wire::checksum(&[volume.as_str().as_bytes()])
 }
@@ -352,24 +354,39 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.memory.as_mut()[42] |= DISTRUSTED;
     }
 
-    /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
-    pub(crate) fn dirty_since(&self, side: Side) -> Millis {
-        let at = since_at(side);
+    fn number(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.memory.as_ref()[at..at + 8].try_into().expect("8 bytes"))
     }
 
+    fn set_number(&mut self, at: usize, number: u64) {
+        self.memory.as_mut()[at..at + 8].copy_from_slice(&number.to_le_bytes());
+    }
+
+    /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
+    pub(crate) fn dirty_since(&self, side: Side) -> Millis {
+        self.number(since_at(side))
+    }
+
     pub(crate) fn set_dirty_since(&mut self, side: Side, since: Millis) {
-        let at = since_at(side);
-        self.memory.as_mut()[at..at + 8].copy_from_slice(&since.to_le_bytes());
+        self.set_number(since_at(side), since);
+    }
+
+    /// The epoch that was won with the attach; the durable header may still stand at the one before.
+    pub(crate) fn epoch(&self) -> Epoch {
+        Epoch(self.number(EPOCH_AT))
+    }
+
+    pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
+        self.set_number(EPOCH_AT, epoch.0);
     }
 
     /// The generation of the newest durable write; each write takes the next.
     pub(crate) fn generation(&self) -> u64 {
-        u64::from_le_bytes(self.memory.as_ref()[32..40].try_into().expect("8 bytes"))
+        self.number(32)
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {
-        self.memory.as_mut()[32..40].copy_from_slice(&generation.to_le_bytes());
+        self.set_number(32, generation);
     }
 
     /// Which durable slot of `page` holds its last synced bytes; none where nothing of it was synced yet.

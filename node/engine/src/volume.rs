@@ -74,7 +74,7 @@ pub struct Setup {
     pub limits: DirtyLimits,
     /// What a successful FLUSH means.
     pub durability: Durability,
-    /// The durable header as last written; its epoch and newest nonce are this writer's.
+    /// The durable header as last written; its newest nonce is this writer's, and at an attach its epoch too.
     pub header: Header,
     /// The header's generation.
     pub header_generation: u64,
@@ -244,6 +244,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
         map.set_generation(written.max(setup.header.synced_generation));
         map.set_active(setup.header.active);
+        map.set_epoch(setup.header.epoch);
         for side in Side::BOTH {
             map.set_dirty_since(side, now);
         }
@@ -271,12 +272,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// # Errors
     /// [`LiveMapError`] when `memory` is not this volume's live map.
     pub fn resume(
-        setup: Setup,
+        mut setup: Setup,
         memory: M,
         pending: Option<Pending>,
         now: Millis,
     ) -> Result<Self, LiveMapError> {
         let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
+        setup.header.epoch = setup.header.epoch.max(map.epoch());
         let mut volume = Self::over(setup, map, now);
         volume.pending = pending;
         let sealed = volume.map.active().other();
@@ -561,11 +563,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
         if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
             return self.fence(out);
-        }
-        // The predecessor may have died before it wrote the epoch it had won.
-        if self.header.epoch != manifest.epoch() {
-            self.header.epoch = manifest.epoch();
-            self.round.header_changed();
         }
         self.checkpointed = manifest.checkpointed();
         self.heard_from_log = self.now;

@@ -50,6 +50,10 @@ fn distrusted() -> World {
 /// Every sector is as it should be after a power cut that leaves nothing unsynced, and wherever it is read later.
 fn survives(mut world: World) {
     world.lose_host(0, Some(Fate::Nothing));
+    reads_right(world);
+}
+
+fn reads_right(mut world: World) {
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     drive::read_all(&mut world, 0);
     drive::check_everywhere(&mut world, 0, 1);
@@ -107,4 +111,31 @@ fn later_writes_over_committed_ones_do_not_bring_older_bytes_back() {
         ask(&mut world, Op::Write, 8, 2).unwrap();
     }
     survives(world);
+}
+
+/// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere yet, and wrote a
+/// header of the epoch before. An attach that was shown a log of that epoch took what that epoch's writer had made void out
+/// of what was flushed since.
+#[test]
+fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
+    for seed in 0..16 {
+        let mut world = distrusted();
+        flush(&mut world).unwrap();
+        world.lose_host(0, Some(Fate::Nothing));
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+        world.kill(0);
+        world.set_faults(Faults { read: Some(1), ..Faults::default() });
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+        ask(&mut world, Op::Write, 7, 3).unwrap();
+        flush(&mut world).unwrap();
+        assert_eq!(world.status(0).unwrap().committed, None, "it does not know the log");
+        world.lose_host(0, Some(Fate::Nothing));
+        world.reseed(1000 + seed);
+        world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
+        for _ in 0..40 {
+            drive::step(&mut world, 0);
+        }
+        world.set_faults(Faults::default());
+        reads_right(world);
+    }
 }

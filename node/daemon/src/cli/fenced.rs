@@ -84,6 +84,7 @@ impl Fenced {
                         "size_bytes": done.size_bytes,
                         "not_uploaded_bytes": done.bytes,
                         "ranges": done.ranges,
+                        "unreadable_bytes": done.unreadable_bytes,
                     });
                     format!("{answer:#}\n")
                 } else {
@@ -96,6 +97,9 @@ impl Fenced {
                         done.map.display()
                     )
                 });
+                if done.unreadable_bytes > 0 {
+                    return Err(FencedError::Unreadable { bytes: done.unreadable_bytes, map: done.map });
+                }
             }
             Verb::Delete { name, confirm_data_loss } => {
                 fenced::find(&self.state_dir, name)?.delete(*confirm_data_loss)?;

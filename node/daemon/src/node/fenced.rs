@@ -68,6 +68,14 @@ pub(crate) enum FencedError {
         /// Bytes never uploaded.
         bytes: u64,
     },
+    /// The export lacks what the local disk cannot read.
+    #[error("{bytes} bytes are missing in the image: the local disk cannot read them (\"unreadable\" in {})", .map.display())]
+    Unreadable {
+        /// How many.
+        bytes: u64,
+        /// The JSON that lists them.
+        map: PathBuf,
+    },
     /// A file could not be used, or is damaged.
     #[error(transparent)]
     Local(#[from] NodeError),
@@ -86,6 +94,7 @@ impl FencedError {
         match self {
             Self::Unknown { .. } => ErrorKind::NotFound,
             Self::NoMap(_) => ErrorKind::Corrupt,
+            Self::Unreadable { .. } => ErrorKind::Local,
             Self::OutputExists(_) | Self::NotConfirmed { .. } => ErrorKind::Invalid,
             Self::Local(error) => error.kind(),
         }

@@ -9,7 +9,7 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
-use holdfast_types::{Epoch, VolumeId};
+use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState};
 
 use super::attach::Parts;
@@ -71,7 +71,7 @@ impl Node {
             move || Left::find(&local)
         });
         let Some(left) = found.await? else { return Ok(()) };
-        let Left { record, header_generation, mut header, pending, live_map, files } = left;
+        let Left { record, header_generation, header, pending, live_map, files } = left;
         let AttachedRecord {
             version: _,
             device_id,
@@ -84,7 +84,6 @@ impl Node {
             store,
         } = record;
         let objects = self.0.stores.connect(&store_name, &store).await?;
-        header.epoch = Epoch(epoch);
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),

@@ -129,6 +129,9 @@ impl World {
             disk.map.write(write, || self.rng.once_in(2));
         }
         if fails {
+            if matches!(ask, LocalAsk::ReadMap | LocalAsk::SyncHeader) {
+                disk.map.fail_sync();
+            }
             return Err(io::Error::other("simulated").into());
         }
         match ask {

@@ -192,6 +192,7 @@ fn the_newest_bytes_of_both_sides_come_out_at_their_places_and_nothing_else() {
                 { "offset_bytes": 3 * 4096, "length_bytes": 2 * 4096 },
                 { "offset_bytes": 4095 * 4096, "length_bytes": 2 * 4096 },
             ],
+            "unreadable": [],
         })
     );
 }
@@ -217,6 +218,25 @@ fn an_export_replaces_nothing_unless_told_and_leaves_nothing_half_written() {
     side.set_len(SIZE).unwrap();
     export(&kept, &output, true).unwrap();
     assert_eq!(fs::metadata(&output).unwrap().len(), SIZE);
+}
+
+/// Found by reading: one bad sector kept everything from being exported.
+#[test]
+fn what_the_disk_cannot_read_is_named_and_the_rest_comes_out() {
+    let state = state();
+    let kept = find(state.path(), "disk-1").unwrap();
+    // Every read there fails with EIO: nothing is mapped so low.
+    let side = kept.dir.join("b.data");
+    fs::remove_file(&side).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
+    let output = state.path().join("disk.img");
+    let exported = export(&kept, &output, false).unwrap();
+    assert_eq!((exported.bytes, exported.unreadable_bytes), (3 * 4096, 4096));
+    let image = fs::read(&output).unwrap();
+    assert_eq!([3, 4, 4095, 4096].map(|sector| image[sector * 4096]), [0, 3, 4, 4]);
+    let map: serde_json::Value = serde_json::from_slice(&fs::read(&exported.map).unwrap()).unwrap();
+    assert_eq!(map["unreadable"], serde_json::json!([{ "offset_bytes": 3 * 4096, "length_bytes": 4096 }]));
+    assert_eq!(map["ranges"][0], serde_json::json!({ "offset_bytes": 4 * 4096, "length_bytes": 4096 }));
 }
 
 #[test]
