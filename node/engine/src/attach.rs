@@ -132,9 +132,9 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
-            // A log that ends before the epoch of the local data is an older state of it. The record to come takes what is void
-            // out of the manifest.
-            if manifest.epoch() >= header.epoch {
+            // A log that ends before the epoch of the local data is an older state of it, and so is one that ends where its
+            // writer let go. The record to come takes what is void out of the manifest.
+            if manifest.epoch() >= header.epoch && manifest.seq() > header.seq {
                 header.void = header.void.or(manifest.void());
             }
             header.is_ours_as_of(manifest.epoch(), manifest.writer());

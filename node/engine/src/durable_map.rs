@@ -57,7 +57,8 @@ pub struct Header {
     /// What these sides hold counts no more, whatever the pages say: a commit said so (`Body::Commit`), and no round has
     /// written the pages since.
     pub void: SideSet,
-    /// The log position the local data belongs to.
+    /// The log position the local data belongs to, where closed clean; of a fenced writer that let go, the last one that it
+    /// knew.
     pub seq: Seq,
     /// Every page written for the first time up to this generation was synced.
     pub synced_generation: u64,

@@ -562,7 +562,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
         if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
-            return self.fence(out);
+            return self.fence(manifest.seq(), out);
         }
         self.checkpointed = manifest.checkpointed();
         self.heard_from_log = self.now;
@@ -571,12 +571,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched.
-    fn fence(&mut self, out: &mut Vec<Action>) {
+    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched. `known`
+    /// is how much of the log says so, or all of it that does not.
+    fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
         if self.lifecycle == Lifecycle::Fenced {
             return;
         }
         self.lifecycle = Lifecycle::Fenced;
+        // What the last round names came after all that this writer's commits call void.
+        self.header.seq = known;
+        self.round.header_changed();
         reach(CrashPoint::Fenced);
         while let Some(id) = self.parked.pop_front() {
             self.complete(id, Err(Errno::EIO), out);

@@ -84,6 +84,8 @@ pub(crate) struct Host {
     pub(crate) killed_inside: bool,
     /// What of it does not work.
     pub(crate) trouble: Trouble,
+    /// A fenced writer let go here, and its durable map names data that is in no commit: until that is set aside.
+    pub(crate) keeps: bool,
     /// When its engine last heard that time passed.
     pub(crate) ticked: Millis,
     /// Its disk was full at some time.
@@ -114,6 +116,7 @@ impl Host {
             killed_after: Rc::default(),
             killed_inside: false,
             trouble: Trouble::default(),
+            keeps: false,
             ticked: 0,
             was_full: false,
             uncommitted: VecDeque::new(),

@@ -347,6 +347,9 @@ impl World {
             Report::Kept { whole } => {
                 if whole {
                     self.check_kept(host);
+                    let here = &mut self.hosts[host];
+                    let left = read_map(&mut lock(&here.disk));
+                    here.keeps = left.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
                 }
                 self.has_ended(host);
             }

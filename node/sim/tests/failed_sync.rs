@@ -139,3 +139,24 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
         reads_right(world);
     }
 }
+
+/// Found by reading: an attach that was shown the log as of before the volume was taken over noted in the header what the
+/// log called void, and with that forgot what the last round of the fenced writer had named since.
+#[test]
+fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
+    for seed in 0..16 {
+        let mut world = distrusted();
+        flush(&mut world).unwrap();
+        ask(&mut world, Op::Write, 7, 3).unwrap();
+        drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
+        world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
+        drive::until(&mut world, 0, |world| !world.has_device(0));
+        world.reseed(1000 + seed);
+        world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
+        for _ in 0..40 {
+            drive::step(&mut world, 0);
+        }
+        world.set_faults(Faults::default());
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    }
+}

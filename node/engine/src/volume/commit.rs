@@ -127,7 +127,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                         self.won(found, out)
                     }
                     Ok(_) | Err(_) if is_planted(Bug::NoFenceCheck) => self.won(record, out),
-                    Ok(_) | Err(_) => self.fence(out),
+                    Ok(_) | Err(_) => self.fence(Seq(seq.0 - 1), out),
                 }
             }
             Commit::Looking(at) if at == seq => {
@@ -140,7 +140,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                         self.follow(&record);
                     }
                     Some(_) if is_planted(Bug::NoFenceCheck) => {}
-                    Some(_) => self.fence(out),
+                    Some(_) => self.fence(Seq(seq.0 - 1), out),
                 }
             }
             other @ (Commit::Idle

@@ -120,7 +120,7 @@ impl World {
     fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
         let is_last_writer = self.last_writer == Some(host);
         let fails = Self::fails(&mut self.rng, self.faults.local);
-        let here = &self.hosts[host];
+        let here = &mut self.hosts[host];
         let mut disk = lock(&here.disk);
         if here.trouble.full && matches!(ask, LocalAsk::StorePending(_)) {
             return Err(io::Error::from(io::ErrorKind::StorageFull).into());
@@ -144,12 +144,14 @@ impl World {
             }
             LocalAsk::SetAside => {
                 Invariant::FencedIsKept.check(!is_last_writer, || "own data is called foreign".into());
+                here.keeps = false;
                 *disk = Disk::default();
             }
             LocalAsk::Discard => {
                 let holds = read_map(&mut disk)?.is_some_and(|map| holds_dirty(&map.pages));
-                Invariant::FencedIsKept
-                    .check(!holds, || "what a fenced writer never uploaded is thrown away".into());
+                Invariant::FencedIsKept.check(!holds && !here.keeps, || {
+                    "what a fenced writer never uploaded is thrown away".into()
+                });
                 *disk = Disk::default();
             }
             LocalAsk::WriteHeader(write) => disk.map.write(write, || true),
