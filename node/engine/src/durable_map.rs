@@ -10,6 +10,9 @@
 //! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
 //! u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
+//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
+//! one of the two is whole.
+//!
 //! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
 //!
@@ -440,6 +443,8 @@ mod tests {
         assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
         assert_eq!(long.nonces.first(), Some(&Nonce([0; 16])));
         assert_eq!(long.encode(1).len(), SLOT_BYTES);
+        long.volume = "v".repeat(63).parse().unwrap();
+        assert!(long.encode(1)[UNIT_BYTES..].iter().all(|byte| *byte == 0), "no write of it can be torn");
     }
 
     #[test]

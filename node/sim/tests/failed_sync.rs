@@ -4,7 +4,7 @@
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Op};
 use holdfast_engine::volume::DirtyLimits;
-use holdfast_sim::world::{Faults, World};
+use holdfast_sim::world::{AttachStep, Faults, World};
 use holdfast_sim::{Fate, drive};
 use holdfast_types::SectorRange;
 
@@ -156,6 +156,24 @@ fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
         for _ in 0..40 {
             drive::step(&mut world, 0);
         }
+        world.set_faults(Faults::default());
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    }
+}
+
+/// Found by reading: a header whose sync failed was read back at the next attach and taken for the newest, and the power went
+/// while the other slot, the only one that was synced, was written.
+#[test]
+fn a_header_whose_sync_failed_is_no_reason_to_write_over_the_other_one() {
+    for seed in 0..1500 {
+        let mut world = World::new(seed, 2, 40_000, LIMITS, Faults::default());
+        for _ in 0..40 {
+            world.attach(0, true, Some(AttachStep::HeaderSynced));
+        }
+        world.set_faults(Faults { local: Some(4), ..Faults::default() });
+        world.attach(0, true, Some(AttachStep::HeaderSynced));
+        world.attach(0, true, Some(AttachStep::HeaderWritten));
+        world.lose_host(0, None);
         world.set_faults(Faults::default());
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     }

@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Each host attached this volume so often, without writing, that its header is longer than one 512-byte unit.
+    /// Each host attached this volume so often, without writing, that its header remembers no more nonces.
     pub fn age_headers(&mut self) {
         for host in &mut self.hosts {
             let header = Header {
