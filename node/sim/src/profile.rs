@@ -128,6 +128,7 @@ impl Profile {
             Self::Timely => Deaths { kill: Some(700), lose_host: Some(900), detach: Some(1200), ..never },
             Self::Sleepers => Deaths {
                 pause: Some(1000),
+                take_over: Some(400),
                 kill: Some(2000),
                 lose_host: Some(3000),
                 detach: Some(300),
@@ -157,7 +158,7 @@ impl Profile {
             Self::BadDisk => {
                 Faults { local: Some(25), sync: Some(100), create: Some(6), ..Faults::default() }
             }
-            Self::LongLives => Faults { local: Some(20), sync: Some(60), ..bad_store },
+            Self::LongLives => Faults { local: Some(20), sync: Some(20), ..bad_store },
             Self::Everything => Faults { local: Some(60), sync: Some(100), ..bad_store },
         }
     }

@@ -150,8 +150,9 @@ impl Schedule {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
-        // A record on its way is the worst thing to leave behind.
-        if self.deaths.kill.is_some() && self.world.is_creating(host) && self.rng().once_in(25) {
+        // A record on its way is the worst thing to leave behind, but who sleeps with one is to wake up with it.
+        let sleeps = self.sleeps && self.world.hosts[host].trouble.paused;
+        if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.rng().once_in(25) {
             self.world.kill(host);
         }
         if self.chance(self.deaths.kill_inside) {
@@ -180,8 +181,8 @@ impl Schedule {
             return false;
         }
         let often = match (self.sleeps, process.volume.is_none(), self.world.is_creating(host)) {
-            (true, true, _) => Some(10),
-            (true, false, true) => Some(60),
+            (true, true, true) => Some(3),
+            (true, false, true) => Some(40),
             (true | false, ..) => self.deaths.pause,
         };
         let falls = self.chance(often);
