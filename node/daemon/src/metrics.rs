@@ -74,7 +74,7 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         v.committed_seq.map(|seq| seq as f64)
     }),
     gauge("holdfast_volume_dirty", Some(Unit::Bytes), "Bytes written but not committed", |v| {
-        Some(v.dirty_bytes as f64)
+        v.dirty_bytes.map(|bytes| bytes as f64)
     }),
     gauge(
         "holdfast_volume_oldest_dirty",
@@ -92,7 +92,7 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "holdfast_volume_object_durability",
         None,
         "1 if a flush waits for the commit, 0 if for the local disk only",
-        |v| Some(f64::from(v.durability == Durability::Object)),
+        |v| v.durability.map(|class| f64::from(class == Durability::Object)),
     ),
     gauge(
         "holdfast_volume_store_away",
@@ -207,8 +207,10 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 }
             }
         }
-        let stores: BTreeMap<&str, &RequestCounts> =
-            volumes.iter().map(|volume| (volume.store_name.as_str(), &volume.store_requests)).collect();
+        let stores: BTreeMap<&str, &RequestCounts> = volumes
+            .iter()
+            .filter_map(|v| Some((v.store_name.as_str(), v.store_requests.as_ref()?)))
+            .collect();
         let help = "Requests to the store by all volumes of this node";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
@@ -253,6 +255,21 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
+    }
+
+    /// Found by reading: while a volume was attached, the counts of its store were 0 for all the others.
+    #[test]
+    fn a_volume_that_is_being_attached_knows_nothing_yet() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let unknown =
+            VolumeStatus { dirty_bytes: None, durability: None, store_requests: None, ..attached("a") };
+        fake.put(VolumeStatus { state: VolumeState::Attaching, attached: None, ..unknown });
+        let text = render(fake).unwrap();
+        let has = |line: &str| text.lines().any(|have| have == line);
+        assert!(has("holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0"), "{text}");
+        assert!(has("holdfast_volume_attached{volume=\"a\"} 0.0"), "{text}");
+        assert!(!text.contains("holdfast_volume_dirty_bytes{volume=\"a\"}"), "{text}");
     }
 
     #[test]

@@ -28,7 +28,9 @@ const LASTING: Duration = Duration::from_secs(5);
 pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
-        VolumeState::Attaching => store_reachable(facts, here, now).into_iter().collect(),
+        VolumeState::Attaching | VolumeState::Quiesced => {
+            store_reachable(facts, here, now).into_iter().collect()
+        }
         VolumeState::Attached | VolumeState::Detaching => {
             let own = [writable(facts, here, now), local_data_readable(facts, here, now)];
             store_reachable(facts, here, now).into_iter().chain(own).collect()
@@ -46,7 +48,8 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
         return make(facts, LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message, now);
     };
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
-    let (at, length, dirty) = (first.start.byte_offset(), first.bytes(), here.dirty_bytes);
+    let (at, length) = (first.start.byte_offset(), first.bytes());
+    let dirty = here.dirty_bytes.unwrap_or_default();
     let message = format!(
         "the disk of node {}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
          until they are readable, written or discarded nothing is uploaded, and {dirty} bytes wait",
@@ -87,9 +90,12 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
 fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
     let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.dirty_bytes, here.durability) {
-        (0, _) => "Nothing waits to be uploaded".to_owned(),
-        (bytes, Durability::Local) => format!("{bytes} bytes wait to be uploaded"),
-        (bytes, Durability::Object) => format!("{bytes} bytes wait to be uploaded, and flushes for them"),
+        (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
+        (Some(0), _) => "Nothing waits to be uploaded".to_owned(),
+        (Some(bytes), None | Some(Durability::Local)) => format!("{bytes} bytes wait to be uploaded"),
+        (Some(bytes), Some(Durability::Object)) => {
+            format!("{bytes} bytes wait to be uploaded, and flushes for them")
+        }
     };
     format!(
         "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
@@ -104,7 +110,7 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
         return make(facts, WRITABLE, ConditionStatus::True, "Serving", message.to_owned(), now);
     };
     let me = &facts.me;
-    let bytes = here.dirty_bytes;
+    let bytes = here.dirty_bytes.unwrap_or_default();
     let (reason, why) = match delay {
         Delay::DirtyLimit => (
             "DirtyLimit",

@@ -16,17 +16,20 @@ use super::error::{NodeError, file};
 use super::local::Local;
 use super::off_runtime::blocking;
 use super::ring_thread::Message;
-use super::{Node, Present};
+use super::{Node, Present, Serving};
+use crate::failure::chain;
 
 impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the
-    /// volume; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local data was set aside.
+    /// volume; [`NodeError::NotAttached`]; [`NodeError::NotTakenUp`]; [`NodeError::Fenced`] after the local data was set
+    /// aside, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let _alone = EndsProcess("a detach");
         let present = self.present(volume)?;
+        present.check_taken_up(volume)?;
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
@@ -44,26 +47,28 @@ impl Node {
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach });
         let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
+        // Before anybody may take the files for those of a detached volume.
+        if let Phase::Kept { whole } = end {
+            let (local, epoch) = (present.local.clone(), Epoch(present.epoch));
+            let named = volume.clone();
+            if let Err(source) = blocking(move || keep_aside(&named, &local, epoch, whole)).await {
+                let error = NodeError::NotKept { volume: volume.clone(), source: source.into() };
+                present.set_serving(Serving::NotKept(chain(&error)));
+                present.letting_go.store(false, Ordering::Release);
+                return Err(error);
+            }
+        }
         present
             .ring
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
-        // Before anybody may take the files for those of a detached volume.
-        let kept = match end {
-            Phase::Kept { whole } => {
-                let (volume, local, epoch) = (volume.clone(), present.local.clone(), Epoch(present.epoch));
-                Some(blocking(move || keep_aside(&volume, &local, epoch, whole)).await)
-            }
-            Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => None,
-        };
         self.volumes().remove(volume);
         present.local.forget_attached()?;
-        if let Some(kept) = kept {
-            kept?;
-            return Err(NodeError::Fenced(volume.clone()));
+        match end {
+            Phase::Kept { .. } => Err(NodeError::Fenced(volume.clone())),
+            Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => Ok(()),
         }
-        Ok(())
     }
 
     async fn stop_device(
@@ -109,21 +114,25 @@ impl Node {
         present.ring.call(|done| Message::Close { key: present.key, done }).await??;
         blocking(move || gone(device.delete())).await?;
         present.set_device(None);
+        present.set_serving(Serving::NotYet);
         present.remember()
     }
 }
 
 /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
-/// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it.
+/// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it, and
+/// nothing is moved before that is done. What failed may be tried again.
 fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
+    if !local.dir().exists() {
+        // An earlier try came as far as that.
+        return Ok(());
+    }
     if !whole {
-        let live = local.keep_live_map();
+        local.keep_live_map()?;
         let kept = local.set_aside(epoch)?;
         tracing::error!(%volume, kept = %kept.display(),
             "the volume was fenced and the local disk fails: all of it is kept aside");
-        return live.inspect_err(|_| {
-            tracing::error!(%volume, "the map of what was kept aside may not name all that was not uploaded");
-        });
+        return Ok(());
     }
     let all_committed = matches!(local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
     if all_committed {

@@ -237,7 +237,7 @@ fn a_served_volume_is_reported_in_full() {
 #[test]
 fn figures_are_written_now_and_then_but_a_change_at_once() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().dirty_bytes += 1;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(8193);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), ["report"]);
@@ -306,7 +306,7 @@ fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
         "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. All goes on by itself when the store answers. Last error: connection refused"
     );
     reported(&mut facts);
-    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
@@ -416,7 +416,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
     let here = |facts: &mut Facts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
-        here.dirty_bytes = dirty;
+        here.dirty_bytes = Some(dirty);
         here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
         here.durable_up_to = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
         facts.since_report = Some(Duration::from_secs(3600));
@@ -431,7 +431,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     // The daemon's successor does not know yet: what was said stays true.
     reported(&mut facts);
     facts.here.as_mut().unwrap().durable_up_to = None;
-    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     facts.since_report = None;
     assert_eq!(written(&plan(&facts, &now())).unwrap().durable_up_to, dirty.durable_up_to);
 }
@@ -453,4 +453,33 @@ fn what_was_dirty_stays_said_while_the_device_is_away() {
     let claim = written(&plan(&facts, &now())).unwrap();
     assert_eq!((claim.epoch, claim.dirty_bytes), (Some(3), Some(8192)));
     assert!(claim.durable_up_to.is_some());
+}
+
+/// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is missing.
+#[test]
+fn what_nobody_can_say_yet_leaves_what_was_said() {
+    let unknown = |state| {
+        let mut facts = served();
+        let here = facts.here.as_mut().unwrap();
+        (here.state, here.attached, here.dirty_bytes, here.durable_up_to) = (state, None, None, None);
+        written(&plan(&facts, &now())).unwrap()
+    };
+    for state in [VolumeState::Attaching, VolumeState::Quiesced] {
+        let status = unknown(state);
+        assert_eq!((status.epoch, status.dirty_bytes), (Some(3), Some(8192)), "{state:?}");
+        assert!(status.durable_up_to.is_some(), "{state:?}");
+    }
+}
+
+#[test]
+fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why() {
+    let mut facts = served();
+    let here = facts.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Quiesced, None);
+    here.message = Some("its device waits".to_owned());
+    let quiesced = plan(&facts, &now());
+    assert_eq!(reason(&quiesced), ("False".to_owned(), "NotTakenUp".to_owned()));
+    let status = written(&quiesced).unwrap();
+    assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
+    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None, "nothing is served");
 }

@@ -1,0 +1,242 @@
+//! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device that serves.
+
+use std::fs;
+use std::path::Path;
+
+use holdfast_background::LocalState;
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{Side, SideSet};
+use holdfast_engine::volume::{Setup, Volume};
+use holdfast_s3::Credentials;
+use holdfast_types::{Epoch, Seq};
+use tempfile::TempDir;
+
+use super::live_map::LiveMap;
+use super::local::{ATTACHED_VERSION, AttachedRecord, KEPT_LIVE_MAP};
+use super::*;
+
+const SECTORS: u64 = 64;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The directories of a node; the run directory has to be in a tmpfs.
+struct Dirs {
+    state: TempDir,
+    run: TempDir,
+}
+
+impl Dirs {
+    fn new() -> Self {
+        Self { state: tempfile::tempdir().unwrap(), run: tempfile::tempdir_in("/dev/shm").unwrap() }
+    }
+
+    fn config(&self) -> NodeConfig {
+        NodeConfig {
+            node_name: "a".to_owned(),
+            state_dir: self.state.path().to_owned(),
+            run_dir: self.run.path().to_owned(),
+            ring_threads: 1,
+            transport: TransportChoice::Auto,
+            slab_bytes: 8 << 20,
+            cache_bytes: None,
+            seal_bytes: 4 << 20,
+            most_dirty_bytes: 64 << 20,
+            max_dirty_age: Duration::from_secs(30),
+        }
+    }
+
+    fn local(&self) -> Local {
+        Local::new(self.state.path(), self.run.path(), &volume())
+    }
+
+    /// Where a restarted daemon finds the live map.
+    fn live_map(&self) -> PathBuf {
+        self.local().live_map_path()
+    }
+
+    fn record(&self) -> PathBuf {
+        self.live_map().with_file_name("attached")
+    }
+
+    /// What a daemon leaves that dies when its device is not made yet.
+    async fn leave(&self) {
+        let local = self.local();
+        let nonce = holdfast_types::Nonce([7; 16]);
+        let header = Header {
+            volume: volume(),
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            nonces: vec![nonce],
+            active: Side::A,
+            closed_clean: false,
+            void: SideSet::NONE,
+            seq: Seq(0),
+            synced_generation: 0,
+        };
+        let files = local.open(SECTORS).await.unwrap();
+        local.write_header(&files, &header, 1).await.unwrap();
+        let mut manifest = Manifest::empty(volume());
+        for (epoch, body) in [
+            (0, Body::Create { sectors: SECTORS }),
+            (1, Body::Attach { sectors: SECTORS, node: "a".to_owned() }),
+        ] {
+            let seq = manifest.seq().next();
+            let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+        let durability = Durability::Object;
+        let setup =
+            Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
+        let live_map = LiveMap::create(&self.live_map(), SECTORS, &[]).unwrap();
+        drop(Volume::attach(setup, live_map, manifest, &[], false, 0, &mut Vec::new()));
+        let record = AttachedRecord {
+            version: ATTACHED_VERSION,
+            device_id: None,
+            sectors: SECTORS,
+            epoch: 1,
+            max_age_ms: 30_000,
+            durability,
+            detaching: false,
+            store_name: "main".to_owned(),
+            store: (&nowhere()).into(),
+        };
+        local.write_record(&record).unwrap();
+    }
+}
+
+fn volume() -> VolumeId {
+    "disk".parse().unwrap()
+}
+
+/// A store that never answers.
+fn nowhere() -> S3Config {
+    let credentials = Credentials::Static {
+        access_key_id: "key".to_owned(),
+        secret_access_key: "secret".to_owned(),
+        session_token: None,
+    };
+    S3Config {
+        endpoint: Some("http://127.0.0.1:1".to_owned()),
+        ..S3Config::new("bucket".to_owned(), "us-east-1".to_owned(), credentials)
+    }
+}
+
+fn request() -> AttachRequest {
+    AttachRequest {
+        volume: volume(),
+        store_name: "main".to_owned(),
+        store: nowhere(),
+        bytes: None,
+        take_over: true,
+        max_dirty_age: None,
+        durability: Durability::Local,
+    }
+}
+
+fn only(node: &Node) -> VolumeStatus {
+    let [status] = node.list().try_into().unwrap();
+    status
+}
+
+/// Looks at the volume until it is as wanted: nothing announces it.
+async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStatus {
+    let found = async {
+        loop {
+            let status = only(node);
+            if wanted(&status) {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, found).await.expect("the volume is never so")
+}
+
+fn flip_a_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[40] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Found by reading: such a volume was not there for anybody, so that an attach began anew, without its live map, on a second
+/// device.
+#[tokio::test]
+async fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
+    let dirs = Dirs::new();
+    dirs.leave().await;
+    flip_a_bit(&dirs.record());
+    let live_map = fs::read(dirs.live_map()).unwrap();
+    let node = Node::start(dirs.config()).await.unwrap();
+    let status = only(&node);
+    assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
+    assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
+    let message = status.message.unwrap();
+    assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
+    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+        let refused = refused.unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::Local, message.clone()));
+    }
+    assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
+    flip_a_bit(&dirs.record());
+    // There was no device yet: it is let go.
+    wait(&node, |status| status.state == VolumeState::Detaching).await;
+    node.shutdown().await;
+}
+
+/// Found by reading: the device was shown as attached, and given to whoever asked for it.
+#[tokio::test]
+async fn a_device_that_could_not_be_taken_up_is_not_attached() {
+    let dirs = Dirs::new();
+    let node = Node::start(dirs.config()).await.unwrap();
+    dirs.leave().await;
+    let (present, None) = node.resume(&volume()).await.unwrap().unwrap() else { panic!("there is none") };
+    wait(&node, |status| status.state == VolumeState::Attaching).await;
+    let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
+    node.strand(&volume(), Some(&present), &held);
+    let status = only(&node);
+    assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
+    let message = status.message.unwrap();
+    assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
+    assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
+    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+        assert_eq!(refused.unwrap_err().to_string(), message);
+    }
+    assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
+    node.shutdown().await;
+}
+
+/// Found by reading: the live map was removed although its copy had failed, and with it the only word on what was written.
+#[tokio::test]
+async fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
+    let dirs = Dirs::new();
+    let node = Node::start(dirs.config()).await.unwrap();
+    dirs.leave().await;
+    let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+    // The last round failed: the durable map may name nothing.
+    present.board.set_phase(board::Phase::Kept { whole: false });
+    let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
+    fs::create_dir(&in_the_way).unwrap();
+    for _ in 0..2 {
+        let failed = node.detach(&volume()).await.unwrap_err();
+        assert_eq!(failed.kind(), ErrorKind::Local);
+        let message = crate::failure::chain(&failed);
+        assert!(message.contains("live-map could not be written"), "{message}");
+        assert!(message.contains("detach it again"), "{message}");
+        let status = only(&node);
+        assert_eq!((status.state, status.message), (VolumeState::Fenced, Some(message)));
+        assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
+        assert!(fenced::list(dirs.state.path()).unwrap().is_empty(), "nothing was moved");
+    }
+    let live_map = fs::read(dirs.live_map()).unwrap();
+    fs::remove_dir(&in_the_way).unwrap();
+    let fenced = node.detach(&volume()).await.unwrap_err();
+    assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
+    let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+    assert_eq!(kept.contents().unwrap().bytes(), 0);
+    let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
+    assert!(fs::read(copy).unwrap() == live_map);
+    assert!(node.list().is_empty() && !dirs.live_map().exists());
+    node.shutdown().await;
+}
