@@ -1,6 +1,7 @@
-//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read.
+//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read,
+//! whether the local disk kept its word.
 //!
-//! Owns: the words. Each turns after [`LASTING`], and back at once. The first is there while the volume is on the node, the
+//! Owns: the words. Each turns after [`LASTING`], and back at once; the last turns at once, and back with the next attach. The first is there while the volume is on the node, the
 //! others while its device takes writes; none says anything of a volume that another writer holds. What was said of a
 //! store stays said until the store answers: a daemon that was restarted knows nothing of it at first.
 
@@ -19,8 +20,10 @@ pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
 pub(crate) const WRITABLE: &str = "Writable";
 /// Condition: what is to be uploaded can be read.
 pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
+/// Condition: no sync of the local disk failed since the attach.
+pub(crate) const LOCAL_DISK_TRUSTED: &str = "LocalDiskTrusted";
 /// All of them.
-pub(crate) const ALL: [&str; 3] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE];
+pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_TRUSTED];
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 
@@ -32,7 +35,11 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
             store_reachable(facts, here, now).into_iter().collect()
         }
         VolumeState::Attached | VolumeState::Detaching => {
-            let own = [writable(facts, here, now), local_data_readable(facts, here, now)];
+            let own = [
+                writable(facts, here, now),
+                local_data_readable(facts, here, now),
+                local_disk_trusted(facts, here, now),
+            ];
             store_reachable(facts, here, now).into_iter().chain(own).collect()
         }
     }
@@ -56,6 +63,20 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
         facts.me
     );
     make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
+}
+
+fn local_disk_trusted(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+    if !here.disk_distrusted {
+        let message = "no sync of the local disk failed since the volume was attached".to_owned();
+        return make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::True, "Synced", message, now);
+    }
+    let message = format!(
+        "the disk of node {} failed a sync: the flush failed, and what it was to make durable may be gone after a power cut. \
+         Nothing is lost that a flush covered which succeeded. Until the volume is attached anew every flush waits for a \
+         commit: look into the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
+        facts.me
+    );
+    make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::False, "SyncFailed", message, now)
 }
 
 /// Whether a condition may be about to turn.

@@ -355,6 +355,23 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
 }
 
 #[test]
+fn a_sync_that_failed_is_told_until_the_next_attach() {
+    let mut facts = served();
+    let told = find_condition(&facts.status.conditions, "LocalDiskTrusted").unwrap();
+    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
+    facts.here.as_mut().unwrap().disk_distrusted = true;
+    let (status, reason, message) = turned(&facts, "LocalDiskTrusted");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
+    for part in ["disk of node a", "every flush waits for a commit", "attach it again"] {
+        assert!(message.contains(part), "{message}");
+    }
+    reported(&mut facts);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
+    facts.here.as_mut().unwrap().disk_distrusted = false;
+    assert_eq!(turned(&facts, "LocalDiskTrusted").0, "True");
+}
+
+#[test]
 fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     let mut facts = served();
     let error = "connection refused".to_owned();
