@@ -7,7 +7,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_crds::{Condition, ConditionStatus, Time, condition, find_condition};
+use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, condition, find_condition};
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
@@ -57,10 +57,19 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let (at, length) = (first.start.byte_offset(), first.bytes());
     let dirty = here.dirty_bytes.unwrap_or_default();
+    let me = &facts.me;
+    let way_out = if here.attached.is_some() {
+        "until they are readable, written or discarded nothing is uploaded".to_owned()
+    } else {
+        format!(
+            "the detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
+             the volume goes on there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
+             uploaded but these bytes"
+        )
+    };
     let message = format!(
-        "the disk of node {}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
-         until they are readable, written or discarded nothing is uploaded, and {dirty} bytes wait",
-        facts.me
+        "the disk of node {me}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
+         {way_out}, and {dirty} bytes wait"
     );
     make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
 }

@@ -257,7 +257,7 @@ impl Node {
     }
 
     /// Reads the log once the store answers; reads of remote blocks wait until then.
-    fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
+    pub(super) fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
         tokio::spawn(async move {
             let _alone = EndsProcess("the reading of a volume's log");
             tokio::select! {

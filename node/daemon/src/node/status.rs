@@ -217,7 +217,13 @@ fn told(
 fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let Unreadable { bytes, first, .. } = status.unreadable?;
     let first = first.start.byte_offset();
-    let way_out = if has_device { "write or discard them" } else { "the detach waits until it can" };
+    let way_out = if has_device {
+        "write or discard them"
+    } else {
+        "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach): `holdfast-node fenced export` here then \
+         has all of that but these bytes"
+    };
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {way_out}"
     ))
@@ -258,7 +264,9 @@ mod tests {
         let (state, message) = told(Phase::Ready, true, &Serving::NotYet, &unreadable);
         assert_eq!(state, VolumeState::Detaching);
         assert!(
-            message.unwrap().ends_with("the detach waits until it can"),
+            message
+                .unwrap()
+                .contains("the detach waits until it can, or until another node takes the volume over"),
             "there is no device to write to"
         );
 

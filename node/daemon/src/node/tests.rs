@@ -1,17 +1,25 @@
 //! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device that serves.
 
+mod bucket;
+
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use holdfast_background::LocalState;
+use holdfast_background::{LocalState, win};
+use holdfast_engine::action::Action;
+use holdfast_engine::attach::Claim;
 use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{Setup, Volume};
 use holdfast_s3::Credentials;
-use holdfast_types::{Epoch, Seq};
+use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
+
+use bucket::Bucket;
 
 use super::live_map::LiveMap;
 use super::local::{ATTACHED_VERSION, AttachedRecord, KEPT_LIVE_MAP};
@@ -55,6 +63,10 @@ impl Dirs {
         self.local().live_map_path()
     }
 
+    fn side(&self, side: Side) -> PathBuf {
+        self.local().dir().join(["a.data", "b.data"][side as usize])
+    }
+
     fn record(&self) -> PathBuf {
         self.live_map().with_file_name("attached")
     }
@@ -62,7 +74,7 @@ impl Dirs {
     /// What a daemon leaves that dies when its device is not made yet.
     async fn leave(&self) {
         let local = self.local();
-        let nonce = holdfast_types::Nonce([7; 16]);
+        let nonce = Nonce([7; 16]);
         let header = Header {
             volume: volume(),
             sectors: SECTORS,
@@ -238,5 +250,96 @@ async fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
     let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
     assert!(fs::read(copy).unwrap() == live_map);
     assert!(node.list().is_empty() && !dirs.live_map().exists());
+    node.shutdown().await;
+}
+
+fn claim(node: &str, fill: u8) -> Claim {
+    Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, take_over: fill > 1 }
+}
+
+/// Writes `range` to a volume that the bucket holds, and leaves it as a daemon does that dies in a detach.
+async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
+    let local = dirs.local();
+    let won = win(&*bucket.objects, &volume(), &local, &claim("a", 1)).await.unwrap();
+    let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+    let setup = Setup {
+        requests: 128,
+        limits,
+        durability: Durability::Local,
+        header: won.header,
+        header_generation: won.header_generation,
+        unix_ms_at_zero: 0,
+    };
+    let live_map = LiveMap::create(&dirs.live_map(), SECTORS, &[Chunk(0)]).unwrap();
+    let mut actions = Vec::new();
+    let mut served = Volume::attach(setup, live_map, won.manifest, &won.found, false, 0, &mut actions);
+    let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
+    while let Some(event) = events.pop() {
+        served.handle(0, event, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::PrepareMap { chunk } => events.push(Event::MapPrepared { chunk, result: Ok(()) }),
+                Action::Write { id, range, side } => {
+                    let bytes = vec![5; usize::try_from(range.bytes()).unwrap()];
+                    let file = File::options().write(true).open(dirs.side(side)).unwrap();
+                    file.write_all_at(&bytes, range.start.byte_offset()).unwrap();
+                    events.push(Event::Moved { id, result: Ok(()) });
+                }
+                Action::Complete { result, .. } => assert_eq!(result, Ok(())),
+                _ => {}
+            }
+        }
+    }
+    let record = AttachedRecord {
+        version: ATTACHED_VERSION,
+        device_id: None,
+        sectors: SECTORS,
+        epoch: 1,
+        max_age_ms: 30_000,
+        durability: Durability::Local,
+        detaching: true,
+        store_name: "main".to_owned(),
+        store: (&bucket.config).into(),
+    };
+    local.write_record(&record).unwrap();
+}
+
+/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited for ever, also when another
+/// node had taken the volume over, so that nothing could be exported.
+#[tokio::test]
+async fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
+    let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+    let node = Node::start(dirs.config()).await.unwrap();
+    node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+    leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+    let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+    // No read of it succeeds any more.
+    File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
+    node.load_manifest(volume(), Arc::clone(&present));
+    let detach = tokio::spawn({
+        let node = node.clone();
+        async move { node.detach(&volume()).await }
+    });
+    let stuck = wait(&node, |status| status.unreadable.is_some()).await;
+    assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
+    let message = stuck.message.unwrap();
+    for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
+        assert!(message.contains(part), "{message}");
+    }
+
+    let other = Dirs::new();
+    let taken = win(&*bucket.objects, &volume(), &other.local(), &claim("b", 2)).await.unwrap();
+    assert_eq!(taken.header.epoch, Epoch(2));
+    let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
+    assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
+    assert!(node.list().is_empty());
+    let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+    assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+    // Every read there fails with EIO: nothing is mapped so low.
+    let side = dirs.state.path().join("fenced/disk-1/a.data");
+    fs::remove_file(&side).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
+    let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
+    assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
     node.shutdown().await;
 }

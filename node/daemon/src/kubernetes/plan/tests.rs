@@ -349,6 +349,15 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
         message,
         "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that are nowhere else, the first 8192 of them at byte 65536 of the device; until they are readable, written or discarded nothing is uploaded, and 8192 bytes wait"
     );
+    let mut detaching = facts.clone();
+    let here = detaching.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Detaching, None);
+    let (_, _, message) = turned(&detaching, "LocalDataReadable");
+    assert!(!message.contains("written or discarded"), "there is no device: {message}");
+    assert!(
+        message.contains("the annotation holdfast.dev/force-detach=a: the volume goes on there"),
+        "{message}"
+    );
     reported(&mut facts);
     facts.here.as_mut().unwrap().unreadable = None;
     assert_eq!(turned(&facts, "LocalDataReadable").0, "True");
