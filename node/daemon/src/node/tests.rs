@@ -4,6 +4,7 @@ mod bucket;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
 use holdfast_background::{LocalState, win};
@@ -118,6 +119,15 @@ impl Dirs {
     }
 }
 
+/// Runs a test that starts a node. The runtime of one that fails stays: a panic that drops a node's tasks ends the process.
+fn alone(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(test))) {
+        std::mem::forget(runtime);
+        std::panic::resume_unwind(failed);
+    }
+}
+
 fn volume() -> VolumeId {
     "disk".parse().unwrap()
 }
@@ -174,83 +184,89 @@ fn flip_a_bit(path: &Path) {
 
 /// Found by reading: such a volume was not there for anybody, so that an attach began anew, without its live map, on a second
 /// device.
-#[tokio::test]
-async fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
-    let dirs = Dirs::new();
-    dirs.leave().await;
-    flip_a_bit(&dirs.record());
-    let live_map = fs::read(dirs.live_map()).unwrap();
-    let node = Node::start(dirs.config()).await.unwrap();
-    let status = only(&node);
-    assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
-    assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
-    let message = status.message.unwrap();
-    assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
-    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
-        let refused = refused.unwrap_err();
-        assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::Local, message.clone()));
-    }
-    assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
-    flip_a_bit(&dirs.record());
-    // There was no device yet: it is let go.
-    wait(&node, |status| status.state == VolumeState::Detaching).await;
-    node.shutdown().await;
+#[test]
+fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
+    alone(async {
+        let dirs = Dirs::new();
+        dirs.leave().await;
+        flip_a_bit(&dirs.record());
+        let live_map = fs::read(dirs.live_map()).unwrap();
+        let node = Node::start(dirs.config()).await.unwrap();
+        let status = only(&node);
+        assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
+        assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
+        let message = status.message.unwrap();
+        assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
+        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+            let refused = refused.unwrap_err();
+            assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::Local, message.clone()));
+        }
+        assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
+        flip_a_bit(&dirs.record());
+        // There was no device yet: it is let go.
+        wait(&node, |status| status.state == VolumeState::Detaching).await;
+        node.shutdown().await;
+    });
 }
 
 /// Found by reading: the device was shown as attached, and given to whoever asked for it.
-#[tokio::test]
-async fn a_device_that_could_not_be_taken_up_is_not_attached() {
-    let dirs = Dirs::new();
-    let node = Node::start(dirs.config()).await.unwrap();
-    dirs.leave().await;
-    let (present, None) = node.resume(&volume()).await.unwrap().unwrap() else { panic!("there is none") };
-    wait(&node, |status| status.state == VolumeState::Attaching).await;
-    let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
-    node.strand(&volume(), Some(&present), &held);
-    let status = only(&node);
-    assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
-    let message = status.message.unwrap();
-    assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
-    assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
-    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
-        assert_eq!(refused.unwrap_err().to_string(), message);
-    }
-    assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
-    node.shutdown().await;
+#[test]
+fn a_device_that_could_not_be_taken_up_is_not_attached() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        dirs.leave().await;
+        let (present, None) = node.resume(&volume()).await.unwrap().unwrap() else { panic!("there is none") };
+        wait(&node, |status| status.state == VolumeState::Attaching).await;
+        let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
+        node.strand(&volume(), Some(&present), &held);
+        let status = only(&node);
+        assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
+        let message = status.message.unwrap();
+        assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
+        assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
+        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+            assert_eq!(refused.unwrap_err().to_string(), message);
+        }
+        assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
+        node.shutdown().await;
+    });
 }
 
 /// Found by reading: the live map was removed although its copy had failed, and with it the only word on what was written.
-#[tokio::test]
-async fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
-    let dirs = Dirs::new();
-    let node = Node::start(dirs.config()).await.unwrap();
-    dirs.leave().await;
-    let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
-    // The last round failed: the durable map may name nothing.
-    present.board.set_phase(board::Phase::Kept { whole: false });
-    let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
-    fs::create_dir(&in_the_way).unwrap();
-    for _ in 0..2 {
-        let failed = node.detach(&volume()).await.unwrap_err();
-        assert_eq!(failed.kind(), ErrorKind::Local);
-        let message = crate::failure::chain(&failed);
-        assert!(message.contains("live-map could not be written"), "{message}");
-        assert!(message.contains("detach it again"), "{message}");
-        let status = only(&node);
-        assert_eq!((status.state, status.message), (VolumeState::Fenced, Some(message)));
-        assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
-        assert!(fenced::list(dirs.state.path()).unwrap().is_empty(), "nothing was moved");
-    }
-    let live_map = fs::read(dirs.live_map()).unwrap();
-    fs::remove_dir(&in_the_way).unwrap();
-    let fenced = node.detach(&volume()).await.unwrap_err();
-    assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
-    let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
-    assert_eq!(kept.contents().unwrap().bytes(), 0);
-    let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
-    assert!(fs::read(copy).unwrap() == live_map);
-    assert!(node.list().is_empty() && !dirs.live_map().exists());
-    node.shutdown().await;
+#[test]
+fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        dirs.leave().await;
+        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        // The last round failed: the durable map may name nothing.
+        present.board.set_phase(board::Phase::Kept { whole: false });
+        let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
+        fs::create_dir(&in_the_way).unwrap();
+        for _ in 0..2 {
+            let failed = node.detach(&volume()).await.unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::Local);
+            let message = crate::failure::chain(&failed);
+            assert!(message.contains("live-map could not be written"), "{message}");
+            assert!(message.contains("detach it again"), "{message}");
+            let status = only(&node);
+            assert_eq!((status.state, status.message), (VolumeState::Fenced, Some(message)));
+            assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
+            assert!(fenced::list(dirs.state.path()).unwrap().is_empty(), "nothing was moved");
+        }
+        let live_map = fs::read(dirs.live_map()).unwrap();
+        fs::remove_dir(&in_the_way).unwrap();
+        let fenced = node.detach(&volume()).await.unwrap_err();
+        assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(kept.contents().unwrap().bytes(), 0);
+        let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
+        assert!(fs::read(copy).unwrap() == live_map);
+        assert!(node.list().is_empty() && !dirs.live_map().exists());
+        node.shutdown().await;
+    });
 }
 
 fn claim(node: &str, fill: u8) -> Claim {
@@ -286,7 +302,19 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
                     events.push(Event::Moved { id, result: Ok(()) });
                 }
                 Action::Complete { result, .. } => assert_eq!(result, Ok(())),
-                _ => {}
+                Action::Report(_) => {}
+                Action::Read { .. }
+                | Action::ReadCold { .. }
+                | Action::Punch { .. }
+                | Action::Evict { .. }
+                | Action::SyncSide { .. }
+                | Action::WriteMap(_)
+                | Action::SyncMap
+                | Action::Upload(_)
+                | Action::StorePending { .. }
+                | Action::CreateRecord { .. }
+                | Action::ReadRecord { .. }
+                | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
             }
         }
     }
@@ -306,40 +334,42 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
 
 /// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited for ever, also when another
 /// node had taken the volume over, so that nothing could be exported.
-#[tokio::test]
-async fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
-    let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
-    let node = Node::start(dirs.config()).await.unwrap();
-    node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
-    leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-    let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
-    // No read of it succeeds any more.
-    File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
-    node.load_manifest(volume(), Arc::clone(&present));
-    let detach = tokio::spawn({
-        let node = node.clone();
-        async move { node.detach(&volume()).await }
-    });
-    let stuck = wait(&node, |status| status.unreadable.is_some()).await;
-    assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
-    let message = stuck.message.unwrap();
-    for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
-        assert!(message.contains(part), "{message}");
-    }
+#[test]
+fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        // No read of it succeeds any more.
+        File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
+        node.load_manifest(volume(), Arc::clone(&present));
+        let detach = tokio::spawn({
+            let node = node.clone();
+            async move { node.detach(&volume()).await }
+        });
+        let stuck = wait(&node, |status| status.unreadable.is_some()).await;
+        assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
+        let message = stuck.message.unwrap();
+        for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
+            assert!(message.contains(part), "{message}");
+        }
 
-    let other = Dirs::new();
-    let taken = win(&*bucket.objects, &volume(), &other.local(), &claim("b", 2)).await.unwrap();
-    assert_eq!(taken.header.epoch, Epoch(2));
-    let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
-    assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
-    assert!(node.list().is_empty());
-    let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
-    assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
-    // Every read there fails with EIO: nothing is mapped so low.
-    let side = dirs.state.path().join("fenced/disk-1/a.data");
-    fs::remove_file(&side).unwrap();
-    std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
-    let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
-    assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
-    node.shutdown().await;
+        let other = Dirs::new();
+        let taken = win(&*bucket.objects, &volume(), &other.local(), &claim("b", 2)).await.unwrap();
+        assert_eq!(taken.header.epoch, Epoch(2));
+        let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
+        assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
+        assert!(node.list().is_empty());
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+        // Every read there fails with EIO: nothing is mapped so low.
+        let side = dirs.state.path().join("fenced/disk-1/a.data");
+        fs::remove_file(&side).unwrap();
+        std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
+        let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
+        assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
+        node.shutdown().await;
+    });
 }
