@@ -111,7 +111,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         match holdfast_log::write_checkpoint(objects, volume, seq, bytes.clone()).await {
             Ok(older) => {
                 if let Some(older) = older
-                    && let Err(error) = holdfast_log::trim(objects, volume, older, &bytes).await
+                    && let Err(error) = holdfast_log::trim(objects, volume, older, (seq, &bytes)).await
                 {
                     self.warn("the log is trimmed after the next checkpoint", &error);
                 }

@@ -61,7 +61,7 @@ pub fn compose<'a>(
             break;
         }
     }
-    Composition { pieces, key: ContentKey(wire::checksum(&[&name])) }
+    Composition { pieces, key: ContentKey(wire::checksum(&name)) }
 }
 
 /// Copies the visible sectors of an unpacked frame into `block`.

@@ -254,7 +254,7 @@ fn since_at(side: Side) -> usize {
 const EPOCH_AT: usize = 64;
 
 fn volume_hash(volume: &VolumeId) -> [u8; 16] {
-    wire::checksum(&[volume.as_str().as_bytes()])
+    wire::checksum(volume.as_str().as_bytes())
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {

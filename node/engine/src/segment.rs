@@ -129,7 +129,7 @@ impl SegmentBuilder {
         if is_zero(bytes) {
             return self.push_zero(block, mask);
         }
-        let hash = wire::checksum(&[bytes]);
+        let hash = wire::checksum(bytes);
         let offset = self.body.len() as u64;
         let worth = bytes.len() - bytes.len() / LEAST_SAVING;
         let packed = self.compressor.compress(bytes).ok().filter(|packed| packed.len() < worth);
@@ -299,7 +299,7 @@ pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Fram
             .map_err(|source| FrameError::Compression { block, source })?
             .into(),
     };
-    let is_whole = || wire::checksum(&[&plain]) == frame.hash || is_planted(Bug::NoFrameChecksum);
+    let is_whole = || wire::checksum(&plain) == frame.hash || is_planted(Bug::NoFrameChecksum);
     if plain.len() != frame.bytes() || !is_whole() {
         return Err(FrameError::Checksum { block });
     }

@@ -39,8 +39,8 @@ pub async fn was_trimmed_after(
     is_marked(objects, volume, mark_after(seq)).await
 }
 
-/// Deletes the records that nobody needs. `checkpoint` are the bytes of the writer's newest one, `older` the seq of the one
-/// before it.
+/// Deletes the records that nobody needs. `newest` are the seq and the bytes of the writer's newest checkpoint, `older` is
+/// the seq of the one before it.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is trimmed after the next checkpoint.
@@ -48,22 +48,23 @@ pub async fn trim(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     older: Seq,
-    checkpoint: &[u8],
+    newest: (Seq, &[u8]),
 ) -> Result<(), LogFailure> {
     let Some(end) = mark_upto(older) else { return Ok(()) };
-    let newest = newest_mark(objects, volume, end).await?;
+    let marked = newest_mark(objects, volume, end).await?;
     // What lies before the newest mark but one was deleted before the newest was stored.
-    let from = newest.and_then(|newest| mark_upto(Seq(newest.0 - 1))).unwrap_or(Seq(0));
+    let from = marked.and_then(|marked| mark_upto(Seq(marked.0 - 1))).unwrap_or(Seq(0));
     let listed = records_after(objects, volume, from).await?;
-    let manifest = Manifest::decode_checkpoint(checkpoint).map_err(|source| LogFailure::Damaged {
-        key: ObjectKey::Checkpoint(volume.clone(), older).to_string(),
+    let (seq, bytes) = newest;
+    let manifest = Manifest::decode_checkpoint(bytes).map_err(|source| LogFailure::Damaged {
+        key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
         source,
     })?;
     let mut mark = from;
     while mark < end {
         let before = mark;
         mark = mark_after(before);
-        if newest.is_none_or(|newest| newest < mark) {
+        if marked.is_none_or(|marked| marked < mark) {
             store_mark(objects, volume, mark).await?;
             reach(CrashPoint::TrimMarked);
         }

@@ -89,7 +89,7 @@ async fn checkpoint_and_trim(store: &dyn ObjectStore) {
     let bytes = Bytes::from(manifest.encode_checkpoint());
     let older = write_checkpoint(store, &volume(), manifest.seq(), bytes.clone()).await.unwrap();
     if let Some(older) = older {
-        trim(store, &volume(), older, &bytes).await.unwrap();
+        trim(store, &volume(), older, (manifest.seq(), &bytes)).await.unwrap();
     }
 }
 
@@ -150,8 +150,8 @@ async fn a_trim_that_failed_is_taken_up_again() {
         let _back = store.create(&format!("volumes/v/log/{seq:020}"), "x".into()).await.unwrap();
     }
     store.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
-    assert!(trim(&store, &volume(), Seq(96), &bytes).await.is_err());
-    trim(&store, &volume(), Seq(96), &bytes).await.unwrap();
+    assert!(trim(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.is_err());
+    trim(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.unwrap();
     assert_eq!(seqs_of(&store, "log").await, [1, 2, 40].into_iter().chain(65..=128).collect::<Vec<_>>());
 }
 
@@ -164,12 +164,12 @@ async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
     let bytes = Bytes::from(manifest.encode_checkpoint());
     let older = write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap().unwrap();
     let before = store.counts();
-    trim(&store, &volume(), older, &bytes).await.unwrap();
+    trim(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
     let after = store.counts();
     let spent = (after.get - before.get, after.list - before.list, after.put - before.put);
     assert_eq!(spent, (1, 1, 0), "160 lies in the stretch that was trimmed already");
     let older = Seq(192);
-    trim(&store, &volume(), older, &bytes).await.unwrap();
+    trim(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
     let last = store.counts();
     let spent = (last.get - after.get, last.list - after.list, last.put - after.put);
     assert_eq!((spent, last.total() - after.total()), ((2, 1, 1), 4 + 64));

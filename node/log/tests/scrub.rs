@@ -222,7 +222,7 @@ async fn a_record_that_came_too_late_is_nothing_to_find() {
         }
     }
     let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
-    trim(&stored.store, &volume(), Seq(64), &newest).await.unwrap();
+    trim(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
     let attach = Body::Attach { sectors: SECTORS, node: "late".into() };
     for seq in [3, 4] {
