@@ -136,16 +136,27 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "Uploaded bytes given up on the local disk to make room",
         |v| Some(v.evicted_bytes as f64),
     ),
-    counter("holdfast_volume_read_requests", None, "Reads completed", |v| Some(v.served.reads as f64)),
-    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes read", |v| Some(v.served.read_bytes as f64)),
-    counter("holdfast_volume_write_requests", None, "Writes completed", |v| Some(v.served.writes as f64)),
-    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes written", |v| {
+    counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
+        Some(v.served.reads as f64)
+    }),
+    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes that reads asked for", |v| {
+        Some(v.served.read_bytes as f64)
+    }),
+    counter("holdfast_volume_write_requests", None, "Writes received, those that failed included", |v| {
+        Some(v.served.writes as f64)
+    }),
+    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes that writes brought", |v| {
         Some(v.served.written_bytes as f64)
     }),
-    counter("holdfast_volume_flush_requests", None, "Flushes completed", |v| Some(v.served.flushes as f64)),
-    counter("holdfast_volume_discard_requests", None, "Discards and write-zeroes completed", |v| {
-        Some(v.served.discards as f64)
+    counter("holdfast_volume_flush_requests", None, "Flushes received, those that failed included", |v| {
+        Some(v.served.flushes as f64)
     }),
+    counter(
+        "holdfast_volume_discard_requests",
+        None,
+        "Discards and write-zeroes received, those that failed included",
+        |v| Some(v.served.discards as f64),
+    ),
     counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
         Some(v.served.cold_reads as f64)
     }),
@@ -155,7 +166,9 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "Reads that the local disk failed, served from the store where it has the data",
         |v| Some(v.served.local_read_errors as f64),
     ),
-    counter("holdfast_volume_failed_requests", None, "Requests failed", |v| Some(v.served.errors as f64)),
+    counter("holdfast_volume_failed_requests", None, "Requests that failed", |v| {
+        Some(v.served.errors as f64)
+    }),
 ];
 
 /// One metric of a store; its label is `store`. Its volumes share one connection, so each knows the same figures.
@@ -273,13 +286,38 @@ mod tests {
     }
 
     #[test]
+    fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(fake).unwrap();
+        let page = crate::documented::page("docs/metrics.md");
+        let told = |what, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
+            line.map(|line| line.trim_end_matches('.').to_owned())
+        };
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let missing: Vec<String> = names
+            .map(|name| {
+                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
+                let [kind, help] = [kind, help].map(Option::unwrap);
+                format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
+            })
+            .filter(|row| !page.lines().any(|line| line == row))
+            .collect();
+        assert!(missing.is_empty(), "docs/metrics.md lacks\n{}", missing.join("\n"));
+    }
+
+    #[test]
     fn the_pages_for_users_name_metrics_that_there_are() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
         let text = render(fake).unwrap();
         for (path, page) in crate::documented::pages() {
             let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            for word in words.filter(|word| word.starts_with("holdfast_")) {
+            // The operator's are looked up by its own test.
+            let words =
+                words.filter(|word| word.starts_with("holdfast_") && !word.starts_with("holdfast_operator_"));
+            for word in words {
                 assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");
             }
         }
