@@ -155,7 +155,8 @@ impl Node {
 /// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it, and
 /// nothing is moved before that is done. What failed may be tried again.
 fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
-    if !local.dir().exists() {
+    let dir = local.dir();
+    if !dir.try_exists().map_err(file(&dir, "looked for"))? {
         // An earlier try came as far as that.
         return Ok(());
     }

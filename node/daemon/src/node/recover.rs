@@ -242,8 +242,9 @@ impl Node {
             }
             Ok(Some(device))
         });
-        let Some(device) = found.await? else { return Ok(()) };
-        present.set_device(Some(device));
+        let found = found.await?;
+        present.set_device(found);
+        let Some(device) = found else { return Ok(()) };
         let within = one.quiesce_within;
         let char_device = blocking(move || {
             device.start_recovery(within)?;

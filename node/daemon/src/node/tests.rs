@@ -258,6 +258,14 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         }
         let live_map = fs::read(dirs.live_map()).unwrap();
         fs::remove_dir(&in_the_way).unwrap();
+        // A disk that does not say what is on it has lost nothing yet.
+        let [volumes, elsewhere] = ["volumes", "elsewhere"].map(|name| dirs.state.path().join(name));
+        fs::rename(&volumes, &elsewhere).unwrap();
+        fs::write(&volumes, "").unwrap();
+        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), ErrorKind::Local);
+        assert!(dirs.live_map().exists());
+        fs::remove_file(&volumes).unwrap();
+        fs::rename(&elsewhere, &volumes).unwrap();
         let fenced = node.detach(&volume()).await.unwrap_err();
         assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
