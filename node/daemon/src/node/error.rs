@@ -73,7 +73,7 @@ pub(crate) enum NodeError {
     /// The last run left the volume served, and this one does not serve it yet.
     #[error(
         "volume {volume} is not served: what the last run of the daemon left could not be taken up ({why}). Its device waits, \
-         nothing that was written is lost, and it is tried again every half minute: put right what the reason names, else \
+         nothing that was written is lost, and it is tried again every few seconds: put right what the reason names, else \
          restart the host, which keeps what was flushed"
     )]
     NotTakenUp {

@@ -25,12 +25,12 @@ use super::ring_thread::{Message, Start};
 use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving};
 use crate::failure::chain;
 
-/// How long a device may take to become quiesced after its last server died.
-const QUIESCE_WITHIN: Duration = Duration::from_secs(60);
+/// How long a device may take to become quiesced after its last server died, before the daemon goes on without it.
+const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 /// The same once that has failed.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two tries to take a volume up, at first and at most.
-const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
 /// What a predecessor left of one volume.
 struct Left {
