@@ -310,7 +310,7 @@ pub struct VolumeStatus {
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
     /// Operator: `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
-    /// `Writable`, `LocalDataReadable`.
+    /// `Writable`, `LocalDataReadable`, `LocalDiskTrusted`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,

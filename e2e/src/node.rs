@@ -27,7 +27,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(300);
 
-const SIGKILL: i32 = 9;
+pub(crate) const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 /// What tells the daemon which volumes to serve.

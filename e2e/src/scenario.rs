@@ -103,14 +103,14 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "standalone-zero-copy",
-        about: "a volume of the command line lives through kills under load and moves to another node",
-        expected: Duration::from_secs(65),
+        about: "a volume of the command line lives through kills under load, also where its device is held, and moves to another node",
+        expected: Duration::from_secs(80),
         run: standalone::zero_copy,
     },
     Scenario {
         name: "standalone-user-copy",
         about: "the same with user copy",
-        expected: Duration::from_secs(60),
+        expected: Duration::from_secs(75),
         run: standalone::user_copy,
     },
     Scenario {

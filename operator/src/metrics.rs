@@ -221,6 +221,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
+        let metrics = Metrics::new();
+        metrics.start(Kind::Volume).finish(None);
+        metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
+        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: Readiness::Ready }).set(1);
+        let text = metrics.render().expect("renders");
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+        let page = std::fs::read_to_string(page).expect("the page is there");
+        let told = |what, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
+            line.map(|line| line.trim_end_matches('.').to_owned())
+        };
+        let names: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert_eq!(names.len(), 5, "{text}");
+        let rows = names.iter().map(|name| {
+            let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
+            let [kind, help] = [kind, help].map(|told| told.expect("each has both"));
+            format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
+        });
+        let missing: Vec<String> = rows.filter(|row| !page.lines().any(|line| line == row)).collect();
+        assert!(missing.is_empty(), "docs/metrics.md lacks\n{}", missing.join("\n"));
+        let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        for word in words.filter(|word| word.starts_with("holdfast_operator_")) {
+            assert!(names.contains(&word), "docs/metrics.md names {word}, which is no metric");
+        }
+    }
+
+    #[test]
     fn a_reconciliation_is_counted_and_timed() {
         let metrics = Metrics::new();
         metrics.set_leader(true);

@@ -1,14 +1,19 @@
 //! The node daemon without Kubernetes, as a person first tries it: its command line and an S3 server.
 
-use anyhow::{Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
 
 use super::load::Load;
-use crate::node::{Control, Node};
+use crate::node::{Control, Node, SIGKILL};
+use crate::vm::bash;
+use crate::wait::until;
 use crate::world::World;
 
 const BUCKET: &str = "standalone";
 /// How long fio runs, in seconds of the machine's time.
-const LOAD_SECONDS: u32 = 30;
+const LOAD_SECONDS: u32 = 45;
+const LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
     run(world, "zero-copy")
@@ -28,7 +33,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
 
     let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
     first.kill()?;
-    first.restart()?;
+    held(&first, &device)?;
     load.goes_on()?;
     first.terminate()?;
     first.restart()?;
@@ -53,9 +58,25 @@ fn run(world: &World, transport: &str) -> Result<()> {
     Ok(())
 }
 
+/// A daemon that cannot take the device up says so, gives it to nobody, and has it once it can.
+fn held(node: &Node, device: &str) -> Result<()> {
+    let queues = device.replace("ublkb", "ublkc");
+    node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
+    node.vm().wait_log("holder", "held", LIMIT)?;
+    node.restart()?;
+    let list = node.cli(&["list"])?;
+    ensure!(list.contains("Quiesced") && list.contains("still held by another process"), "{list}");
+    for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
+        let refused = node.cli(refused).err().context("nobody serves the device")?;
+        ensure!(format!("{refused:#}").contains("could not be taken up"), "{refused:#}");
+    }
+    node.vm().signal("holder", SIGKILL)?;
+    until("the device to be taken up", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))
+}
+
 fn attach(node: &Node) -> Result<String> {
     let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
     ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
-    node.vm().wait_block_device(&device, std::time::Duration::from_secs(30))?;
+    node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)
 }

@@ -8,6 +8,11 @@ pub(crate) fn page(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)).unwrap()
 }
 
+/// The text between back quotes in a page.
+fn quoted(page: &str) -> impl Iterator<Item = &str> {
+    page.lines().filter(|line| !line.starts_with("```")).flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
 /// Every page, with its path.
 pub(crate) fn pages() -> Vec<(String, String)> {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
@@ -15,4 +20,48 @@ pub(crate) fn pages() -> Vec<(String, String)> {
     let all = listed.map(|name| format!("docs/{}", name.to_str().unwrap()));
     let all = all.chain(["README.md", "CHANGELOG.md"].map(str::to_owned));
     all.filter(|path| path.ends_with(".md")).map(|path| (path.clone(), page(&path))).collect()
+}
+
+#[test]
+fn architecture_names_what_there_is() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = page("docs/architecture.md");
+    // A bare file name is one of the engine's or of the daemon's.
+    let places = ["", "node/engine/src", "node/daemon/src", "node/daemon/src/node"];
+    let is_path = |word: &&str| {
+        let first = word.split('/').next().unwrap_or_default();
+        word.ends_with(".rs") || (word.contains('/') && root.join(first).is_dir())
+    };
+    for path in quoted(&page).filter(is_path).filter(|word| !word.contains('*')) {
+        assert!(places.iter().any(|place| root.join(place).join(path).exists()), "there is no {path}");
+    }
+    for entry in fs::read_dir(root.join("node/daemon/src/node")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let is_told = name == "tests.rs" || quoted(&page).any(|word| word == name);
+        assert!(is_told || !name.ends_with(".rs"), "docs/architecture.md does not tell of {name}");
+    }
+}
+
+#[test]
+fn architecture_tells_which_crates_know_which() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = page("docs/architecture.md");
+    let mut told = Vec::new();
+    for row in page.lines().filter(|line| line.starts_with("| `")) {
+        let [_, path, _, knows, _] = row.split('|').map(str::trim).collect::<Vec<_>>()[..] else { continue };
+        let path = path.trim_matches('`');
+        let Ok(manifest) = fs::read_to_string(root.join(path).join("Cargo.toml")) else { continue };
+        let manifest: toml::Table = manifest.parse().unwrap();
+        let used = manifest["dependencies"].as_table().unwrap().keys();
+        let used: Vec<&str> = used.filter_map(|name| name.strip_prefix("holdfast-")).collect();
+        let expected = if used.is_empty() { "nothing".to_owned() } else { used.join(", ") };
+        let knows = if knows.starts_with("nothing") { "nothing" } else { knows };
+        assert_eq!(knows, expected, "{path}");
+        told.push(path);
+    }
+    let workspace: toml::Table = fs::read_to_string(root.join("Cargo.toml")).unwrap().parse().unwrap();
+    for member in workspace["workspace"]["members"].as_array().unwrap() {
+        let member = member.as_str().unwrap();
+        assert!(told.contains(&member), "docs/architecture.md does not tell of {member}");
+    }
 }

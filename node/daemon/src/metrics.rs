@@ -74,7 +74,7 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         v.committed_seq.map(|seq| seq as f64)
     }),
     gauge("holdfast_volume_dirty", Some(Unit::Bytes), "Bytes written but not committed", |v| {
-        Some(v.dirty_bytes as f64)
+        v.dirty_bytes.map(|bytes| bytes as f64)
     }),
     gauge(
         "holdfast_volume_oldest_dirty",
@@ -92,7 +92,7 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "holdfast_volume_object_durability",
         None,
         "1 if a flush waits for the commit, 0 if for the local disk only",
-        |v| Some(f64::from(v.durability == Durability::Object)),
+        |v| v.durability.map(|class| f64::from(class == Durability::Object)),
     ),
     gauge(
         "holdfast_volume_store_away",
@@ -136,16 +136,27 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "Uploaded bytes given up on the local disk to make room",
         |v| Some(v.evicted_bytes as f64),
     ),
-    counter("holdfast_volume_read_requests", None, "Reads completed", |v| Some(v.served.reads as f64)),
-    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes read", |v| Some(v.served.read_bytes as f64)),
-    counter("holdfast_volume_write_requests", None, "Writes completed", |v| Some(v.served.writes as f64)),
-    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes written", |v| {
+    counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
+        Some(v.served.reads as f64)
+    }),
+    counter("holdfast_volume_read", Some(Unit::Bytes), "Bytes that reads asked for", |v| {
+        Some(v.served.read_bytes as f64)
+    }),
+    counter("holdfast_volume_write_requests", None, "Writes received, those that failed included", |v| {
+        Some(v.served.writes as f64)
+    }),
+    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes that writes brought", |v| {
         Some(v.served.written_bytes as f64)
     }),
-    counter("holdfast_volume_flush_requests", None, "Flushes completed", |v| Some(v.served.flushes as f64)),
-    counter("holdfast_volume_discard_requests", None, "Discards and write-zeroes completed", |v| {
-        Some(v.served.discards as f64)
+    counter("holdfast_volume_flush_requests", None, "Flushes received, those that failed included", |v| {
+        Some(v.served.flushes as f64)
     }),
+    counter(
+        "holdfast_volume_discard_requests",
+        None,
+        "Discards and write-zeroes received, those that failed included",
+        |v| Some(v.served.discards as f64),
+    ),
     counter("holdfast_volume_cold_reads", None, "Reads of blocks that were in the store only", |v| {
         Some(v.served.cold_reads as f64)
     }),
@@ -155,7 +166,9 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         "Reads that the local disk failed, served from the store where it has the data",
         |v| Some(v.served.local_read_errors as f64),
     ),
-    counter("holdfast_volume_failed_requests", None, "Requests failed", |v| Some(v.served.errors as f64)),
+    counter("holdfast_volume_failed_requests", None, "Requests that failed", |v| {
+        Some(v.served.errors as f64)
+    }),
 ];
 
 /// One metric of a store; its label is `store`. Its volumes share one connection, so each knows the same figures.
@@ -207,8 +220,10 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 }
             }
         }
-        let stores: BTreeMap<&str, &RequestCounts> =
-            volumes.iter().map(|volume| (volume.store_name.as_str(), &volume.store_requests)).collect();
+        let stores: BTreeMap<&str, &RequestCounts> = volumes
+            .iter()
+            .filter_map(|v| Some((v.store_name.as_str(), v.store_requests.as_ref()?)))
+            .collect();
         let help = "Requests to the store by all volumes of this node";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
@@ -255,6 +270,43 @@ mod tests {
         }
     }
 
+    /// Found by reading: while a volume was attached, the counts of its store were 0 for all the others.
+    #[test]
+    fn a_volume_that_is_being_attached_knows_nothing_yet() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let unknown =
+            VolumeStatus { dirty_bytes: None, durability: None, store_requests: None, ..attached("a") };
+        fake.put(VolumeStatus { state: VolumeState::Attaching, attached: None, ..unknown });
+        let text = render(fake).unwrap();
+        let has = |line: &str| text.lines().any(|have| have == line);
+        assert!(has("holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0"), "{text}");
+        assert!(has("holdfast_volume_attached{volume=\"a\"} 0.0"), "{text}");
+        assert!(!text.contains("holdfast_volume_dirty_bytes{volume=\"a\"}"), "{text}");
+    }
+
+    #[test]
+    fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
+        let fake = Fake::default();
+        fake.put(attached("vol-1"));
+        let text = render(fake).unwrap();
+        let page = crate::documented::page("docs/metrics.md");
+        let told = |what, name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
+            line.map(|line| line.trim_end_matches('.').to_owned())
+        };
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let missing: Vec<String> = names
+            .map(|name| {
+                let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
+                let [kind, help] = [kind, help].map(Option::unwrap);
+                format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
+            })
+            .filter(|row| !page.lines().any(|line| line == row))
+            .collect();
+        assert!(missing.is_empty(), "docs/metrics.md lacks\n{}", missing.join("\n"));
+    }
+
     #[test]
     fn the_pages_for_users_name_metrics_that_there_are() {
         let fake = Fake::default();
@@ -262,7 +314,10 @@ mod tests {
         let text = render(fake).unwrap();
         for (path, page) in crate::documented::pages() {
             let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-            for word in words.filter(|word| word.starts_with("holdfast_")) {
+            // The operator's are looked up by its own test.
+            let words =
+                words.filter(|word| word.starts_with("holdfast_") && !word.starts_with("holdfast_operator_"));
+            for word in words {
                 assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");
             }
         }

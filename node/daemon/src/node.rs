@@ -168,8 +168,25 @@ struct Inner {
 /// What the node knows of one volume.
 #[derive(Clone)]
 enum Entry {
-    Attaching { store_name: String, durability: Durability },
+    Attaching {
+        store_name: String,
+        durability: Durability,
+    },
+    /// What the last run left of it is not on a ring thread yet, and why.
+    Stranded(String),
     Present(Arc<Present>),
+}
+
+/// Whether a volume on a ring thread has a device that serves requests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Serving {
+    /// Its device is being made or taken up.
+    NotYet,
+    Yes,
+    /// The device that the last run left could not be taken up, and why: its requests wait.
+    Stranded(String),
+    /// The device is gone, another writer holds the volume, and what was not uploaded could not be kept aside.
+    NotKept(String),
 }
 
 /// A volume on a ring thread.
@@ -182,6 +199,7 @@ struct Present {
     key: VolumeKey,
     board: Arc<Board>,
     device: Mutex<Option<Device>>,
+    serving: Mutex<Serving>,
     sectors: u64,
     epoch: u64,
     max_age_ms: u64,
@@ -312,6 +330,9 @@ impl Node {
             Some(Entry::Attaching { .. }) => {
                 Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
             }
+            Some(Entry::Stranded(why)) => {
+                Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
+            }
             None => Err(NodeError::NotAttached(volume.clone())),
         }
     }
@@ -345,6 +366,22 @@ impl Present {
         *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
     }
 
+    fn serving(&self) -> Serving {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns how it was before.
+    fn set_serving(&self, serving: Serving) -> Serving {
+        std::mem::replace(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner), serving)
+    }
+
+    fn check_taken_up(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        match self.serving() {
+            Serving::Stranded(why) => Err(NodeError::NotTakenUp { volume: volume.clone(), why }),
+            Serving::NotYet | Serving::Yes | Serving::NotKept(_) => Ok(()),
+        }
+    }
+
     fn is_detaching(&self) -> bool {
         self.detaching.load(Ordering::Acquire)
     }
@@ -364,8 +401,9 @@ impl Present {
         })
     }
 
+    /// The device, while it serves requests.
     fn attached(&self) -> Option<Attached> {
-        self.device().map(|device| Attached {
+        self.device().filter(|_| self.serving() == Serving::Yes).map(|device| Attached {
             device_path: device.block_path(),
             transport: device.transport(),
             epoch: self.epoch,
@@ -396,3 +434,6 @@ fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

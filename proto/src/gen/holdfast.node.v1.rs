@@ -82,8 +82,8 @@ pub struct Volume {
     #[prost(uint64, optional, tag = "5")]
     pub committed_seq: ::core::option::Option<u64>,
     /// Bytes written but not committed yet.
-    #[prost(uint64, tag = "6")]
-    pub dirty_bytes: u64,
+    #[prost(uint64, optional, tag = "6")]
+    pub dirty_bytes: ::core::option::Option<u64>,
     /// Age of the oldest of them; absent when there are none.
     #[prost(message, optional, tag = "7")]
     pub oldest_dirty: ::core::option::Option<::prost_types::Duration>,
@@ -348,6 +348,8 @@ pub enum VolumeState {
     Detaching = 3,
     /// Another writer took it over: its device fails, its un-uploaded data is kept.
     Fenced = 4,
+    /// Requests to its device wait: what the last daemon left could not be taken up yet.
+    Quiesced = 5,
 }
 impl VolumeState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -361,6 +363,7 @@ impl VolumeState {
             Self::Attached => "VOLUME_STATE_ATTACHED",
             Self::Detaching => "VOLUME_STATE_DETACHING",
             Self::Fenced => "VOLUME_STATE_FENCED",
+            Self::Quiesced => "VOLUME_STATE_QUIESCED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -371,6 +374,7 @@ impl VolumeState {
             "VOLUME_STATE_ATTACHED" => Some(Self::Attached),
             "VOLUME_STATE_DETACHING" => Some(Self::Detaching),
             "VOLUME_STATE_FENCED" => Some(Self::Fenced),
+            "VOLUME_STATE_QUIESCED" => Some(Self::Quiesced),
             _ => None,
         }
     }

@@ -153,6 +153,7 @@ fn state(state: VolumeState) -> i32 {
         VolumeState::Attached => wire::VolumeState::Attached,
         VolumeState::Detaching => wire::VolumeState::Detaching,
         VolumeState::Fenced => wire::VolumeState::Fenced,
+        VolumeState::Quiesced => wire::VolumeState::Quiesced,
     };
     state.into()
 }
@@ -202,7 +203,7 @@ impl From<VolumeStatus> for wire::Volume {
             // An age beyond what the message can hold does not happen: it would be 292 billion years.
             oldest_dirty: oldest_dirty.and_then(|age| age.try_into().ok()),
             message,
-            durability: durability(class),
+            durability: class.map_or(wire::Durability::Unspecified.into(), durability),
             durable_up_to: durable_up_to.map(SystemTime::into),
         }
     }
@@ -233,7 +234,7 @@ pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
         failed_requests: errors,
         // A queue holds far fewer than 2^64.
         waiting_requests: u64::try_from(status.waiting_requests).unwrap_or(u64::MAX),
-        store_requests: Some(store_requests(status.store_requests)),
+        store_requests: status.store_requests.map(store_requests),
     }
 }
 

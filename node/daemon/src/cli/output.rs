@@ -89,7 +89,7 @@ impl Render for ListResponse {
                 or_dash(device.map(|device| transport_name(device.transport()))),
                 or_dash(device.map(|device| device.epoch)),
                 or_dash(volume.committed_seq),
-                ByteSize(volume.dirty_bytes).to_string(),
+                or_dash(volume.dirty_bytes.map(ByteSize)),
                 or_dash(oldest(volume).map(|age| format!("{}s", age.as_secs()))),
                 durability_name(volume.durability()).to_owned(),
                 volume.store.clone(),
@@ -284,6 +284,7 @@ fn state_name(state: VolumeState) -> &'static str {
         VolumeState::Attached => "Attached",
         VolumeState::Detaching => "Detaching",
         VolumeState::Fenced => "Fenced",
+        VolumeState::Quiesced => "Quiesced",
     }
 }
 

@@ -72,5 +72,11 @@ mod tests {
         assert_eq!(told(&limit, &full), [(EventType::Warning, "CacheFull".to_owned())]);
         assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(told(&full, &[]), []);
+        // Each of the conditions is told of.
+        for type_ in trouble::ALL {
+            let one = |status, reason| vec![condition(&[], type_, status, reason, "", Some(1), &now)];
+            let [fine, bad] = [one(ConditionStatus::True, "Fine"), one(ConditionStatus::False, "Bad")];
+            assert_eq!(told(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");
+        }
     }
 }

@@ -159,6 +159,7 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
         VolumeState::Attached => report(facts, "Attached", now),
         VolumeState::Detaching => report(facts, "Detaching", now),
         VolumeState::Fenced => report(facts, "Fenced", now),
+        VolumeState::Quiesced => report(facts, "NotTakenUp", now),
     }
 }
 
@@ -230,6 +231,8 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
     );
     let nothing = VolumeStatus::default();
     let mine = if facts.claimed() { &facts.status } else { &nothing };
+    // Before the volume is on a ring thread nobody can say what it holds.
+    let known = here.filter(|here| here.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
         conditions.extend(trouble::conditions(facts, here, now));
@@ -242,10 +245,10 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
         epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.committed_seq),
-        dirty_bytes: here.map_or(mine.dirty_bytes, |here| Some(here.dirty_bytes)),
+        dirty_bytes: here.and_then(|here| here.dirty_bytes).or(mine.dirty_bytes),
         oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
-        durability: here.map(|here| durability(here.durability)),
-        durable_up_to: here.map_or(mine.durable_up_to.clone(), |here| durable_up_to(facts, here)),
+        durability: here.and_then(|here| here.durability).map(durability),
+        durable_up_to: known.map_or(mine.durable_up_to.clone(), |here| durable_up_to(facts, here)),
         conditions,
         ..VolumeStatus::default()
     }
@@ -263,7 +266,7 @@ fn durable_up_to(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
     let before = reported.durable_up_to.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
-    let idle = here.dirty_bytes == 0
+    let idle = here.dirty_bytes == Some(0)
         && reported.dirty_bytes == Some(0)
         && reported.committed_seq == here.committed_seq;
     match here.durable_up_to.and_then(trouble::seconds) {

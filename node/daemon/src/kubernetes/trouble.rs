@@ -1,12 +1,13 @@
-//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read.
+//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read,
+//! whether the local disk kept its word.
 //!
-//! Owns: the words. Each turns after [`LASTING`], and back at once. The first is there while the volume is on the node, the
+//! Owns: the words. Each turns after [`LASTING`], and back at once; the last turns at once, and back with the next attach. The first is there while the volume is on the node, the
 //! others while its device takes writes; none says anything of a volume that another writer holds. What was said of a
 //! store stays said until the store answers: a daemon that was restarted knows nothing of it at first.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_crds::{Condition, ConditionStatus, Time, condition, find_condition};
+use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, condition, find_condition};
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
@@ -19,8 +20,10 @@ pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
 pub(crate) const WRITABLE: &str = "Writable";
 /// Condition: what is to be uploaded can be read.
 pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
+/// Condition: no sync of the local disk failed since the attach.
+pub(crate) const LOCAL_DISK_TRUSTED: &str = "LocalDiskTrusted";
 /// All of them.
-pub(crate) const ALL: [&str; 3] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE];
+pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_TRUSTED];
 /// Shorter trouble is the ordinary course of things.
 const LASTING: Duration = Duration::from_secs(5);
 
@@ -28,9 +31,15 @@ const LASTING: Duration = Duration::from_secs(5);
 pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
-        VolumeState::Attaching => store_reachable(facts, here, now).into_iter().collect(),
+        VolumeState::Attaching | VolumeState::Quiesced => {
+            store_reachable(facts, here, now).into_iter().collect()
+        }
         VolumeState::Attached | VolumeState::Detaching => {
-            let own = [writable(facts, here, now), local_data_readable(facts, here, now)];
+            let own = [
+                writable(facts, here, now),
+                local_data_readable(facts, here, now),
+                local_disk_trusted(facts, here, now),
+            ];
             store_reachable(facts, here, now).into_iter().chain(own).collect()
         }
     }
@@ -46,13 +55,37 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
         return make(facts, LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message, now);
     };
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
-    let (at, length, dirty) = (first.start.byte_offset(), first.bytes(), here.dirty_bytes);
+    let (at, length) = (first.start.byte_offset(), first.bytes());
+    let dirty = here.dirty_bytes.unwrap_or_default();
+    let me = &facts.me;
+    let way_out = if here.attached.is_some() {
+        "until they are readable, written or discarded nothing is uploaded".to_owned()
+    } else {
+        format!(
+            "the detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
+             the volume goes on there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
+             uploaded but these bytes"
+        )
+    };
     let message = format!(
-        "the disk of node {}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
-         until they are readable, written or discarded nothing is uploaded, and {dirty} bytes wait",
-        facts.me
+        "the disk of node {me}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
+         {way_out}, and {dirty} bytes wait"
     );
     make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
+}
+
+fn local_disk_trusted(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+    if !here.disk_distrusted {
+        let message = "no sync of the local disk failed since the volume was attached".to_owned();
+        return make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::True, "Synced", message, now);
+    }
+    let message = format!(
+        "the disk of node {} failed a sync: the flush failed, and what it was to make durable may be gone after a power cut. \
+         Nothing is lost that a flush covered which succeeded. Until the volume is attached anew every flush waits for a \
+         commit: look into the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
+        facts.me
+    );
+    make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::False, "SyncFailed", message, now)
 }
 
 /// Whether a condition may be about to turn.
@@ -87,9 +120,12 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
 fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
     let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.dirty_bytes, here.durability) {
-        (0, _) => "Nothing waits to be uploaded".to_owned(),
-        (bytes, Durability::Local) => format!("{bytes} bytes wait to be uploaded"),
-        (bytes, Durability::Object) => format!("{bytes} bytes wait to be uploaded, and flushes for them"),
+        (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
+        (Some(0), _) => "Nothing waits to be uploaded".to_owned(),
+        (Some(bytes), None | Some(Durability::Local)) => format!("{bytes} bytes wait to be uploaded"),
+        (Some(bytes), Some(Durability::Object)) => {
+            format!("{bytes} bytes wait to be uploaded, and flushes for them")
+        }
     };
     format!(
         "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
@@ -104,7 +140,7 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
         return make(facts, WRITABLE, ConditionStatus::True, "Serving", message.to_owned(), now);
     };
     let me = &facts.me;
-    let bytes = here.dirty_bytes;
+    let bytes = here.dirty_bytes.unwrap_or_default();
     let (reason, why) = match delay {
         Delay::DirtyLimit => (
             "DirtyLimit",

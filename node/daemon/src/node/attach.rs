@@ -25,7 +25,8 @@ use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, Volume
 use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
 use super::{
-    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, TransportChoice, sectors_of, unix_ms,
+    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, TransportChoice, sectors_of,
+    unix_ms,
 };
 
 impl Node {
@@ -52,6 +53,9 @@ impl Node {
         let AttachRequest { volume, store_name, durability, .. } = request;
         let mut volumes = self.volumes();
         let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
+        if let Some(Entry::Present(present)) = volumes.get(volume) {
+            present.check_taken_up(volume)?;
+        }
         match volumes.get(volume) {
             None => {
                 let entry = Entry::Attaching { store_name: store_name.clone(), durability: *durability };
@@ -59,6 +63,9 @@ impl Node {
                 Ok(None)
             }
             Some(Entry::Attaching { .. }) => busy("being attached"),
+            Some(Entry::Stranded(why)) => {
+                Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
+            }
             Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
             Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
                 (Phase::Ready, Some(attached)) => Ok(Some(attached)),
@@ -134,6 +141,7 @@ impl Node {
             key,
             board,
             device: None.into(),
+            serving: Serving::NotYet.into(),
             sectors,
             epoch,
             max_age_ms,
@@ -147,6 +155,7 @@ impl Node {
             return Err(NodeError::Fenced(volume));
         }
         self.add_device(&present, features, transport).await?;
+        present.set_serving(Serving::Yes);
         let attached = present.attached();
         if let Some(Attached { device_path, epoch, .. }) = &attached {
             // Requests of other volumes to the same store are in its time too.

@@ -4,9 +4,11 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
+use holdfast_log::read_manifest_to_end;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
@@ -16,17 +18,23 @@ use super::error::{NodeError, file};
 use super::local::Local;
 use super::off_runtime::blocking;
 use super::ring_thread::Message;
-use super::{Node, Present};
+use super::{Node, Present, Serving};
+use crate::failure::chain;
+
+/// How often a detach that waits for unreadable data asks who holds the volume.
+const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the
-    /// volume; [`NodeError::NotAttached`]; [`NodeError::Fenced`] after the local data was set aside.
+    /// volume; [`NodeError::NotAttached`]; [`NodeError::NotTakenUp`]; [`NodeError::Fenced`] after the local data was set
+    /// aside, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let _alone = EndsProcess("a detach");
         let present = self.present(volume)?;
+        present.check_taken_up(volume)?;
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
@@ -43,27 +51,56 @@ impl Node {
             return Err(error);
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach });
-        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
+        let end = self.end_of_detach(volume, &present).await;
+        // Before anybody may take the files for those of a detached volume.
+        if let Phase::Kept { whole } = end {
+            let (local, epoch) = (present.local.clone(), Epoch(present.epoch));
+            let named = volume.clone();
+            if let Err(source) = blocking(move || keep_aside(&named, &local, epoch, whole)).await {
+                let error = NodeError::NotKept { volume: volume.clone(), source: source.into() };
+                present.set_serving(Serving::NotKept(chain(&error)));
+                present.letting_go.store(false, Ordering::Release);
+                return Err(error);
+            }
+        }
         present
             .ring
             .call(|done| Message::Remove { key: present.key, done })
             .await?
             .map_err(|error| NodeError::Queue(error.into()))?;
-        // Before anybody may take the files for those of a detached volume.
-        let kept = match end {
-            Phase::Kept { whole } => {
-                let (volume, local, epoch) = (volume.clone(), present.local.clone(), Epoch(present.epoch));
-                Some(blocking(move || keep_aside(&volume, &local, epoch, whole)).await)
-            }
-            Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => None,
-        };
         self.volumes().remove(volume);
         present.local.forget_attached()?;
-        if let Some(kept) = kept {
-            kept?;
-            return Err(NodeError::Fenced(volume.clone()));
+        match end {
+            Phase::Kept { .. } => Err(NodeError::Fenced(volume.clone())),
+            Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Waits for the end of a detach. What the disk cannot read holds up the last commit and with it all that the engine asks
+    /// the log: whether another node took the volume over meanwhile, which is the way out, is asked here.
+    async fn end_of_detach(&self, volume: &VolumeId, present: &Present) -> Phase {
+        let ended = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. }));
+        tokio::pin!(ended);
+        loop {
+            tokio::select! {
+                phase = &mut ended => return phase,
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            if present.board.status().unreadable.is_none() || present.board.phase() == Phase::Fenced {
+                continue;
+            }
+            match read_manifest_to_end(&*present.objects, volume).await {
+                Ok(manifest) if manifest.is_deleted() || manifest.epoch() > Epoch(present.epoch) => {
+                    let event = Event::ManifestLoaded(Box::new(manifest));
+                    present.ring.send(Message::Event { key: present.key, event });
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::debug!(%volume, error, "who holds the volume cannot be asked");
+                }
+            }
+        }
     }
 
     async fn stop_device(
@@ -109,21 +146,26 @@ impl Node {
         present.ring.call(|done| Message::Close { key: present.key, done }).await??;
         blocking(move || gone(device.delete())).await?;
         present.set_device(None);
+        present.set_serving(Serving::NotYet);
         present.remember()
     }
 }
 
 /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
-/// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it.
+/// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it, and
+/// nothing is moved before that is done. What failed may be tried again.
 fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
+    let dir = local.dir();
+    if !dir.try_exists().map_err(file(&dir, "looked for"))? {
+        // An earlier try came as far as that.
+        return Ok(());
+    }
     if !whole {
-        let live = local.keep_live_map();
+        local.keep_live_map()?;
         let kept = local.set_aside(epoch)?;
         tracing::error!(%volume, kept = %kept.display(),
             "the volume was fenced and the local disk fails: all of it is kept aside");
-        return live.inspect_err(|_| {
-            tracing::error!(%volume, "the map of what was kept aside may not name all that was not uploaded");
-        });
+        return Ok(());
     }
     let all_committed = matches!(local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
     if all_committed {

@@ -59,7 +59,8 @@ pub(crate) enum NodeError {
     /// The local disk cannot read what is to be uploaded: a detach would not end, and only the device can mend it.
     #[error(
         "volume {volume} cannot be uploaded: the local disk cannot read {} bytes of it, the first at byte {}; write or \
-         discard them on its device first, or have another node take the volume over without what was not uploaded",
+         discard them on its device first, or have another node take the volume over without what was not uploaded (`attach --take-over` there, or the \
+         annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
     )]
@@ -68,6 +69,30 @@ pub(crate) enum NodeError {
         volume: VolumeId,
         /// What of it.
         lost: Unreadable,
+    },
+    /// The last run left the volume served, and this one does not serve it yet.
+    #[error(
+        "volume {volume} is not served: what the last run of the daemon left could not be taken up ({why}). Its device waits, \
+         nothing that was written is lost, and it is tried again every few seconds: put right what the reason names, else \
+         restart the host, which keeps what was flushed"
+    )]
+    NotTakenUp {
+        /// Which.
+        volume: VolumeId,
+        /// Why the last try failed.
+        why: String,
+    },
+    /// The volume was fenced, and what it had not uploaded is still where it was.
+    #[error(
+        "volume {volume} is fenced: another writer holds it, and what was not uploaded could not be kept aside. Nothing was \
+         removed: put right what the reason names (make room, mend the disk), then detach it again, or restart the daemon"
+    )]
+    NotKept {
+        /// Which.
+        volume: VolumeId,
+        /// Why.
+        #[source]
+        source: Box<NodeError>,
     },
     /// The kernel lacks what serving needs.
     #[error("this kernel cannot serve volumes")]
@@ -191,6 +216,8 @@ impl NodeError {
             Self::Unsupported(_) => ErrorKind::Unavailable,
             Self::File { .. }
             | Self::AlreadyRunning(_)
+            | Self::NotTakenUp { .. }
+            | Self::NotKept { .. }
             | Self::Device(_)
             | Self::Queue(_)
             | Self::RingLost => ErrorKind::Local,

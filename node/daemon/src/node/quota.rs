@@ -67,7 +67,7 @@ impl Node {
             .values()
             .filter_map(|entry| match entry {
                 Entry::Present(present) => Some(Arc::clone(present)),
-                Entry::Attaching { .. } => None,
+                Entry::Attaching { .. } | Entry::Stranded(_) => None,
             })
             .collect();
         let held: Vec<u64> =

@@ -7,8 +7,9 @@ use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 
 use super::board::{Counters, Phase};
+use super::error::NodeError;
 use super::watched_store::StoreHealth;
-use super::{Attached, Entry, Present};
+use super::{Attached, Entry, Present, Serving};
 
 /// How far a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -21,6 +22,8 @@ pub(crate) enum VolumeState {
     Detaching,
     /// Another writer holds it; all I/O fails.
     Fenced,
+    /// The last run left it, and it could not be taken up yet: requests to its device wait.
+    Quiesced,
 }
 
 /// A volume on this node.
@@ -38,12 +41,12 @@ pub(crate) struct VolumeStatus {
     pub(crate) attached: Option<Attached>,
     /// The last record in the log.
     pub(crate) committed_seq: Option<u64>,
-    /// Bytes not yet committed.
-    pub(crate) dirty_bytes: u64,
+    /// Bytes not yet committed; none while nobody can say.
+    pub(crate) dirty_bytes: Option<u64>,
     /// Age of the oldest of them.
     pub(crate) oldest_dirty: Option<Duration>,
-    /// When a FLUSH is complete.
-    pub(crate) durability: Durability,
+    /// When a FLUSH is complete; none while nobody can say.
+    pub(crate) durability: Option<Durability>,
     /// Every write that completed before then is committed; none while nobody can say.
     pub(crate) durable_up_to: Option<SystemTime>,
     /// Whether its store answers this node.
@@ -62,8 +65,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) evicted_bytes: u64,
     /// What was served so far.
     pub(crate) served: ServedCounts,
-    /// Requests sent to its store, by all volumes of that store on this node.
-    pub(crate) store_requests: RequestCounts,
+    /// Requests sent to its store, by all volumes of that store on this node; none while it is not connected.
+    pub(crate) store_requests: Option<RequestCounts>,
 }
 
 /// What was served since the volume was attached or taken up by this process.
@@ -94,21 +97,33 @@ impl VolumeStatus {
     pub(super) fn of(volume: VolumeId, entry: &Entry) -> Self {
         match entry {
             Entry::Attaching { store_name, durability } => {
-                Self::attaching(volume, store_name.clone(), *durability)
+                Self::unknown(volume, VolumeState::Attaching, store_name.clone(), Some(*durability))
+            }
+            Entry::Stranded(why) => {
+                let error = NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() };
+                let message = Some(error.to_string());
+                let known = Self::unknown(volume, VolumeState::Quiesced, String::new(), None);
+                Self { message, ..known }
             }
             Entry::Present(present) => Self::present(volume, present),
         }
     }
 
-    fn attaching(volume: VolumeId, store_name: String, durability: Durability) -> Self {
+    /// A volume that is on no ring thread.
+    fn unknown(
+        volume: VolumeId,
+        state: VolumeState,
+        store_name: String,
+        durability: Option<Durability>,
+    ) -> Self {
         Self {
             volume,
             store_name,
-            state: VolumeState::Attaching,
+            state,
             message: None,
             attached: None,
             committed_seq: None,
-            dirty_bytes: 0,
+            dirty_bytes: None,
             oldest_dirty: None,
             durability,
             durable_up_to: None,
@@ -120,15 +135,17 @@ impl VolumeStatus {
             cached_bytes: 0,
             evicted_bytes: 0,
             served: ServedCounts::default(),
-            store_requests: RequestCounts::default(),
+            store_requests: None,
         }
     }
 
     fn present(volume: VolumeId, present: &Present) -> Self {
         let (status, counters) = (present.board.status(), &present.board.counters);
         let attached = present.attached();
-        let (state, message) =
-            told(present.board.phase(), present.is_detaching(), attached.is_some(), &status);
+        let (state, message) = match present.check_taken_up(&volume) {
+            Err(not_taken_up) => (VolumeState::Quiesced, Some(not_taken_up.to_string())),
+            Ok(()) => told(present.board.phase(), present.is_detaching(), &present.serving(), &status),
+        };
         Self {
             volume,
             store_name: present.store_name.clone(),
@@ -136,9 +153,9 @@ impl VolumeStatus {
             message,
             attached,
             committed_seq: status.committed.map(|seq| seq.0),
-            dirty_bytes: status.dirty_bytes,
+            dirty_bytes: Some(status.dirty_bytes),
             oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
-            durability: present.durability,
+            durability: Some(present.durability),
             durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: present.objects.health(),
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
@@ -158,7 +175,7 @@ impl VolumeStatus {
                 local_read_errors: Counters::get(&counters.local_read_errors),
                 errors: Counters::get(&counters.errors),
             },
-            store_requests: present.objects.store().counts(),
+            store_requests: Some(present.objects.store().counts()),
         }
     }
 }
@@ -167,12 +184,19 @@ impl VolumeStatus {
 fn told(
     phase: Phase,
     is_detaching: bool,
-    has_device: bool,
+    serving: &Serving,
     status: &Status,
 ) -> (VolumeState, Option<String>) {
+    let has_device = *serving == Serving::Yes;
     match phase {
         Phase::Fenced | Phase::Kept { .. } => {
-            (VolumeState::Fenced, Some("another writer holds the volume; local data is kept".to_owned()))
+            let message = match serving {
+                Serving::NotKept(why) => why.clone(),
+                Serving::NotYet | Serving::Yes | Serving::Stranded(_) => {
+                    "another writer holds the volume; local data is kept".to_owned()
+                }
+            };
+            (VolumeState::Fenced, Some(message))
         }
         Phase::Recovering => {
             (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
@@ -181,6 +205,8 @@ fn told(
             let commits = || (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned());
             (VolumeState::Detaching, unreadable(status, has_device).or_else(commits))
         }
+        // Its device is being made.
+        Phase::Ready if !has_device => (VolumeState::Attaching, None),
         Phase::Ready | Phase::Detached => {
             let message = unreadable(status, has_device).or_else(|| Some(trouble(status)?.to_owned()));
             (VolumeState::Attached, message)
@@ -191,7 +217,13 @@ fn told(
 fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let Unreadable { bytes, first, .. } = status.unreadable?;
     let first = first.start.byte_offset();
-    let way_out = if has_device { "write or discard them" } else { "the detach waits until it can" };
+    let way_out = if has_device {
+        "write or discard them"
+    } else {
+        "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach): `holdfast-node fenced export` here then \
+         has all of that but these bytes"
+    };
     Some(format!(
         "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {way_out}"
     ))
@@ -225,23 +257,28 @@ mod tests {
     fn what_a_person_is_told_names_what_is_amiss_and_the_way_out() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
-        let (state, message) = told(Phase::Ready, false, true, &unreadable);
+        let (state, message) = told(Phase::Ready, false, &Serving::Yes, &unreadable);
         assert_eq!(state, VolumeState::Attached);
         let message = message.unwrap();
         assert!(message.contains("8192 bytes from byte 65536 on; write or discard them"), "{message}");
-        let (state, message) = told(Phase::Ready, true, false, &unreadable);
+        let (state, message) = told(Phase::Ready, true, &Serving::NotYet, &unreadable);
         assert_eq!(state, VolumeState::Detaching);
         assert!(
-            message.unwrap().ends_with("the detach waits until it can"),
+            message
+                .unwrap()
+                .contains("the detach waits until it can, or until another node takes the volume over"),
             "there is no device to write to"
         );
 
         let full = Status { parked: 1, disk_full: true, distrusted: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, true, &full);
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
         assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
         let distrusted = Status { distrusted: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, true, &distrusted);
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &distrusted);
         assert!(message.unwrap().starts_with("the local disk failed a sync"));
-        assert_eq!(told(Phase::Ready, false, true, &Status::default()), (VolumeState::Attached, None));
+        let fine = Status::default();
+        assert_eq!(told(Phase::Ready, false, &Serving::Yes, &fine), (VolumeState::Attached, None));
+        let begins = told(Phase::Ready, false, &Serving::NotYet, &fine);
+        assert_eq!(begins, (VolumeState::Attaching, None), "its device is not started yet");
     }
 }

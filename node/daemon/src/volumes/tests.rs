@@ -75,9 +75,9 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
             bytes: 1 << 30,
         }),
         committed_seq: Some(7),
-        dirty_bytes: 8192,
+        dirty_bytes: Some(8192),
         oldest_dirty: Some(Duration::from_millis(2500)),
-        durability: Durability::Object,
+        durability: Some(Durability::Object),
         durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreHealth::Answers,
         delayed: None,
@@ -87,7 +87,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         cached_bytes: 12288,
         evicted_bytes: 4096,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
-        store_requests: RequestCounts { put: 2, ..RequestCounts::default() },
+        store_requests: Some(RequestCounts { put: 2, ..RequestCounts::default() }),
     }
 }
 

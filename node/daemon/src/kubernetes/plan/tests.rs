@@ -237,7 +237,7 @@ fn a_served_volume_is_reported_in_full() {
 #[test]
 fn figures_are_written_now_and_then_but_a_change_at_once() {
     let mut facts = served();
-    facts.here.as_mut().unwrap().dirty_bytes += 1;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(8193);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     facts.since_report = Some(FIGURES_EVERY);
     assert_eq!(acts(&plan(&facts, &now())), ["report"]);
@@ -306,7 +306,7 @@ fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
         "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. All goes on by itself when the store answers. Last error: connection refused"
     );
     reported(&mut facts);
-    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
@@ -349,9 +349,35 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
         message,
         "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that are nowhere else, the first 8192 of them at byte 65536 of the device; until they are readable, written or discarded nothing is uploaded, and 8192 bytes wait"
     );
+    let mut detaching = facts.clone();
+    let here = detaching.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Detaching, None);
+    let (_, _, message) = turned(&detaching, "LocalDataReadable");
+    assert!(!message.contains("written or discarded"), "there is no device: {message}");
+    assert!(
+        message.contains("the annotation holdfast.dev/force-detach=a: the volume goes on there"),
+        "{message}"
+    );
     reported(&mut facts);
     facts.here.as_mut().unwrap().unreadable = None;
     assert_eq!(turned(&facts, "LocalDataReadable").0, "True");
+}
+
+#[test]
+fn a_sync_that_failed_is_told_until_the_next_attach() {
+    let mut facts = served();
+    let told = find_condition(&facts.status.conditions, "LocalDiskTrusted").unwrap();
+    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
+    facts.here.as_mut().unwrap().disk_distrusted = true;
+    let (status, reason, message) = turned(&facts, "LocalDiskTrusted");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
+    for part in ["disk of node a", "every flush waits for a commit", "attach it again"] {
+        assert!(message.contains(part), "{message}");
+    }
+    reported(&mut facts);
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
+    facts.here.as_mut().unwrap().disk_distrusted = false;
+    assert_eq!(turned(&facts, "LocalDiskTrusted").0, "True");
 }
 
 #[test]
@@ -416,7 +442,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
     let here = |facts: &mut Facts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
-        here.dirty_bytes = dirty;
+        here.dirty_bytes = Some(dirty);
         here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
         here.durable_up_to = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
         facts.since_report = Some(Duration::from_secs(3600));
@@ -431,7 +457,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     // The daemon's successor does not know yet: what was said stays true.
     reported(&mut facts);
     facts.here.as_mut().unwrap().durable_up_to = None;
-    facts.here.as_mut().unwrap().dirty_bytes += 4096;
+    facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     facts.since_report = None;
     assert_eq!(written(&plan(&facts, &now())).unwrap().durable_up_to, dirty.durable_up_to);
 }
@@ -453,4 +479,33 @@ fn what_was_dirty_stays_said_while_the_device_is_away() {
     let claim = written(&plan(&facts, &now())).unwrap();
     assert_eq!((claim.epoch, claim.dirty_bytes), (Some(3), Some(8192)));
     assert!(claim.durable_up_to.is_some());
+}
+
+/// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is missing.
+#[test]
+fn what_nobody_can_say_yet_leaves_what_was_said() {
+    let unknown = |state| {
+        let mut facts = served();
+        let here = facts.here.as_mut().unwrap();
+        (here.state, here.attached, here.dirty_bytes, here.durable_up_to) = (state, None, None, None);
+        written(&plan(&facts, &now())).unwrap()
+    };
+    for state in [VolumeState::Attaching, VolumeState::Quiesced] {
+        let status = unknown(state);
+        assert_eq!((status.epoch, status.dirty_bytes), (Some(3), Some(8192)), "{state:?}");
+        assert!(status.durable_up_to.is_some(), "{state:?}");
+    }
+}
+
+#[test]
+fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why() {
+    let mut facts = served();
+    let here = facts.here.as_mut().unwrap();
+    (here.state, here.attached) = (VolumeState::Quiesced, None);
+    here.message = Some("its device waits".to_owned());
+    let quiesced = plan(&facts, &now());
+    assert_eq!(reason(&quiesced), ("False".to_owned(), "NotTakenUp".to_owned()));
+    let status = written(&quiesced).unwrap();
+    assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
+    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None, "nothing is served");
 }

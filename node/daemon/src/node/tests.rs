@@ -1,0 +1,383 @@
+//! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device that serves.
+
+mod bucket;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+
+use holdfast_background::{LocalState, win};
+use holdfast_engine::action::Action;
+use holdfast_engine::attach::Claim;
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{Side, SideSet};
+use holdfast_engine::volume::{Setup, Volume};
+use holdfast_s3::Credentials;
+use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
+use tempfile::TempDir;
+
+use bucket::Bucket;
+
+use super::live_map::LiveMap;
+use super::local::{ATTACHED_VERSION, AttachedRecord, KEPT_LIVE_MAP};
+use super::*;
+
+const SECTORS: u64 = 64;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The directories of a node; the run directory has to be in a tmpfs.
+struct Dirs {
+    state: TempDir,
+    run: TempDir,
+}
+
+impl Dirs {
+    fn new() -> Self {
+        Self { state: tempfile::tempdir().unwrap(), run: tempfile::tempdir_in("/dev/shm").unwrap() }
+    }
+
+    fn config(&self) -> NodeConfig {
+        NodeConfig {
+            node_name: "a".to_owned(),
+            state_dir: self.state.path().to_owned(),
+            run_dir: self.run.path().to_owned(),
+            ring_threads: 1,
+            transport: TransportChoice::Auto,
+            slab_bytes: 8 << 20,
+            cache_bytes: None,
+            seal_bytes: 4 << 20,
+            most_dirty_bytes: 64 << 20,
+            max_dirty_age: Duration::from_secs(30),
+        }
+    }
+
+    fn local(&self) -> Local {
+        Local::new(self.state.path(), self.run.path(), &volume())
+    }
+
+    /// Where a restarted daemon finds the live map.
+    fn live_map(&self) -> PathBuf {
+        self.local().live_map_path()
+    }
+
+    fn side(&self, side: Side) -> PathBuf {
+        self.local().dir().join(["a.data", "b.data"][side as usize])
+    }
+
+    fn record(&self) -> PathBuf {
+        self.live_map().with_file_name("attached")
+    }
+
+    /// What a daemon leaves that dies when its device is not made yet.
+    async fn leave(&self) {
+        let local = self.local();
+        let nonce = Nonce([7; 16]);
+        let header = Header {
+            volume: volume(),
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            nonces: vec![nonce],
+            active: Side::A,
+            closed_clean: false,
+            void: SideSet::NONE,
+            seq: Seq(0),
+            synced_generation: 0,
+        };
+        let files = local.open(SECTORS).await.unwrap();
+        local.write_header(&files, &header, 1).await.unwrap();
+        let mut manifest = Manifest::empty(volume());
+        for (epoch, body) in [
+            (0, Body::Create { sectors: SECTORS }),
+            (1, Body::Attach { sectors: SECTORS, node: "a".to_owned() }),
+        ] {
+            let seq = manifest.seq().next();
+            let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+        let durability = Durability::Object;
+        let setup =
+            Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
+        let live_map = LiveMap::create(&self.live_map(), SECTORS, &[]).unwrap();
+        drop(Volume::attach(setup, live_map, manifest, &[], false, 0, &mut Vec::new()));
+        let record = AttachedRecord {
+            version: ATTACHED_VERSION,
+            device_id: None,
+            sectors: SECTORS,
+            epoch: 1,
+            max_age_ms: 30_000,
+            durability,
+            detaching: false,
+            store_name: "main".to_owned(),
+            store: (&nowhere()).into(),
+        };
+        local.write_record(&record).unwrap();
+    }
+}
+
+/// Runs a test that starts a node. The runtime of one that fails stays: a panic that drops a node's tasks ends the process.
+fn alone(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(test))) {
+        std::mem::forget(runtime);
+        std::panic::resume_unwind(failed);
+    }
+}
+
+fn volume() -> VolumeId {
+    "disk".parse().unwrap()
+}
+
+/// A store that never answers.
+fn nowhere() -> S3Config {
+    let credentials = Credentials::Static {
+        access_key_id: "key".to_owned(),
+        secret_access_key: "secret".to_owned(),
+        session_token: None,
+    };
+    S3Config {
+        endpoint: Some("http://127.0.0.1:1".to_owned()),
+        ..S3Config::new("bucket".to_owned(), "us-east-1".to_owned(), credentials)
+    }
+}
+
+fn request() -> AttachRequest {
+    AttachRequest {
+        volume: volume(),
+        store_name: "main".to_owned(),
+        store: nowhere(),
+        bytes: None,
+        take_over: true,
+        max_dirty_age: None,
+        durability: Durability::Local,
+    }
+}
+
+fn only(node: &Node) -> VolumeStatus {
+    let [status] = node.list().try_into().unwrap();
+    status
+}
+
+/// Looks at the volume until it is as wanted: nothing announces it.
+async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStatus {
+    let found = async {
+        loop {
+            let status = only(node);
+            if wanted(&status) {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, found).await.expect("the volume is never so")
+}
+
+fn flip_a_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[40] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Found by reading: such a volume was not there for anybody, so that an attach began anew, without its live map, on a second
+/// device.
+#[test]
+fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
+    alone(async {
+        let dirs = Dirs::new();
+        dirs.leave().await;
+        flip_a_bit(&dirs.record());
+        let live_map = fs::read(dirs.live_map()).unwrap();
+        let node = Node::start(dirs.config()).await.unwrap();
+        let status = only(&node);
+        assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
+        assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
+        let message = status.message.unwrap();
+        assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
+        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+            let refused = refused.unwrap_err();
+            assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::Local, message.clone()));
+        }
+        assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
+        flip_a_bit(&dirs.record());
+        // There was no device yet: it is let go.
+        wait(&node, |status| status.state == VolumeState::Detaching).await;
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: the device was shown as attached, and given to whoever asked for it.
+#[test]
+fn a_device_that_could_not_be_taken_up_is_not_attached() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        dirs.leave().await;
+        let (present, None) = node.resume(&volume()).await.unwrap().unwrap() else { panic!("there is none") };
+        wait(&node, |status| status.state == VolumeState::Attaching).await;
+        let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
+        node.strand(&volume(), Some(&present), &held);
+        let status = only(&node);
+        assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
+        let message = status.message.unwrap();
+        assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
+        assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
+        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+            assert_eq!(refused.unwrap_err().to_string(), message);
+        }
+        assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: the live map was removed although its copy had failed, and with it the only word on what was written.
+#[test]
+fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        dirs.leave().await;
+        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        // The last round failed: the durable map may name nothing.
+        present.board.set_phase(board::Phase::Kept { whole: false });
+        let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
+        fs::create_dir(&in_the_way).unwrap();
+        for _ in 0..2 {
+            let failed = node.detach(&volume()).await.unwrap_err();
+            assert_eq!(failed.kind(), ErrorKind::Local);
+            let message = crate::failure::chain(&failed);
+            assert!(message.contains("live-map could not be written"), "{message}");
+            assert!(message.contains("detach it again"), "{message}");
+            let status = only(&node);
+            assert_eq!((status.state, status.message), (VolumeState::Fenced, Some(message)));
+            assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
+            assert!(fenced::list(dirs.state.path()).unwrap().is_empty(), "nothing was moved");
+        }
+        let live_map = fs::read(dirs.live_map()).unwrap();
+        fs::remove_dir(&in_the_way).unwrap();
+        // A disk that does not say what is on it has lost nothing yet.
+        let [volumes, elsewhere] = ["volumes", "elsewhere"].map(|name| dirs.state.path().join(name));
+        fs::rename(&volumes, &elsewhere).unwrap();
+        fs::write(&volumes, "").unwrap();
+        assert_eq!(node.detach(&volume()).await.unwrap_err().kind(), ErrorKind::Local);
+        assert!(dirs.live_map().exists());
+        fs::remove_file(&volumes).unwrap();
+        fs::rename(&elsewhere, &volumes).unwrap();
+        let fenced = node.detach(&volume()).await.unwrap_err();
+        assert!(matches!(fenced, NodeError::Fenced(_)), "{fenced}");
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(kept.contents().unwrap().bytes(), 0);
+        let copy = dirs.state.path().join("fenced/disk-1").join(KEPT_LIVE_MAP);
+        assert!(fs::read(copy).unwrap() == live_map);
+        assert!(node.list().is_empty() && !dirs.live_map().exists());
+        node.shutdown().await;
+    });
+}
+
+fn claim(node: &str, fill: u8) -> Claim {
+    Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, take_over: fill > 1 }
+}
+
+/// Writes `range` to a volume that the bucket holds, and leaves it as a daemon does that dies in a detach.
+async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
+    let local = dirs.local();
+    let won = win(&*bucket.objects, &volume(), &local, &claim("a", 1)).await.unwrap();
+    let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+    let setup = Setup {
+        requests: 128,
+        limits,
+        durability: Durability::Local,
+        header: won.header,
+        header_generation: won.header_generation,
+        unix_ms_at_zero: 0,
+    };
+    let live_map = LiveMap::create(&dirs.live_map(), SECTORS, &[Chunk(0)]).unwrap();
+    let mut actions = Vec::new();
+    let mut served = Volume::attach(setup, live_map, won.manifest, &won.found, false, 0, &mut actions);
+    let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
+    while let Some(event) = events.pop() {
+        served.handle(0, event, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                Action::PrepareMap { chunk } => events.push(Event::MapPrepared { chunk, result: Ok(()) }),
+                Action::Write { id, range, side } => {
+                    let bytes = vec![5; usize::try_from(range.bytes()).unwrap()];
+                    let file = File::options().write(true).open(dirs.side(side)).unwrap();
+                    file.write_all_at(&bytes, range.start.byte_offset()).unwrap();
+                    events.push(Event::Moved { id, result: Ok(()) });
+                }
+                Action::Complete { result, .. } => assert_eq!(result, Ok(())),
+                Action::Report(_) => {}
+                Action::Read { .. }
+                | Action::ReadCold { .. }
+                | Action::Punch { .. }
+                | Action::Evict { .. }
+                | Action::SyncSide { .. }
+                | Action::WriteMap(_)
+                | Action::SyncMap
+                | Action::Upload(_)
+                | Action::StorePending { .. }
+                | Action::CreateRecord { .. }
+                | Action::ReadRecord { .. }
+                | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
+            }
+        }
+    }
+    let record = AttachedRecord {
+        version: ATTACHED_VERSION,
+        device_id: None,
+        sectors: SECTORS,
+        epoch: 1,
+        max_age_ms: 30_000,
+        durability: Durability::Local,
+        detaching: true,
+        store_name: "main".to_owned(),
+        store: (&bucket.config).into(),
+    };
+    local.write_record(&record).unwrap();
+}
+
+/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited for ever, also when another
+/// node had taken the volume over, so that nothing could be exported.
+#[test]
+fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        // No read of it succeeds any more.
+        File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
+        node.load_manifest(volume(), Arc::clone(&present));
+        let detach = tokio::spawn({
+            let node = node.clone();
+            async move { node.detach(&volume()).await }
+        });
+        let stuck = wait(&node, |status| status.unreadable.is_some()).await;
+        assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
+        let message = stuck.message.unwrap();
+        for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
+            assert!(message.contains(part), "{message}");
+        }
+
+        let other = Dirs::new();
+        let taken = win(&*bucket.objects, &volume(), &other.local(), &claim("b", 2)).await.unwrap();
+        assert_eq!(taken.header.epoch, Epoch(2));
+        let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
+        assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
+        assert!(node.list().is_empty());
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+        // Every read there fails with EIO: nothing is mapped so low.
+        let side = dirs.state.path().join("fenced/disk-1/a.data");
+        fs::remove_file(&side).unwrap();
+        std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
+        let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
+        assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
+        node.shutdown().await;
+    });
+}

@@ -1,0 +1,124 @@
+//! An S3 server over a store in memory, as far as a volume needs one: no signatures, no multipart.
+
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use holdfast_objects::{CreateError, MemoryStore, ObjectStore, StoreError};
+use holdfast_s3::S3Config;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// The running server; it ends when this is dropped.
+pub(super) struct Bucket {
+    pub(super) objects: Arc<MemoryStore>,
+    pub(super) config: S3Config,
+    _accept: JoinSet<()>,
+}
+
+impl Bucket {
+    pub(super) async fn start() -> Self {
+        let objects = Arc::new(MemoryStore::new());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
+        let config = S3Config { endpoint, path_style: true, ..super::nowhere() };
+        let mut accept = JoinSet::new();
+        accept.spawn(serve(listener, Arc::clone(&objects)));
+        Self { objects, config, _accept: accept }
+    }
+}
+
+async fn serve(listener: TcpListener, objects: Arc<MemoryStore>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let objects = Arc::clone(&objects);
+        connections.spawn(async move {
+            let service = service_fn(move |request| {
+                let objects = Arc::clone(&objects);
+                async move { Ok::<_, Infallible>(answer(request, &objects).await) }
+            });
+            // A client may hang up.
+            let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(request: Request<Incoming>, objects: &MemoryStore) -> Response<Full<Bytes>> {
+    let (head, body) = request.into_parts();
+    let header = |name| head.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
+    let key = head.uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
+    let body = body.collect().await.unwrap().to_bytes();
+    match head.method {
+        Method::PUT if header("if-none-match").is_some() => match objects.create(&key, body).await {
+            Ok(_) => reply(200, Bytes::new()),
+            Err(CreateError::Exists { .. }) => refuse(412, "PreconditionFailed"),
+            Err(error) => panic!("{error}"),
+        },
+        Method::PUT => {
+            objects.put_segment(&key, vec![body]).await.unwrap();
+            reply(200, Bytes::new())
+        }
+        Method::DELETE => {
+            objects.delete(&key).await.unwrap();
+            reply(204, Bytes::new())
+        }
+        Method::GET if key.is_empty() => list(head.uri.query().unwrap(), objects).await,
+        Method::GET => match objects.get(&key, u64::MAX).await {
+            Err(StoreError::NotFound { .. }) => refuse(404, "NoSuchKey"),
+            Err(error) => panic!("{error}"),
+            Ok(bytes) => match header("range") {
+                None => reply(200, bytes),
+                Some(range) => part(&range, bytes),
+            },
+        },
+        other => panic!("{other}"),
+    }
+}
+
+fn reply(status: u16, body: Bytes) -> Response<Full<Bytes>> {
+    Response::builder().status(status).body(Full::new(body)).unwrap()
+}
+
+fn refuse(status: u16, code: &str) -> Response<Full<Bytes>> {
+    reply(status, format!("<Error><Code>{code}</Code></Error>").into())
+}
+
+fn part(range: &str, bytes: Bytes) -> Response<Full<Bytes>> {
+    let (from, to) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
+    let (from, end) = match (from.parse::<usize>(), to.parse::<usize>()) {
+        (Ok(from), Ok(to)) => (from, bytes.len().min(to + 1)),
+        (Err(_none), Ok(suffix)) => (bytes.len().saturating_sub(suffix), bytes.len()),
+        other => panic!("{other:?}"),
+    };
+    let told = format!("bytes {from}-{}/{}", end - 1, bytes.len());
+    let mut answer = reply(206, bytes.slice(from..end));
+    answer.headers_mut().insert("content-range", told.parse().unwrap());
+    answer
+}
+
+async fn list(query: &str, objects: &MemoryStore) -> Response<Full<Bytes>> {
+    let value = |name: &str| {
+        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(known, _)| *known == name).map(|(_, value)| value.replace("%2F", "/"))
+    };
+    let limit = value("max-keys").unwrap().parse().unwrap();
+    let after = value("start-after");
+    let page = objects.list(&value("prefix").unwrap_or_default(), after.as_deref(), limit).await.unwrap();
+    let mut text = format!("<ListBucketResult><IsTruncated>{}</IsTruncated>", page.more);
+    for entry in page.entries {
+        let (key, bytes) = (entry.key, entry.size_bytes);
+        let time = "2026-01-01T00:00:00.000Z";
+        let told = format!("<Key>{key}</Key><Size>{bytes}</Size><LastModified>{time}</LastModified>");
+        write!(text, "<Contents>{told}</Contents>").unwrap();
+    }
+    text.push_str("</ListBucketResult>");
+    reply(200, text.into())
+}
