@@ -7,7 +7,7 @@ use holdfast_sim::case::Case;
 const DIGESTS: [&str; 24] = [
     "43ae7dab41101b0ddb1510159eae4ae8",
     "1b919946abe4925701aaaa63e3a2ca70",
-    "27c983c5e8f0c701abfd0fcc1b1ab66d",
+    "ada297653217ae2c6b976fd33f484f55",
     "c583bc7579e5f9d4fe3dc437dba81778",
     "bde7884a559ba9162433beae2825978f",
     "c9e05df638926da786dce419c0e289f9",
@@ -22,7 +22,7 @@ const DIGESTS: [&str; 24] = [
     "3d65e42f9dc637b1fa8dddf3ccc11b6c",
     "9249f020f7691d1410b243a758f3fb20",
     "7e5b78644e5b15fac8f2648c412cc294",
-    "ae0e0add95b44dbbc9cdb150ac2a8a2d",
+    "a2c83abd534435e4c3053d266b012fb0",
     "ddca11b4f37c118b0f60cee396785ab7",
     "89e63d0814bd55ca30678fa8a31d9a0e",
     "765fb7035810840196b2a22596d21f76",

@@ -6,7 +6,7 @@ use holdfast_engine::volume::{Delay, DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use holdfast_sim::drive;
-use holdfast_sim::world::{Faults, World};
+use holdfast_sim::world::{Attach, Faults, World};
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 * 4096, max_age_ms: 2000 };
 
@@ -151,5 +151,19 @@ fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
     world.kill(0);
     world.mend(0);
     drive::until(&mut world, 0, |world| world.log().count() > before + 1);
+    drive::read_all(&mut world, 1);
+}
+
+/// Found by reading: it looked at the log only before its detach, and waited for its disk for ever.
+#[test]
+fn a_detach_that_waits_for_it_ends_when_another_takes_the_volume_over() {
+    let mut world = world();
+    world.begin_detach(0);
+    for _ in 0..300 {
+        drive::step(&mut world, 0);
+    }
+    assert_eq!(lost(&world), Some((3, 1)), "it waits");
+    assert_eq!(world.attach(1, true, None), Attach::Won);
+    drive::until(&mut world, 0, |world| world.status(0).is_none());
     drive::read_all(&mut world, 1);
 }

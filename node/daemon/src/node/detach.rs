@@ -4,11 +4,9 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
-use holdfast_log::read_manifest_to_end;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
@@ -20,9 +18,6 @@ use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Node, Present, Serving};
 use crate::failure::chain;
-
-/// How often a detach that waits for unreadable data asks who holds the volume.
-const LOOK_EVERY: Duration = Duration::from_secs(3);
 
 impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
@@ -51,7 +46,7 @@ impl Node {
             return Err(error);
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach });
-        let end = self.end_of_detach(volume, &present).await;
+        let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
         // Before anybody may take the files for those of a detached volume.
         if let Phase::Kept { whole } = end {
             let (local, epoch) = (present.local.clone(), Epoch(present.epoch));
@@ -73,33 +68,6 @@ impl Node {
         match end {
             Phase::Kept { .. } => Err(NodeError::Fenced(volume.clone())),
             Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => Ok(()),
-        }
-    }
-
-    /// Waits for the end of a detach. What the disk cannot read holds up the last commit and with it all that the engine asks
-    /// the log: whether another node took the volume over meanwhile, which is the way out, is asked here.
-    async fn end_of_detach(&self, volume: &VolumeId, present: &Present) -> Phase {
-        let ended = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. }));
-        tokio::pin!(ended);
-        loop {
-            tokio::select! {
-                phase = &mut ended => return phase,
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-            }
-            if present.board.status().unreadable.is_none() || present.board.phase() == Phase::Fenced {
-                continue;
-            }
-            match read_manifest_to_end(&*present.objects, volume).await {
-                Ok(manifest) if manifest.is_deleted() || manifest.epoch() > Epoch(present.epoch) => {
-                    let event = Event::ManifestLoaded(Box::new(manifest));
-                    present.ring.send(Message::Event { key: present.key, event });
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::debug!(%volume, error, "who holds the volume cannot be asked");
-                }
-            }
         }
     }
 

@@ -12,6 +12,7 @@
 
 use holdfast_types::Seq;
 
+use super::seal::Seal;
 use super::{Lifecycle, Pending, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
@@ -175,13 +176,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// An idle writer looks at its next place in the log, so that it learns of its fencing without a commit of its own.
+    /// A writer that commits nothing looks at its next place in the log, so that it learns of its fencing: one that is idle,
+    /// or cannot read what it is to commit.
     pub(super) fn look_for_fence(&mut self, out: &mut Vec<Action>) {
         let Some(manifest) = &self.manifest else { return };
         let quiet: Millis = self.now.saturating_sub(self.heard_from_log);
-        let serving = self.lifecycle == Lifecycle::Serving;
-        let at_rest = matches!(self.seal, super::Seal::Open | super::Seal::Unreadable(_));
-        if serving && self.commit == Commit::Idle && at_rest && quiet >= self.limits.max_age_ms {
+        let at_rest = match self.lifecycle {
+            Lifecycle::Serving => matches!(self.seal, Seal::Open | Seal::Unreadable(_)),
+            Lifecycle::Detaching => matches!(self.seal, Seal::Unreadable(_)),
+            Lifecycle::Recovering | Lifecycle::Closing | Lifecycle::Detached | Lifecycle::Fenced => false,
+        };
+        if self.commit == Commit::Idle && at_rest && quiet >= self.limits.max_age_ms {
             let seq = manifest.seq().next();
             self.commit = Commit::Looking(seq);
             out.push(Action::ReadRecord { seq });
