@@ -19,11 +19,19 @@
 //! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros: zeros take no space
 //! and next to no upload. A copy that is not the newest counts, since nothing says of it that it is zeros.
 
+mod nibble;
+mod page_set;
+mod side;
+
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, SectorRange, VolumeId};
 
 use crate::event::Millis;
 use crate::planted::{Bug, is_planted};
 use crate::wire;
+
+pub(crate) use nibble::Nibble;
+pub(crate) use page_set::PageSet;
+pub use side::{Newest, Side, SideSet};
 
 /// Sectors of one map page, the unit in which the map is made durable (16 MiB of volume).
 pub const PAGE_SECTORS: u64 = 4096;
@@ -36,159 +44,6 @@ const MAGIC: [u8; 4] = *b"HFLM";
 const VERSION: u32 = 1;
 /// In the byte of [`SectorMap::vouched`].
 const DISTRUSTED: u8 = 128;
-
-/// One of a volume's two local files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Side {
-    /// `a.data`
-    A = 0,
-    /// `b.data`
-    B = 1,
-}
-
-impl Side {
-    /// Both sides.
-    pub const BOTH: [Self; 2] = [Self::A, Self::B];
-
-    /// The other side.
-    pub const fn other(self) -> Self {
-        match self {
-            Self::A => Self::B,
-            Self::B => Self::A,
-        }
-    }
-
-    const fn newest_bits(self) -> u8 {
-        match self {
-            Self::A => 1,
-            Self::B => 2,
-        }
-    }
-
-    const fn dirty_bit(self) -> u8 {
-        match self {
-            Self::A => 4,
-            Self::B => 8,
-        }
-    }
-}
-
-/// Some of a volume's sides.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct SideSet(u8);
-
-impl SideSet {
-    /// None of them.
-    pub const NONE: Self = Self(0);
-    /// Both.
-    pub const BOTH: Self = Self(3);
-
-    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
-        if bits > 3 { None } else { Some(Self(bits)) }
-    }
-
-    /// Bit 0 is side A, bit 1 side B.
-    pub(crate) const fn bits(self) -> u8 {
-        self.0
-    }
-
-    /// Whether `side` is one of them.
-    pub const fn contains(self, side: Side) -> bool {
-        self.0 & (1 << side as u8) != 0
-    }
-
-    /// These and `side`.
-    #[must_use]
-    pub const fn with(self, side: Side) -> Self {
-        Self(self.0 | (1 << side as u8))
-    }
-
-    /// These without `side`.
-    #[must_use]
-    pub const fn without(self, side: Side) -> Self {
-        Self(self.0 & !(1 << side as u8))
-    }
-
-    /// These and `others`.
-    #[must_use]
-    pub const fn or(self, others: Self) -> Self {
-        Self(self.0 | others.0)
-    }
-
-    /// The other ones.
-    #[must_use]
-    pub const fn others(self) -> Self {
-        Self(!self.0 & 3)
-    }
-}
-
-/// Where a sector's newest bytes are: a side, or (`None`) the object store.
-pub type Newest = Option<Side>;
-
-/// What the map says of one sector.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Nibble(pub(crate) u8);
-
-impl Nibble {
-    const REMOTE: Self = Self(0);
-    const DIRTY: u8 = 12;
-
-    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty there.
-    fn on(side: Side, dirty: u8, zeros: bool) -> Self {
-        let both = dirty & Self::DIRTY == Self::DIRTY;
-        match side {
-            _ if !zeros || dirty & side.dirty_bit() == 0 => Self(side.newest_bits() | dirty & Self::DIRTY),
-            Side::A => Self(if both { 15 } else { 7 }),
-            Side::B => Self(if both { 12 } else { 11 }),
-        }
-    }
-
-    pub(crate) fn newest(self) -> Newest {
-        match self.0 {
-            1 | 5 | 9 | 13 | 7 | 15 => Some(Side::A),
-            2 | 6 | 10 | 14 | 11 | 12 => Some(Side::B),
-            _ => None,
-        }
-    }
-
-    /// Whether the newest copy is dirty and zeros.
-    fn is_zeros(self) -> bool {
-        matches!(self.0, 7 | 11 | 12 | 15)
-    }
-
-    pub(crate) fn is_dirty(self, side: Side) -> bool {
-        self.0 & side.dirty_bit() != 0
-    }
-
-    /// With what `void` sides hold forgotten.
-    pub(crate) fn without(self, void: SideSet) -> Self {
-        match self.newest() {
-            Some(side) if void.contains(side) => Self(0),
-            Some(_) | None => self,
-        }
-    }
-
-    fn counts(self, side: Side) -> bool {
-        self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
-    }
-
-    /// Without the dirty mark of `side`.
-    fn clean(self, side: Side) -> Self {
-        let dirty = self.0 & Self::DIRTY & !side.dirty_bit();
-        self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
-    }
-
-    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted. What were
-    /// zeros counts as data: a write of later than the map's last round may be there.
-    pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
-        match self.newest() {
-            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), false),
-            Some(side) if trust_clean => Self::on(side, 0, false),
-            Some(_) | None => Self::REMOTE,
-        }
-    }
-}
 
 /// Why a live map left by a predecessor cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -337,7 +192,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable
     /// map names what they hold.
     pub(crate) fn vouched(&self) -> SideSet {
-        SideSet(self.memory.as_ref()[42] & 3)
+        SideSet::from_bits(self.memory.as_ref()[42] & 3).expect("two bits")
     }
 
     pub(crate) fn set_vouched(&mut self, sides: SideSet) {
@@ -644,185 +499,5 @@ pub(crate) fn append(ranges: &mut Vec<SectorRange>, range: SectorRange) {
     }
 }
 
-/// A set of map pages.
-#[derive(Default)]
-pub(crate) struct PageSet {
-    words: Vec<u64>,
-    any: bool,
-}
-
-impl PageSet {
-    pub(crate) fn new(pages: u64) -> Self {
-        Self { words: vec![0; pages.div_ceil(64) as usize], any: false }
-    }
-
-    pub(crate) fn insert(&mut self, page: u64) {
-        self.words[(page / 64) as usize] |= 1 << (page % 64);
-        self.any = true;
-    }
-
-    pub(crate) fn insert_range(&mut self, range: SectorRange) {
-        for page in range.start.0 / PAGE_SECTORS..=(range.end() - 1) / PAGE_SECTORS {
-            self.insert(page);
-        }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        !self.any
-    }
-
-    /// The pages, lowest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        let set = |(index, word): (usize, &u64)| {
-            let (index, word) = (index as u64, *word);
-            (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * 64 + bit)
-        };
-        self.words.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(set)
-    }
-
-    /// Empties the set into a list, lowest page first.
-    pub(crate) fn take(&mut self) -> Vec<u64> {
-        if !std::mem::take(&mut self.any) {
-            return Vec::new();
-        }
-        let pages = self.iter().collect();
-        self.words.fill(0);
-        pages
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn map(sectors: u64) -> SectorMap<Vec<u8>> {
-        let volume = "v".parse().unwrap();
-        let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &volume);
-        for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
-            map.set_prepared(Chunk(chunk));
-        }
-        map.publish();
-        map
-    }
-
-    #[test]
-    fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
-        let mut map = map(100);
-        map.set_active(Side::B);
-        map.mark_written(SectorRange::new(5, 1), Side::B);
-        map.mark_written(SectorRange::new(4, 3), Side::A);
-        let newest: Vec<_> = (4..7).map(|s| map.first_run(SectorRange::new(s, 1)).1).collect();
-        assert_eq!(newest, [Some(Side::A), Some(Side::B), Some(Side::A)]);
-        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111_0000))]);
-    }
-
-    #[test]
-    fn zeroing_marks_only_what_may_hold_data() {
-        let mut map = map(100);
-        assert!(!map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
-        map.mark_written(SectorRange::new(3, 1), Side::A);
-        assert!(map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
-        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
-        assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
-        assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
-    }
-
-    /// What the map counts, and what it would count if it were taken over now.
-    fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
-        let mut anew = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
-        for page in 0..anew.pages() {
-            anew.count(page);
-        }
-        assert_eq!(map.counted, anew.counted, "a restart changes nothing");
-        map.counted
-    }
-
-    #[test]
-    fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
-        let mut map = map(200);
-        let range = |start, sectors| SectorRange::new(start, sectors);
-        assert!(map.mark_zeroed(range(0, 100), Side::A, true));
-        assert_eq!(counted(&map), [0, 0]);
-        assert!(map.mark_written(range(10, 20), Side::A), "the durable map must learn of it");
-        assert_eq!(counted(&map), [20, 0]);
-        assert!(!map.mark_written(range(10, 20), Side::A));
-        assert!(map.mark_zeroed(range(0, 15), Side::A, false));
-        assert_eq!(counted(&map), [15, 0]);
-        map.set_active(Side::B);
-        map.mark_written(range(0, 20), Side::B);
-        assert_eq!(counted(&map), [30, 20], "nothing says any more that sectors 0 to 14 are zeros on A");
-        map.mark_zeroed(range(0, 1), Side::B, false);
-        map.mark_zeroed(range(15, 1), Side::B, false);
-        assert_eq!(counted(&map), [30, 18]);
-        map.mark_written(range(15, 1), Side::A);
-        assert_eq!(counted(&map), [30, 18], "a late write to the sealed side leaves the newer zeros");
-        assert!(map.mark_uncertain(range(15, 1), Side::B), "a write that failed may have left data");
-        assert_eq!(counted(&map), [30, 19]);
-        map.clear_dirty(0, Side::A);
-        assert_eq!(counted(&map), [0, 19]);
-        assert_eq!(map.first_run(range(0, 200)), (range(0, 20), Some(Side::B)));
-        map.clear_dirty(0, Side::B);
-        assert_eq!(counted(&map), [0, 0]);
-        let newest = [0, 19, 20, 99, 100].map(|sector| map.first_run(range(sector, 1)).1);
-        assert_eq!(newest, [Some(Side::B), Some(Side::B), Some(Side::A), Some(Side::A), None]);
-    }
-
-    #[test]
-    fn giving_up_one_side_leaves_zeros_of_the_other() {
-        let mut map = map(64);
-        map.mark_written(SectorRange::new(0, 64), Side::A);
-        map.clear_dirty(0, Side::A);
-        map.set_active(Side::B);
-        map.mark_zeroed(SectorRange::new(0, 8), Side::B, false);
-        assert_eq!(map.release(0, Side::A, &mut Vec::new()), 56);
-        let newest = [0, 7, 8].map(|sector| map.first_run(SectorRange::new(sector, 1)).1);
-        assert_eq!(newest, [Some(Side::B), Some(Side::B), None]);
-        assert_eq!(map.dirty_blocks(0, Side::B).collect::<Vec<_>>(), [(Block(0), Mask(0xff))]);
-        assert_eq!(counted(&map), [0, 0]);
-    }
-
-    #[test]
-    fn a_side_gives_up_whole_blocks_without_dirty_sectors() {
-        let mut map = map(200);
-        map.mark_written(SectorRange::new(0, 200), Side::A);
-        map.clear_dirty(0, Side::A);
-        map.mark_written(SectorRange::new(40, 1), Side::A);
-        map.set_active(Side::B);
-        map.mark_written(SectorRange::new(70, 2), Side::B);
-        let mut ranges = Vec::new();
-        assert_eq!(map.release(0, Side::A, &mut ranges), 200 - 32 - 2);
-        assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
-        let newest: Vec<_> = [0, 33, 40, 64, 70, 199]
-            .into_iter()
-            .map(|sector| map.first_run(SectorRange::new(sector, 1)).1)
-            .collect();
-        assert_eq!(newest, [None, Some(Side::A), Some(Side::A), None, Some(Side::B), None]);
-        // Stale copies are given up too, and nothing is counted twice.
-        ranges.clear();
-        assert_eq!(map.release(0, Side::A, &mut ranges), 0);
-        assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
-    }
-
-    #[test]
-    fn only_clean_sectors_are_forgotten() {
-        let mut map = map(100);
-        map.mark_written(SectorRange::new(0, 10), Side::A);
-        map.clear_dirty(0, Side::A);
-        map.mark_written(SectorRange::new(4, 2), Side::A);
-        assert_eq!(map.forget_clean(SectorRange::new(2, 20)), 6);
-        assert_eq!(map.first_run(SectorRange::new(0, 100)), (SectorRange::new(0, 2), Some(Side::A)));
-        assert_eq!(map.first_run(SectorRange::new(4, 96)), (SectorRange::new(4, 2), Some(Side::A)));
-    }
-
-    #[test]
-    fn a_live_map_of_another_volume_or_size_is_refused() {
-        let memory = map(100).memory;
-        let open =
-            |volume: &str, sectors| SectorMap::open(memory.clone(), sectors, &volume.parse().unwrap()).err();
-        assert_eq!(open("v", 100), None);
-        assert_eq!(open("w", 100), Some(LiveMapError::Volume));
-        assert_eq!(open("v", 101), Some(LiveMapError::Size { found: 100, expected: 101 }));
-        let blank = vec![0; 1 << 20];
-        assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
-    }
-}
+mod tests;

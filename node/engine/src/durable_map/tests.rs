@@ -1,0 +1,157 @@
+use super::*;
+
+fn header() -> Header {
+    Header {
+        volume: "v".parse().unwrap(),
+        sectors: 10,
+        epoch: Epoch(3),
+        nonces: vec![Nonce([1; 16])],
+        active: Side::B,
+        closed_clean: true,
+        void: SideSet::NONE,
+        seq: Seq(4),
+        synced_generation: 5,
+    }
+}
+
+#[test]
+fn the_newer_valid_header_wins_and_a_torn_one_falls_back() {
+    let mut newer = header();
+    newer.intend(Nonce([2; 16]));
+    let mut file = [header().encode(1), newer.encode(2)].concat();
+    assert_eq!(Header::newest(&file), Ok(Some((2, newer))));
+    file[SLOT_BYTES + 50] ^= 1;
+    assert_eq!(Header::newest(&file), Ok(Some((1, header()))));
+    file[50] ^= 1;
+    assert_eq!(Header::newest(&file), Err(DecodeError::Checksum(HEADER)));
+    assert_eq!(Header::newest(&[0; 2 * SLOT_BYTES]), Ok(None));
+}
+
+#[test]
+fn a_full_header_forgets_no_nonce_and_takes_no_more() {
+    let mut long = header();
+    long.nonces.clear();
+    for round in 0..200u8 {
+        let carried = long.intend(Nonce([round; 16]));
+        assert_eq!(carried, Nonce([round.min(REMEMBERED_NONCES as u8 - 1); 16]));
+    }
+    assert_eq!(long.nonces.len(), REMEMBERED_NONCES);
+    assert_eq!(long.nonces.first(), Some(&Nonce([0; 16])));
+    assert_eq!(long.encode(1).len(), SLOT_BYTES);
+    long.volume = "v".repeat(63).parse().unwrap();
+    assert!(long.encode(1)[UNIT_BYTES..].iter().all(|byte| *byte == 0), "no write of it can be torn");
+}
+
+#[test]
+fn a_page_tells_which_side_holds_what_was_never_committed() {
+    let mut nibbles = vec![0; PAGE_BYTES];
+    // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in B, B dirty, -.
+    nibbles[..4].copy_from_slice(&[0x55, 0x2e, 0x90, 0x0a]);
+    nibbles[PAGE_BYTES - 1] = 0xa0;
+    let page = FoundPage { page: 2, slot: Some(0), generation: 1, nibbles };
+    let first = 2 * PAGE_SECTORS;
+    assert_eq!(
+        page.dirty_runs().collect::<Vec<_>>(),
+        [
+            (SectorRange::new(first, 2), Side::A),
+            (SectorRange::new(first + 2, 1), Side::B),
+            (SectorRange::new(first + 6, 1), Side::B),
+            (SectorRange::new(first + PAGE_SECTORS - 1, 1), Side::B),
+        ]
+    );
+}
+
+const PAGE_7_GENERATIONS: [u64; 2] = [4, 5];
+
+fn found(pair: [&[u8]; 2], synced_generation: u64) -> Result<(Option<u8>, u64, u8), u64> {
+    let pages = [(7, pair.concat())];
+    match newest_pages(&Header { synced_generation, ..header() }, &pages) {
+        Ok(found) => {
+            Ok(found.first().map_or((None, 0, 0), |page| (page.slot, page.generation, page.nibbles[0])))
+        }
+        Err(damaged) => Err(damaged.page),
+    }
+}
+
+/// `new` as far as `reached` says, unit by unit, over `old`.
+fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
+    let unit = |index: usize| if reached & (1 << index) == 0 { old } else { new };
+    (0..UNITS).flat_map(|index| unit(index)[index * UNIT_BYTES..][..UNIT_BYTES].to_vec()).collect()
+}
+
+/// Invariant 13: one byte, or one unit, of what was synced last is lost, with nothing written or synced since.
+#[test]
+fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+    let whole = Ok((Some(1), 5, 5));
+    assert_eq!(found([&older, &newer], 3), whole);
+    for at in 0..SLOT_BYTES {
+        for value in [0, 0xff, newer[at] ^ 1] {
+            let mut decayed = newer.clone();
+            decayed[at] = value;
+            let found = found([&older, &decayed], 3);
+            let expected = if decayed == newer { whole } else { Err(7) };
+            assert_eq!(found, expected, "byte {at} became {value}");
+        }
+    }
+    for unit in 0..UNITS {
+        for value in [0, 0xff, 0x48] {
+            let mut decayed = newer.clone();
+            decayed[unit * UNIT_BYTES..][..UNIT_BYTES].fill(value);
+            assert_eq!(found([&older, &decayed], 3), Err(7), "unit {unit} became {value}");
+        }
+    }
+    assert_eq!(found([&older, &[0; SLOT_BYTES]], 3), Err(7), "the whole slot is zeros");
+    assert_eq!(found([&older, &[0xff; SLOT_BYTES]], 3), Err(7));
+    assert_eq!(found([&encode_page(8, 5, false, &[5; PAGE_BYTES]), &older], 3), Err(7), "another page's");
+}
+
+#[test]
+fn decay_of_the_older_page_does_no_harm() {
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+    for unit in 0..UNITS {
+        let mut decayed = older.clone();
+        decayed[unit * UNIT_BYTES + 100] ^= 1;
+        assert_eq!(found([&decayed, &newer], 3), Ok((Some(1), 5, 5)));
+    }
+}
+
+#[test]
+fn a_torn_write_leaves_the_synced_slot() {
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+    let sixth = encode_page(7, 6, false, &[6; PAGE_BYTES]);
+    for reached in 0..=255 {
+        let slot = torn(&older, &sixth, reached);
+        let expected = match reached {
+            0 => (Some(1), 5, 5),
+            255 => (Some(0), 6, 6),
+            _ => (Some(1), 6, 5),
+        };
+        assert_eq!(found([&slot, &newer], 3), Ok(expected), "{reached:b}");
+        let vouched = if matches!(reached, 0 | 255) { Ok(expected) } else { Err(7) };
+        assert_eq!(found([&slot, &newer], 6), vouched, "{reached:b} of a synced write");
+    }
+}
+
+#[test]
+fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header_vouches() {
+    let blank = vec![0; SLOT_BYTES];
+    let first = encode_page(7, 4, true, &[4; PAGE_BYTES]);
+    let second = encode_page(7, 5, false, &[5; PAGE_BYTES]);
+    assert_eq!(found([&blank, &blank], 3), Ok((None, 0, 0)), "never written");
+    for reached in 1..255 {
+        let slot = torn(&blank, &first, reached);
+        assert_eq!(found([&slot, &slot], 3), Ok((None, 4, 0)), "an empty page, filled anew");
+        assert_eq!(found([&slot, &slot], 4), Err(7));
+        assert_eq!(found([&slot, &first], 3), Ok((Some(1), 4, 4)));
+        // What recovery took from one slot is then written into the other.
+        assert_eq!(found([&torn(&slot, &second, 0x55), &first], 3), Ok((Some(1), 5, 4)));
+    }
+    assert_eq!(found([&blank, &first], 3), Ok((Some(1), 4, 4)));
+    assert_eq!(found([&blank, &first], 4), Err(7), "it was filled, and nobody knows with what");
+    assert_eq!(found([&first, &torn(&first, &second, 0x55)], 4), Ok((Some(0), 5, 4)));
+    assert_eq!(found([&first, &torn(&blank, &second, 0x55)], 4), Err(7));
+    let mut bent = first.clone();
+    bent[1000] ^= 1;
+    assert_eq!(found([&bent, &blank], 3), Err(7), "no power cut leaves that");
+}

@@ -1,0 +1,67 @@
+//! Four bits of the map: where a sector's newest bytes are, and what is dirty of it.
+
+use super::{Newest, Side, SideSet};
+
+/// What the map says of one sector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Nibble(pub(crate) u8);
+
+impl Nibble {
+    pub(super) const REMOTE: Self = Self(0);
+    pub(super) const DIRTY: u8 = 12;
+
+    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty there.
+    pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
+        let both = dirty & Self::DIRTY == Self::DIRTY;
+        match side {
+            _ if !zeros || dirty & side.dirty_bit() == 0 => Self(side.newest_bits() | dirty & Self::DIRTY),
+            Side::A => Self(if both { 15 } else { 7 }),
+            Side::B => Self(if both { 12 } else { 11 }),
+        }
+    }
+
+    pub(crate) fn newest(self) -> Newest {
+        match self.0 {
+            1 | 5 | 9 | 13 | 7 | 15 => Some(Side::A),
+            2 | 6 | 10 | 14 | 11 | 12 => Some(Side::B),
+            _ => None,
+        }
+    }
+
+    /// Whether the newest copy is dirty and zeros.
+    pub(super) fn is_zeros(self) -> bool {
+        matches!(self.0, 7 | 11 | 12 | 15)
+    }
+
+    pub(crate) fn is_dirty(self, side: Side) -> bool {
+        self.0 & side.dirty_bit() != 0
+    }
+
+    /// With what `void` sides hold forgotten.
+    pub(crate) fn without(self, void: SideSet) -> Self {
+        match self.newest() {
+            Some(side) if void.contains(side) => Self(0),
+            Some(_) | None => self,
+        }
+    }
+
+    pub(super) fn counts(self, side: Side) -> bool {
+        self.is_dirty(side) && !(self.is_zeros() && self.newest() == Some(side))
+    }
+
+    /// Without the dirty mark of `side`.
+    pub(super) fn clean(self, side: Side) -> Self {
+        let dirty = self.0 & Self::DIRTY & !side.dirty_bit();
+        self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
+    }
+
+    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted. What were
+    /// zeros counts as data: a write of later than the map's last round may be there.
+    pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
+        match self.newest() {
+            Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), false),
+            Some(side) if trust_clean => Self::on(side, 0, false),
+            Some(_) | None => Self::REMOTE,
+        }
+    }
+}

@@ -1,0 +1,132 @@
+use super::*;
+
+fn map(sectors: u64) -> SectorMap<Vec<u8>> {
+    let volume = "v".parse().unwrap();
+    let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &volume);
+    for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
+        map.set_prepared(Chunk(chunk));
+    }
+    map.publish();
+    map
+}
+
+#[test]
+fn a_late_completion_on_the_sealed_side_does_not_hide_newer_data() {
+    let mut map = map(100);
+    map.set_active(Side::B);
+    map.mark_written(SectorRange::new(5, 1), Side::B);
+    map.mark_written(SectorRange::new(4, 3), Side::A);
+    let newest: Vec<_> = (4..7).map(|s| map.first_run(SectorRange::new(s, 1)).1).collect();
+    assert_eq!(newest, [Some(Side::A), Some(Side::B), Some(Side::A)]);
+    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111_0000))]);
+}
+
+#[test]
+fn zeroing_marks_only_what_may_hold_data() {
+    let mut map = map(100);
+    assert!(!map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
+    map.mark_written(SectorRange::new(3, 1), Side::A);
+    assert!(map.mark_zeroed(SectorRange::new(0, 100), Side::A, false));
+    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1000))]);
+    assert!(map.mark_zeroed(SectorRange::new(0, 2), Side::A, true));
+    assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
+}
+
+/// What the map counts, and what it would count if it were taken over now.
+fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
+    let mut anew = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
+    for page in 0..anew.pages() {
+        anew.count(page);
+    }
+    assert_eq!(map.counted, anew.counted, "a restart changes nothing");
+    map.counted
+}
+
+#[test]
+fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
+    let mut map = map(200);
+    let range = |start, sectors| SectorRange::new(start, sectors);
+    assert!(map.mark_zeroed(range(0, 100), Side::A, true));
+    assert_eq!(counted(&map), [0, 0]);
+    assert!(map.mark_written(range(10, 20), Side::A), "the durable map must learn of it");
+    assert_eq!(counted(&map), [20, 0]);
+    assert!(!map.mark_written(range(10, 20), Side::A));
+    assert!(map.mark_zeroed(range(0, 15), Side::A, false));
+    assert_eq!(counted(&map), [15, 0]);
+    map.set_active(Side::B);
+    map.mark_written(range(0, 20), Side::B);
+    assert_eq!(counted(&map), [30, 20], "nothing says any more that sectors 0 to 14 are zeros on A");
+    map.mark_zeroed(range(0, 1), Side::B, false);
+    map.mark_zeroed(range(15, 1), Side::B, false);
+    assert_eq!(counted(&map), [30, 18]);
+    map.mark_written(range(15, 1), Side::A);
+    assert_eq!(counted(&map), [30, 18], "a late write to the sealed side leaves the newer zeros");
+    assert!(map.mark_uncertain(range(15, 1), Side::B), "a write that failed may have left data");
+    assert_eq!(counted(&map), [30, 19]);
+    map.clear_dirty(0, Side::A);
+    assert_eq!(counted(&map), [0, 19]);
+    assert_eq!(map.first_run(range(0, 200)), (range(0, 20), Some(Side::B)));
+    map.clear_dirty(0, Side::B);
+    assert_eq!(counted(&map), [0, 0]);
+    let newest = [0, 19, 20, 99, 100].map(|sector| map.first_run(range(sector, 1)).1);
+    assert_eq!(newest, [Some(Side::B), Some(Side::B), Some(Side::A), Some(Side::A), None]);
+}
+
+#[test]
+fn giving_up_one_side_leaves_zeros_of_the_other() {
+    let mut map = map(64);
+    map.mark_written(SectorRange::new(0, 64), Side::A);
+    map.clear_dirty(0, Side::A);
+    map.set_active(Side::B);
+    map.mark_zeroed(SectorRange::new(0, 8), Side::B, false);
+    assert_eq!(map.release(0, Side::A, &mut Vec::new()), 56);
+    let newest = [0, 7, 8].map(|sector| map.first_run(SectorRange::new(sector, 1)).1);
+    assert_eq!(newest, [Some(Side::B), Some(Side::B), None]);
+    assert_eq!(map.dirty_blocks(0, Side::B).collect::<Vec<_>>(), [(Block(0), Mask(0xff))]);
+    assert_eq!(counted(&map), [0, 0]);
+}
+
+#[test]
+fn a_side_gives_up_whole_blocks_without_dirty_sectors() {
+    let mut map = map(200);
+    map.mark_written(SectorRange::new(0, 200), Side::A);
+    map.clear_dirty(0, Side::A);
+    map.mark_written(SectorRange::new(40, 1), Side::A);
+    map.set_active(Side::B);
+    map.mark_written(SectorRange::new(70, 2), Side::B);
+    let mut ranges = Vec::new();
+    assert_eq!(map.release(0, Side::A, &mut ranges), 200 - 32 - 2);
+    assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
+    let newest: Vec<_> = [0, 33, 40, 64, 70, 199]
+        .into_iter()
+        .map(|sector| map.first_run(SectorRange::new(sector, 1)).1)
+        .collect();
+    assert_eq!(newest, [None, Some(Side::A), Some(Side::A), None, Some(Side::B), None]);
+    // Stale copies are given up too, and nothing is counted twice.
+    ranges.clear();
+    assert_eq!(map.release(0, Side::A, &mut ranges), 0);
+    assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);
+}
+
+#[test]
+fn only_clean_sectors_are_forgotten() {
+    let mut map = map(100);
+    map.mark_written(SectorRange::new(0, 10), Side::A);
+    map.clear_dirty(0, Side::A);
+    map.mark_written(SectorRange::new(4, 2), Side::A);
+    assert_eq!(map.forget_clean(SectorRange::new(2, 20)), 6);
+    assert_eq!(map.first_run(SectorRange::new(0, 100)), (SectorRange::new(0, 2), Some(Side::A)));
+    assert_eq!(map.first_run(SectorRange::new(4, 96)), (SectorRange::new(4, 2), Some(Side::A)));
+}
+
+#[test]
+fn a_live_map_of_another_volume_or_size_is_refused() {
+    let memory = map(100).memory;
+    let open =
+        |volume: &str, sectors| SectorMap::open(memory.clone(), sectors, &volume.parse().unwrap()).err();
+    assert_eq!(open("v", 100), None);
+    assert_eq!(open("w", 100), Some(LiveMapError::Volume));
+    assert_eq!(open("v", 101), Some(LiveMapError::Size { found: 100, expected: 101 }));
+    let blank = vec![0; 1 << 20];
+    assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
+}
