@@ -386,7 +386,7 @@ pub enum ScrubEffect {
     Unspecified = 0,
     /// Nobody: something newer replaces what is damaged, or no reader needs it.
     Harmless = 1,
-    /// Reads of the blocks that hold the lost bytes fail, until these are written again.
+    /// Reads of the lost bytes fail until they are written again.
     Unreadable = 2,
     /// The volume cannot be attached.
     NoAttach = 3,

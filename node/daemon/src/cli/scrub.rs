@@ -129,7 +129,7 @@ fn sentence(finding: &ScrubFinding) -> &'static str {
             "not repaired: this node does not hold what is lost; write it again, or restore it from a copy"
         }
         (ScrubEffect::Unreadable, _) => {
-            "reads of the blocks with the lost bytes fail until these are written again"
+            "reads of the lost bytes fail until they are written again"
         }
         (ScrubEffect::NoAttach, ScrubRepair::Impossible) => {
             "not repaired: the volume cannot be attached until this is as it was"
