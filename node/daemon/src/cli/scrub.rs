@@ -128,9 +128,7 @@ fn sentence(finding: &ScrubFinding) -> &'static str {
         (ScrubEffect::Unreadable, ScrubRepair::Impossible) => {
             "not repaired: this node does not hold what is lost; write it again, or restore it from a copy"
         }
-        (ScrubEffect::Unreadable, _) => {
-            "reads of the lost bytes fail until they are written again"
-        }
+        (ScrubEffect::Unreadable, _) => "reads of the lost bytes fail until they are written again",
         (ScrubEffect::NoAttach, ScrubRepair::Impossible) => {
             "not repaired: the volume cannot be attached until this is as it was"
         }

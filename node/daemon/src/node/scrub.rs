@@ -2,12 +2,14 @@
 //!
 //! 1. everything is read (`holdfast_log::scrub`);
 //! 2. damaged checkpoints give way to one made from the log;
-//! 3. where the volume is attached here, its engine stores anew what it holds of the lost sectors, and makes a checkpoint
-//!    in place of damaged records;
+//! 3. where the volume is attached here, its engine stores anew what it holds of the lost sectors and the disk can read, and
+//!    makes a checkpoint in place of damaged records;
 //! 4. everything is read again: what still hurts could not be repaired.
 //!
 //! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use holdfast_background::LocalState;
@@ -15,11 +17,13 @@ use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::event::Event;
 use holdfast_log::scrub::{Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_objects::ObjectStore;
+use holdfast_ring::HeapBuffer;
 use holdfast_s3::S3Config;
-use holdfast_types::{SectorRange, VolumeId};
+use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
 use super::board::Phase;
 use super::error::NodeError;
+use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Node, Present};
 use crate::failure::chain;
@@ -170,7 +174,8 @@ async fn mend(
         tracing::warn!(%volume, key, "a damaged checkpoint was removed");
     }
     let Some(present) = present else { return Ok(()) };
-    let ranges = found.unreadable();
+    let (local, sectors, lost) = (present.local.clone(), present.sectors, found.unreadable());
+    let ranges = blocking(move || Ok(readable(&local.open_files(sectors)?.sides, &lost))).await?;
     let checkpoint = found
         .findings
         .iter()
@@ -184,6 +189,25 @@ async fn mend(
         _ = present.board.reach(|phase| matches!(phase, Phase::Fenced | Phase::Kept { .. } | Phase::Detached)) => {}
     }
     Ok(())
+}
+
+/// Where both sides can be read. What a repair marks is to be uploaded, and what cannot be read would keep everything else from
+/// being committed.
+fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
+    let mut buffer = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+    let mut can_read = |range: &SectorRange| {
+        let bytes = usize::try_from(range.bytes()).expect("it lies in one block");
+        sides.iter().all(|side| side.read_exact_at(&mut buffer[..bytes], range.start.byte_offset()).is_ok())
+    };
+    let mut readable = Vec::new();
+    for piece in ranges.iter().flat_map(|range| range.split_at_multiples(BLOCK_SECTORS)) {
+        if can_read(&piece) {
+            readable.push(piece);
+        } else {
+            readable.extend(piece.split_at_multiples(1).filter(&mut can_read));
+        }
+    }
+    readable
 }
 
 /// What was found, and what is left of it.
@@ -223,4 +247,25 @@ fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
         }
     };
     found.findings.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by reading: a repair marked sectors that the disk could not read either; from then on nothing was committed, and
+    /// the repair did not end.
+    #[test]
+    fn a_repair_leaves_alone_what_the_disk_cannot_read() {
+        let side = |sectors: u64| {
+            let side = tempfile::tempfile().unwrap();
+            side.set_len(sectors * 4096).unwrap();
+            side
+        };
+        let ranges = [SectorRange::new(30, 4), SectorRange::new(96, 32)];
+        let all = [SectorRange::new(30, 2), SectorRange::new(32, 2), SectorRange::new(96, 32)];
+        assert_eq!(readable(&[side(128), side(128)], &ranges), all);
+        let some = [SectorRange::new(30, 2), SectorRange::new(32, 1)];
+        assert_eq!(readable(&[side(128), side(33)], &ranges), some);
+    }
 }
