@@ -113,6 +113,16 @@ fn later_writes_over_committed_ones_do_not_bring_older_bytes_back() {
     survives(world);
 }
 
+/// For some time every LIST shows what was there some time ago.
+fn is_shown_older_logs(world: &mut World, seed: u64) {
+    world.reseed(seed);
+    world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
+    for _ in 0..40 {
+        drive::step(world, 0);
+    }
+    world.set_faults(Faults::default());
+}
+
 /// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere yet, and wrote a
 /// header of the epoch before. An attach that was shown a log of that epoch took what that epoch's writer had made void out
 /// of what was flushed since.
@@ -130,12 +140,7 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
         flush(&mut world).unwrap();
         assert_eq!(world.status(0).unwrap().committed, None, "it does not know the log");
         world.lose_host(0, Some(Fate::Nothing));
-        world.reseed(1000 + seed);
-        world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
-        for _ in 0..40 {
-            drive::step(&mut world, 0);
-        }
-        world.set_faults(Faults::default());
+        is_shown_older_logs(&mut world, 1000 + seed);
         reads_right(world);
     }
 }
@@ -151,12 +156,7 @@ fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
         drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
         world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
         drive::until(&mut world, 0, |world| !world.has_device(0));
-        world.reseed(1000 + seed);
-        world.set_faults(Faults { stale_list: Some(1), ..Faults::default() });
-        for _ in 0..40 {
-            drive::step(&mut world, 0);
-        }
-        world.set_faults(Faults::default());
+        is_shown_older_logs(&mut world, 1000 + seed);
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     }
 }

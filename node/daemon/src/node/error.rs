@@ -59,8 +59,8 @@ pub(crate) enum NodeError {
     /// The local disk cannot read what is to be uploaded: a detach would not end, and only the device can mend it.
     #[error(
         "volume {volume} cannot be uploaded: the local disk cannot read {} bytes of it, the first at byte {}; write or \
-         discard them on its device first, or have another node take the volume over without what was not uploaded (`attach --take-over` there, or the \
-         annotation holdfast.dev/force-detach)",
+         discard them on its device first, or have another node take the volume over without what was not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
     )]

@@ -8,7 +8,7 @@
 //!
 //! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ use holdfast_s3::S3Config;
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
 use super::board::Phase;
-use super::error::NodeError;
+use super::error::{NodeError, file};
+use super::local::open_mode;
 use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Node, Present};
@@ -174,8 +175,15 @@ async fn mend(
         tracing::warn!(%volume, key, "a damaged checkpoint was removed");
     }
     let Some(present) = present else { return Ok(()) };
-    let (local, sectors, lost) = (present.local.clone(), present.sectors, found.unreadable());
-    let ranges = blocking(move || Ok(readable(&local.open_files(sectors)?.sides, &lost))).await?;
+    let (dir, lost) = (present.local.dir(), found.unreadable());
+    let ranges = blocking(move || {
+        let open = |name: &str| {
+            let path = dir.join(name);
+            open_mode(&path, OpenOptions::new().read(true)).map_err(file(&path, "opened"))
+        };
+        Ok(readable(&[open("a.data")?, open("b.data")?], &lost))
+    })
+    .await?;
     let checkpoint = found
         .findings
         .iter()

@@ -149,11 +149,12 @@ impl Served {
         self.actions = actions;
     }
 
-    /// Does what the planner asked for when the volume was made.
+    /// Does what the planner asked for when the volume was made, and shows its first figures.
     pub(super) fn begin(&mut self, ring: &mut Ring) {
         for action in std::mem::take(&mut self.actions) {
             self.perform(ring, action);
         }
+        self.board.show(self.volume.status());
     }
 
     /// Time passed: limits are looked at, figures shown.

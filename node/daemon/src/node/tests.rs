@@ -16,6 +16,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{Setup, Volume};
+use holdfast_objects::ObjectStore;
 use holdfast_s3::Credentials;
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
@@ -176,6 +177,14 @@ async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStat
     tokio::time::timeout(LIMIT, found).await.expect("the volume is never so")
 }
 
+/// The volume can be neither attached nor detached, and who asks is told the same as who looks.
+async fn refuses(node: &Node, message: &str) {
+    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+        let refused = refused.unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string().as_str()), (ErrorKind::Local, message));
+    }
+}
+
 fn flip_a_bit(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     bytes[40] ^= 1;
@@ -197,10 +206,7 @@ fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
         assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
         let message = status.message.unwrap();
         assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
-        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
-            let refused = refused.unwrap_err();
-            assert_eq!((refused.kind(), refused.to_string()), (ErrorKind::Local, message.clone()));
-        }
+        refuses(&node, &message).await;
         assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
         flip_a_bit(&dirs.record());
         // There was no device yet: it is let go.
@@ -225,9 +231,7 @@ fn a_device_that_could_not_be_taken_up_is_not_attached() {
         let message = status.message.unwrap();
         assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
         assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
-        for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
-            assert_eq!(refused.unwrap_err().to_string(), message);
-        }
+        refuses(&node, &message).await;
         assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
         node.shutdown().await;
     });
@@ -378,6 +382,40 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
         std::os::unix::fs::symlink("/proc/self/mem", &side).unwrap();
         let exported = fenced::export(&kept, &dirs.state.path().join("disk.img"), false).unwrap();
         assert_eq!((exported.bytes, exported.unreadable_bytes), (0, 3 * SECTOR_BYTES));
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was committed, and the repair
+/// did not end.
+#[test]
+fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        let range = SectorRange::new(2, 3);
+        leave_dirty(&dirs, &bucket, range).await;
+        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        assert_eq!(only(&node).dirty_bytes, Some(3 * SECTOR_BYTES), "it is known from the first moment on");
+        node.load_manifest(volume(), Arc::clone(&present));
+        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        let segments = bucket.objects.list("volumes/disk/segments/", None, 10).await.unwrap().entries;
+        let [segment] = &segments[..] else { panic!("{segments:?}") };
+        let mut bytes = bucket.objects.get(&segment.key, u64::MAX).await.unwrap().to_vec();
+        bytes[0] ^= 1;
+        bucket.objects.delete(&segment.key).await.unwrap();
+        bucket.objects.put_segment(&segment.key, vec![bytes.into()]).await.unwrap();
+        // No read of it succeeds any more.
+        File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
+
+        let request = ScrubRequest { volume: volume(), store: None, repair: true };
+        let scrubbed =
+            tokio::time::timeout(LIMIT, node.scrub(request, |_| {})).await.expect("it ends").unwrap();
+        let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
+        assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
+        let status = only(&node);
+        assert_eq!((status.dirty_bytes, status.unreadable), (Some(0), None));
         node.shutdown().await;
     });
 }

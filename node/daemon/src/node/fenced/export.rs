@@ -58,7 +58,8 @@ struct ByteRange {
 ///
 /// # Errors
 /// [`FencedError::OutputExists`] unless `overwrite`; else which file could not be used. Sectors that the disk cannot read are
-/// no error: [`Exported`] and the JSON say which are missing. Nothing is left behind by a failure; with `overwrite`, an image without a map is what a failure at the very end may leave.
+/// no error: [`Exported`] and the JSON say which are missing. Nothing is left behind by a failure; with `overwrite`, an image
+/// without a map is what a failure at the very end may leave.
 pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Exported, FencedError> {
     let map = with_suffix(output, ".json");
     if let Some(there) = [output, &map].into_iter().find(|path| path.exists())
