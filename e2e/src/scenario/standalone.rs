@@ -66,6 +66,7 @@ fn held(node: &Node, device: &str) -> Result<()> {
     node.restart()?;
     let list = node.cli(&["list"])?;
     ensure!(list.contains("Quiesced") && list.contains("still held by another process"), "{list}");
+    ensure!(!list.contains(device), "nobody serves the device: {list}");
     for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
         let refused = node.cli(refused).err().context("nobody serves the device")?;
         ensure!(format!("{refused:#}").contains("could not be taken up"), "{refused:#}");

@@ -65,6 +65,10 @@ impl Dirs {
         self.local().live_map_path()
     }
 
+    fn durable_map(&self) -> PathBuf {
+        self.local().map_path()
+    }
+
     fn side(&self, side: Side) -> PathBuf {
         self.local().dir().join(["a.data", "b.data"][side as usize])
     }
@@ -179,7 +183,8 @@ async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStat
 
 /// The volume can be neither attached nor detached, and who asks is told the same as who looks.
 async fn refuses(node: &Node, message: &str) {
-    for refused in [node.attach(request()).await.map(drop), node.detach(&volume()).await] {
+    let asked = async { [node.attach(request()).await.map(drop), node.detach(&volume()).await] };
+    for refused in tokio::time::timeout(LIMIT, asked).await.expect("they are refused at once") {
         let refused = refused.unwrap_err();
         assert_eq!((refused.kind(), refused.to_string().as_str()), (ErrorKind::Local, message));
     }
@@ -212,6 +217,26 @@ fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
         // There was no device yet: it is let go.
         wait(&node, |status| status.state == VolumeState::Detaching).await;
         node.shutdown().await;
+    });
+}
+
+/// Found by reading: where the state disk was not mounted, the record of a device that waits was deleted.
+#[test]
+fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
+    alone(async {
+        for missing in [Dirs::durable_map, Dirs::live_map] {
+            let dirs = Dirs::new();
+            dirs.leave().await;
+            let record = dirs.local().read_record().unwrap().unwrap();
+            dirs.local().write_record(&AttachedRecord { device_id: Some(7), ..record }).unwrap();
+            let spoilt = File::options().write(true).open(missing(&dirs)).unwrap();
+            spoilt.write_all_at(&[0; 8192], 0).unwrap();
+            let node = Node::start(dirs.config()).await.unwrap();
+            assert_eq!(only(&node).state, VolumeState::Quiesced);
+            refuses(&node, &only(&node).message.unwrap()).await;
+            assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
+            node.shutdown().await;
+        }
     });
 }
 
