@@ -12,21 +12,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use holdfast_engine::compose::ContentKey;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::BLOCK_BYTES;
-use quick_cache::sync::Cache;
-use tokio::sync::Notify;
+use quick_cache::sync::{Cache, DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter};
+use tokio::sync::Semaphore;
 
 use super::error::NodeError;
 use super::local::open_direct;
 use super::off_runtime::off_runtime;
 
-/// Slots beyond the cache's own capacity: blocks being filled or read while they are evicted.
+/// Slots beyond the index's own capacity: blocks being filled or read while they are evicted.
 const SPARE_SLOTS: usize = 64;
+/// Parts of the index with a lock each. Fixed, so that its capacity does not depend on the number of CPUs.
+const INDEX_SHARDS: usize = 8;
 
 /// The slab.
 pub(crate) struct Slab {
     file: Arc<File>,
-    index: Cache<ContentKey, SlabSlot>,
-    free: Arc<FreeSlots>,
+    table: Table,
 }
 
 /// A block in the slab; it stays while this is held.
@@ -59,26 +61,88 @@ impl Drop for OwnedSlot {
 struct FreeSlots {
     /// The last is used first.
     numbers: Mutex<Vec<u32>>,
-    returned: Notify,
+    /// A permit for each of them.
+    count: Semaphore,
 }
 
 impl FreeSlots {
+    fn new(slots: u32) -> Self {
+        Self { numbers: Mutex::new((0..slots).rev().collect()), count: Semaphore::new(slots as usize) }
+    }
+
     fn give_back(&self, number: u32, failed: bool) {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let place = if failed { 0 } else { numbers.len() };
         numbers.insert(place, number);
         drop(numbers);
-        self.returned.notify_one();
+        self.count.add_permits(1);
     }
 
     async fn take(&self) -> u32 {
-        loop {
-            let returned = self.returned.notified();
-            if let Some(number) = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-                return number;
-            }
-            returned.await;
+        self.count.acquire().await.expect("the semaphore is never closed").forget();
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.pop().expect("there is a number for each permit")
+    }
+}
+
+/// Which slot holds which content. The index never holds all slots: each that is filled evicts one before the free slots
+/// run out.
+struct Table {
+    index: Cache<ContentKey, SlabSlot>,
+    free: Arc<FreeSlots>,
+}
+
+impl Table {
+    /// A table of `slots`, which are all free, with an index of at most `shards` parts.
+    ///
+    /// # Panics
+    /// When the index could hold more than all but the spare slots.
+    fn new(slots: u32, shards: usize) -> Self {
+        let most = slots as usize - SPARE_SLOTS;
+        // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each up.
+        let mut shards = shards.next_power_of_two();
+        while shards > 1 && most / shards < 32 {
+            shards /= 2;
         }
+        let capacity = most - most % shards;
+        let options = OptionsBuilder::new()
+            .shards(shards)
+            .estimated_items_capacity(capacity)
+            .weight_capacity(capacity as u64)
+            .build()
+            .expect("both capacities are set");
+        let index = Cache::with_options(
+            options,
+            UnitWeighter,
+            DefaultHashBuilder::default(),
+            DefaultLifecycle::default(),
+        );
+        assert!(
+            index.capacity() + SPARE_SLOTS as u64 <= u64::from(slots),
+            "an index of {} slots leaves none of {slots} free",
+            index.capacity()
+        );
+        Self { index, free: Arc::new(FreeSlots::new(slots)) }
+    }
+
+    /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a free slot.
+    async fn slot<B, E, W>(
+        &self,
+        key: &ContentKey,
+        fetch: impl Future<Output = Result<B, E>>,
+        write: impl FnOnce(SlabSlot, B) -> W,
+    ) -> Result<SlabSlot, E>
+    where
+        W: Future<Output = Result<SlabSlot, E>>,
+    {
+        self.index
+            .get_or_insert_async(key, async {
+                let content = fetch.await?;
+                let number = self.free.take().await;
+                let (failed, free) = (AtomicBool::new(false), Arc::clone(&self.free));
+                write(SlabSlot(Arc::new(OwnedSlot { number, key: *key, failed, free })), content).await
+            })
+            .await
     }
 }
 
@@ -87,12 +151,7 @@ impl Slab {
     pub(crate) fn open(path: &Path, bytes: u64) -> Result<Self, NodeError> {
         let slots = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX).max(4 * SPARE_SLOTS as u32);
         let file = open_direct(path, u64::from(slots) * BLOCK_BYTES)?;
-        let numbers = Mutex::new((0..slots).rev().collect());
-        Ok(Self {
-            file: Arc::new(file),
-            index: Cache::new(slots as usize - SPARE_SLOTS),
-            free: Arc::new(FreeSlots { numbers, returned: Notify::new() }),
-        })
+        Ok(Self { file: Arc::new(file), table: Table::new(slots, INDEX_SHARDS) })
     }
 
     /// The file, for reading slots through a ring.
@@ -109,27 +168,21 @@ impl Slab {
     where
         E: From<std::io::Error>,
     {
-        self.index
-            .get_or_insert_async(key, async {
-                let block = fetch.await?;
-                let number = self.free.take().await;
-                let (failed, free) = (AtomicBool::new(false), Arc::clone(&self.free));
-                let slot = SlabSlot(Arc::new(OwnedSlot { number, key: *key, failed, free }));
-                let (file, offset) = (Arc::clone(&self.file), slot.offset_bytes());
-                let written =
-                    off_runtime(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset))
-                        .await;
-                slot.0.failed.store(written.is_err(), Ordering::Relaxed);
-                written?;
-                Ok(slot)
-            })
-            .await
+        let write = |slot: SlabSlot, block: HeapBuffer| async move {
+            let (file, offset) = (Arc::clone(&self.file), slot.offset_bytes());
+            let written =
+                off_runtime(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)).await;
+            slot.0.failed.store(written.is_err(), Ordering::Relaxed);
+            written?;
+            Ok(slot)
+        };
+        self.table.slot(key, fetch, write).await
     }
 
-    /// The disk cannot read this slot: its content is fetched anew, into another.
+    /// The disk cannot read this slot: its content is fetched again, into another.
     pub(crate) fn forget(&self, slot: &SlabSlot) {
         slot.0.failed.store(true, Ordering::Relaxed);
-        self.index.remove_if(&slot.0.key, |held| Arc::ptr_eq(&held.0, &slot.0));
+        self.table.index.remove_if(&slot.0.key, |held| Arc::ptr_eq(&held.0, &slot.0));
     }
 }
 
@@ -138,6 +191,7 @@ mod tests {
     use std::io;
     use std::os::unix::fs::FileExt;
 
+    use futures::FutureExt;
     use holdfast_engine::compose::compose;
     use holdfast_types::{Block, Mask, SegmentId};
 
@@ -151,6 +205,63 @@ mod tests {
         let index = &object[at..at + segment.index_bytes as usize];
         let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
         compose(Block(0), Mask::FULL, [(&Arc::new(segment), &index)]).key
+    }
+
+    /// Names of contents that are all different.
+    fn keys(count: u64) -> Vec<ContentKey> {
+        let mut builder = holdfast_engine::segment::SegmentBuilder::default();
+        for number in 0..count {
+            builder.push(Block(number), Mask(1), &[number + 1; 512].map(u64::to_le_bytes).concat());
+        }
+        let (segment, object) = builder.finish(SegmentId::new(1, [0; 10]));
+        let at = segment.index_offset as usize;
+        let index = &object[at..at + segment.index_bytes as usize];
+        let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
+        let segment = Arc::new(segment);
+        (0..count).map(|number| compose(Block(number), Mask::FULL, [(&segment, &index)]).key).collect()
+    }
+
+    /// Fills slots until each of `keys` was asked for once; says how many were filled before one could not be.
+    fn fill(table: &Table, keys: &[ContentKey]) -> usize {
+        let fill = |key| {
+            let write = |slot, ()| std::future::ready(Ok::<_, io::Error>(slot));
+            table.slot(key, std::future::ready(Ok(())), write).now_or_never()
+        };
+        keys.iter().take_while(|key| fill(key).is_some_and(|slot| slot.is_ok())).count()
+    }
+
+    /// On nodes of 17 CPUs and more the index could hold every slot of the slab: then no miss found a free one, and each
+    /// cold read of the node waited until the daemon was restarted.
+    #[test]
+    fn misses_are_served_on_any_number_of_cpus() {
+        let tiny = 4 * SPARE_SLOTS as u32;
+        let keys = keys(3 * 8192);
+        for cpus in [1, 2, 16, 17, 32, 64, 512] {
+            for slots in [tiny, tiny + 1, 1000, 4096, 5003, 8191, 8192] {
+                let table = Table::new(slots, 4 * cpus);
+                let due = &keys[..3 * slots as usize];
+                assert_eq!(fill(&table, due), due.len(), "{slots} slots, {cpus} CPUs");
+                let held = table.index.len() as u64;
+                assert!(
+                    held * 10 >= u64::from(slots) * 7,
+                    "{held} of {slots} slots are used with {cpus} CPUs"
+                );
+            }
+        }
+        assert_eq!(Table::new(32_768, INDEX_SHARDS).index.num_shards(), INDEX_SHARDS);
+    }
+
+    /// Two takers that waited at once could miss one of two slots that were given back.
+    #[tokio::test]
+    async fn each_slot_that_comes_back_wakes_a_taker() {
+        let free = FreeSlots::new(2);
+        let (one, other) = (free.take().await, free.take().await);
+        let mut takers = [Box::pin(free.take()), Box::pin(free.take())];
+        assert!(takers.iter_mut().all(|taker| taker.now_or_never().is_none()));
+        free.give_back(one, false);
+        free.give_back(other, true);
+        let taken = takers.each_mut().map(|taker| taker.now_or_never());
+        assert_eq!(taken, [Some(one), Some(other)]);
     }
 
     fn block(fill: u8) -> HeapBuffer {
