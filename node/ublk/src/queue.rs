@@ -312,7 +312,10 @@ impl Queue {
             "logical blocks have 4096 bytes"
         );
         let sectors = descriptor.nr_sectors / KERNEL_SECTORS_PER_SECTOR as u32;
-        QueueEvent::Request(Request::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors))
+        let request = Request::new(tag, operation, start / KERNEL_SECTORS_PER_SECTOR, sectors);
+        // The block layer forces writes only.
+        let is_forced = operation == Operation::Write && descriptor.op_flags & sys::UBLK_IO_F_FUA != 0;
+        QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
 
     fn push_command(&mut self, ring: &mut Ring, command: u32, tag: u16, result: i32) {

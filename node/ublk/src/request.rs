@@ -29,11 +29,18 @@ pub struct Request {
     operation: Operation,
     start_sector: u64,
     sectors: u32,
+    is_fua: bool,
 }
 
 impl Request {
     pub(crate) const fn new(tag: u16, operation: Operation, start_sector: u64, sectors: u32) -> Self {
-        Self { tag, operation, start_sector, sectors }
+        Self { tag, operation, start_sector, sectors, is_fua: false }
+    }
+
+    /// The same request as a forced write (`UBLK_IO_F_FUA`).
+    pub(crate) const fn forced(mut self) -> Self {
+        self.is_fua = true;
+        self
     }
 
     /// The request's number within its queue, below the queue's depth; free for the next request once
@@ -67,6 +74,13 @@ impl Request {
         self.sectors as u64 * SECTOR_BYTES
     }
 
+    /// Whether a write must be durable when it is completed, as if a flush had followed it
+    /// (`UBLK_IO_F_FUA` in `linux/ublk_cmd.h`). The kernel sets this only on devices that announce it.
+    #[must_use]
+    pub const fn is_fua(&self) -> bool {
+        self.is_fua
+    }
+
     /// Gives the request up without completing it. Right only when the ring is about to be closed: the
     /// kernel then hands the request to whoever recovers the device.
     pub fn leave_to_successor(self) {
@@ -95,6 +109,16 @@ mod tests {
     #[should_panic(expected = "request 7 was dropped without completion")]
     fn a_lost_request_is_a_bug_that_shows() {
         drop(Request::new(7, Operation::Read, 0, 1));
+    }
+
+    #[test]
+    fn only_a_forced_request_says_so() {
+        let plain = Request::new(7, Operation::Write, 0, 1);
+        assert!(!plain.is_fua());
+        let forced = plain.forced();
+        assert!(forced.is_fua());
+        assert_eq!((forced.tag(), forced.operation(), forced.sectors()), (7, Operation::Write, 1));
+        forced.leave_to_successor();
     }
 
     #[test]

@@ -91,6 +91,8 @@ struct Active {
     request: Request,
     parts: u32,
     outcome: Result<(), Errno>,
+    /// Whether the file is synced once all parts were moved.
+    sync_after: bool,
 }
 
 struct RingThread {
@@ -190,9 +192,13 @@ impl RingThread {
         let active = slot.as_mut().context("a completion of a request that has ended")?;
         active.outcome = active.outcome.and(completion.exactly(expected_bytes));
         active.parts -= 1;
-        if active.parts == 0
-            && let Some(Active { request, outcome, parts: _ }) = slot.take()
-        {
+        if active.parts > 0 {
+            return Ok(());
+        }
+        if active.outcome.is_ok() && std::mem::take(&mut active.sync_after) {
+            active.parts = 1;
+            self.ring.sync_data(served.file, UserDataFields::pack(index, tag, 0));
+        } else if let Some(Active { request, outcome, .. }) = slot.take() {
             served.queue.complete(&mut self.ring, request, outcome);
         }
         Ok(())
@@ -261,5 +267,6 @@ fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, par
             ring.punch_hole(served.file, range, UserDataFields::pack(index, tag, 0));
         }
     }
-    served.active[usize::from(tag)] = Some(Active { request, parts, outcome: Ok(()) });
+    let sync_after = request.is_fua();
+    served.active[usize::from(tag)] = Some(Active { request, parts, outcome: Ok(()), sync_after });
 }
