@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::coverage::Coverage;
+use crate::pins::{KERNEL, OLDER_KERNEL};
 use crate::{bench, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
@@ -97,7 +98,9 @@ pub fn run() -> Result<ExitCode> {
         }
         Order::Setup => {
             let toolbox = Toolbox::open()?;
-            toolbox.boot_files()?;
+            for kernel in [KERNEL, OLDER_KERNEL] {
+                toolbox.boot_files(kernel)?;
+            }
             toolbox.etcd()?;
             toolbox.versitygw()?;
             toolbox.kube_apiserver()?;

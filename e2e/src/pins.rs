@@ -2,18 +2,28 @@
 //!
 //! Cache keys are made from these names, so a changed pin builds anew and never reuses old files.
 
-/// Suite that carries [`KERNEL`].
-pub const KERNEL_SUITE: &str = "sid";
-/// Release of the cloud kernel the test machines boot: the first choice. Debian drops old ones; then
-/// the newest release that matches [`KERNEL_PREFIX`] is taken.
-pub const KERNEL: &str = "7.2.13+deb14-cloud-amd64";
-/// Package name in front of a kernel release, and the major version a stand-in must have.
-pub const KERNEL_PREFIX: &str = "linux-binary-7.";
+/// A release of Debian's cloud kernel, and where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelPin {
+    /// Suite that carries it.
+    pub suite: &'static str,
+    /// The first choice, as `uname -r` says it. Debian drops old ones; then the newest release of the same
+    /// series is taken, or else the newest of [`KERNEL_MAJOR`].
+    pub release: &'static str,
+}
+
+/// The kernel the test machines boot.
+pub const KERNEL: KernelPin = KernelPin { suite: "trixie-backports", release: "7.3.4+deb13-cloud-amd64" };
+/// An older one, for scenarios about what kernels do when a daemon ends.
+pub const OLDER_KERNEL: KernelPin = KernelPin { suite: "sid", release: "7.2.13+deb14-cloud-amd64" };
+/// Major version of every kernel that is taken.
+pub const KERNEL_MAJOR: &str = "7";
 /// Suite of the test machine's user space and of the programs that are unpacked on the host.
 pub const GUEST_SUITE: &str = "forky";
 /// Packages in the test machine's root file system.
 pub const GUEST_PACKAGES: &[&str] = &[
     "bash",
+    "btrfs-progs",
     "e2fsprogs",
     "fio",
     "iproute2",

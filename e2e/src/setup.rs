@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::command;
+use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use crate::vm::machine::{Accelerator, BootFiles};
 
@@ -57,12 +58,12 @@ impl Toolbox {
         &self.workspace
     }
 
-    /// Kernel, initramfs, root file system and accelerator of the test machines.
+    /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.
     ///
     /// # Errors
     /// When a package cannot be fetched or an image cannot be made.
-    pub fn boot_files(&self) -> Result<BootFiles> {
-        let kernel = kernel::prepare(&self.cache)?;
+    pub fn boot_files(&self, kernel: KernelPin) -> Result<BootFiles> {
+        let kernel = kernel::prepare(&self.cache, kernel)?;
         let root_fs = root_fs::prepare(&self.cache, &kernel)?;
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
         Ok(BootFiles { vmlinux: kernel.vmlinux, initramfs: kernel.initramfs, root_fs, accelerator })
@@ -73,7 +74,7 @@ impl Toolbox {
     /// # Errors
     /// When it cannot be built.
     pub fn kublk(&self) -> Result<PathBuf> {
-        kublk::prepare(&self.cache, &kernel::prepare(&self.cache)?)
+        kublk::prepare(&self.cache, &kernel::prepare(&self.cache, KERNEL)?)
     }
 
     /// What reads the compiler's profiles.

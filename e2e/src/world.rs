@@ -145,10 +145,11 @@ impl World {
             Some(share) => share.clone(),
             None => parts.share.insert(self.make_share()?).clone(),
         };
-        let boot = self.toolbox.boot_files()?;
+        let options = options();
+        let boot = self.toolbox.boot_files(options.kernel)?;
         report::step(format_args!("boot test machine {name}"));
         let dir = self.dir().join(format!("vm-{name}"));
-        let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options())?);
+        let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options)?);
         parts.vms.insert(name.to_owned(), Arc::clone(&vm));
         Ok(vm)
     }

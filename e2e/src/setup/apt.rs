@@ -143,6 +143,11 @@ impl AptRoot {
         Ok(root)
     }
 
+    /// The suite.
+    pub fn suite(&self) -> &str {
+        &self.suite
+    }
+
     /// Fetches packages (without their dependencies) and unpacks them into `into`; no maintainer script
     /// runs.
     ///

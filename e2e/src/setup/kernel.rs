@@ -9,11 +9,16 @@ use anyhow::{Context, Result, ensure};
 
 use crate::cache::Cache;
 use crate::command::output;
-use crate::pins::{KERNEL, KERNEL_PREFIX, KERNEL_SUITE};
+use crate::pins::{KERNEL, KERNEL_MAJOR, KernelPin, OLDER_KERNEL};
+use crate::report;
 use crate::setup::apt::{self, AptRoot};
 
 /// Modules the initramfs loads, in order, before there is a root file system.
 const EARLY_MODULES: &[&str] = &["virtio_blk"];
+/// Package name in front of a kernel release.
+const PREFIX: &str = "linux-binary-";
+/// End of the release of a cloud kernel.
+const SUFFIX: &str = "-cloud-amd64";
 /// Set on the kernel command line: say that the kernel boots, and turn the machine off.
 pub const PROBE: &str = "holdfast.probe";
 /// What the initramfs prints when [`PROBE`] is set.
@@ -27,6 +32,8 @@ pub const SHARE: &str = "/holdfast";
 pub struct Kernel {
     /// The release, as `uname -r` says it.
     pub release: String,
+    /// The suite it came from, which has its source too.
+    pub suite: String,
     /// The uncompressed kernel: QEMU starts it directly (PVH) and saves its decompression.
     pub vmlinux: PathBuf,
     /// Loads the disk driver, mounts root and share, and starts the agent as process 1.
@@ -38,17 +45,18 @@ pub struct Kernel {
 /// Fetches kernel and modules and makes the initramfs.
 ///
 /// # Errors
-/// When the suite holds no such kernel any more, or a step fails.
-pub fn prepare(cache: &Cache) -> Result<Kernel> {
-    let dir = cache.entry(&format!("kernel-{KERNEL}"), Duration::from_secs(30), |dir| {
-        let root = AptRoot::new(KERNEL_SUITE)?;
-        let release = choose(&root)?;
+/// When no suite holds such a kernel any more, or a step fails.
+pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
+    let key = format!("kernel-{}-{}", pin.suite, pin.release);
+    let dir = cache.entry(&key, Duration::from_secs(30), |dir| {
+        let (root, release) = find(pin)?;
         let unpacked = dir.join("packages");
         let packages = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
         root.unpack(&packages.each_ref().map(String::as_str), &unpacked)?;
         let modules = unpacked.join("usr/lib/modules").join(&release);
         extract_vmlinux(&modules.join("vmlinuz"), &dir.join("vmlinux"))?;
         make_initramfs(cache, &modules, &dir.join("initramfs.cpio"))?;
+        fs::write(dir.join("suite"), root.suite())?;
         Ok(fs::write(dir.join("release"), release)?)
     })?;
     let release = fs::read_to_string(dir.join("release")).context("read the kernel's release")?;
@@ -56,25 +64,49 @@ pub fn prepare(cache: &Cache) -> Result<Kernel> {
         vmlinux: dir.join("vmlinux"),
         initramfs: dir.join("initramfs.cpio"),
         modules: dir.join("packages/usr/lib/modules").join(&release),
+        suite: fs::read_to_string(dir.join("suite")).context("read the kernel's suite")?,
         release,
     })
 }
 
-/// The pinned release, or the newest one like it.
-fn choose(root: &AptRoot) -> Result<String> {
-    let names = root.names(KERNEL_PREFIX)?;
-    let mut releases: Vec<&str> = names
-        .iter()
-        .filter_map(|name| name.strip_prefix("linux-binary-"))
-        .filter(|release| release.ends_with("-cloud-amd64") && !release.contains("rc"))
-        .collect();
-    if releases.contains(&KERNEL) {
-        return Ok(KERNEL.to_owned());
+/// The pinned release, or what comes nearest to it in the suites of all pins.
+fn find(pin: KernelPin) -> Result<(AptRoot, String)> {
+    let mut suites = vec![pin.suite];
+    suites.extend([KERNEL.suite, OLDER_KERNEL.suite].into_iter().filter(|suite| *suite != pin.suite));
+    let mut nearest: Option<(AptRoot, String)> = None;
+    for suite in suites {
+        let found = AptRoot::new(suite).and_then(|root| {
+            let names = root.names(&format!("{PREFIX}{KERNEL_MAJOR}."))?;
+            Ok((root, names))
+        });
+        let (root, names) = match found {
+            Ok(found) => found,
+            Err(error) => {
+                report::step(format_args!("{suite} was not read: {error:#}"));
+                continue;
+            }
+        };
+        let known = nearest.as_ref().map(|(_, release)| release.clone());
+        let releases = names.iter().filter_map(|name| name.strip_prefix(PREFIX));
+        let Some(best) = choose(pin.release, releases.chain(known.as_deref())).map(str::to_owned) else {
+            continue;
+        };
+        if best == pin.release {
+            return Ok((root, best));
+        }
+        if known.as_ref() != Some(&best) {
+            nearest = Some((root, best));
+        }
     }
-    releases.sort_by_key(|release| numbers(release));
-    let newest =
-        releases.last().with_context(|| format!("{KERNEL_SUITE} has no {KERNEL_PREFIX}*-cloud-amd64"))?;
-    Ok((*newest).to_owned())
+    nearest.with_context(|| format!("no suite has a kernel {KERNEL_MAJOR}.*{SUFFIX}"))
+}
+
+/// The pinned release if it is there, else the newest of its series, else the newest.
+fn choose<'a>(pinned: &str, releases: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let series = |release: &str| numbers(release).into_iter().take(2).collect::<Vec<_>>();
+    releases
+        .filter(|release| release.ends_with(SUFFIX) && !release.contains("rc"))
+        .max_by_key(|release| (*release == pinned, series(release) == series(pinned), numbers(release)))
 }
 
 /// The numbers of a release, for ordering.
@@ -181,6 +213,24 @@ exec $B switch_root /mnt {SHARE}/bin/holdfast-e2e guest-agent
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pinned_release_or_its_nearest_is_chosen() {
+        let there = [
+            "7.2.12+deb13-cloud-amd64",
+            "7.2.9+deb13-cloud-amd64",
+            "7.3.4+deb13-cloud-amd64",
+            "7.3.5+deb13-cloud-amd64",
+            "7.10.1+deb14-cloud-amd64",
+            "7.11.0~rc1+deb14-cloud-amd64",
+            "7.11.0+deb14-amd64",
+        ];
+        let choose = |pinned| super::choose(pinned, there.into_iter());
+        assert_eq!(choose("7.3.4+deb13-cloud-amd64"), Some("7.3.4+deb13-cloud-amd64"));
+        assert_eq!(choose("7.2.13+deb14-cloud-amd64"), Some("7.2.12+deb13-cloud-amd64"));
+        assert_eq!(choose("7.4.1+deb14-cloud-amd64"), Some("7.10.1+deb14-cloud-amd64"));
+        assert_eq!(super::choose("7.3.4+deb13-cloud-amd64", std::iter::empty()), None);
+    }
 
     #[test]
     fn releases_are_ordered_by_number() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::command::output;
-use crate::pins::{GUEST_SUITE, KERNEL_SUITE};
+use crate::pins::GUEST_SUITE;
 use crate::setup::apt::AptRoot;
 use crate::setup::kernel::Kernel;
 
@@ -23,7 +23,7 @@ pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
         let scratch = tempfile::tempdir_in(dir).context("make a directory for the source")?;
         let root = scratch.path();
         let package = format!("linux-source-{version}");
-        AptRoot::new(KERNEL_SUITE)?.unpack(&[&package, "linux-libc-dev"], root)?;
+        AptRoot::new(&kernel.suite)?.unpack(&[&package, "linux-libc-dev"], root)?;
         AptRoot::new(GUEST_SUITE)?.unpack(&["liburing-dev"], root)?;
         let tests = format!("{package}/tools/testing/selftests");
         output(

@@ -11,6 +11,7 @@ use anyhow::{Context, Result};
 use super::recorded::RecordedDisk;
 use crate::cache::Cache;
 use crate::guest;
+use crate::pins::{KERNEL, KernelPin};
 use crate::process::Process;
 use crate::report;
 use crate::setup::kernel::{Kernel, PROBE, PROBE_ANSWER};
@@ -50,6 +51,8 @@ pub struct BootFiles {
 /// What one machine is like.
 #[derive(Debug, Clone)]
 pub struct Options {
+    /// What it boots.
+    pub kernel: KernelPin,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// Processors.
@@ -80,6 +83,7 @@ impl Options {
     /// A storage node: ublk, two processors, a state disk of 16 GiB (sparse).
     pub fn node() -> Self {
         Self {
+            kernel: KERNEL,
             memory_mib: 2048,
             processors: 2,
             state: State::Empty(16 << 30),
