@@ -8,8 +8,17 @@ pub struct KernelRelease(String);
 
 /// Upstream releases whose `ADD_DEV` can oops.
 const BROKEN_UPSTREAM: [&str; 2] = ["6.18.4", "6.18.5"];
-/// Distribution builds with the same fault backported.
-const BROKEN_BUILDS: [&str; 3] = ["6.17.0-1015-azure", "6.17.0-1018-azure", "6.17.0-1017-aws"];
+/// Distribution builds with the same fault backported: release, build number, flavour.
+const BROKEN_BUILDS: [(&str, std::ops::RangeInclusive<u32>, &str); 6] = [
+    ("6.17.0", 35..=35, "generic"),
+    ("6.17.0", 38..=38, "generic"),
+    ("6.17.0", 40..=40, "generic"),
+    ("6.17.0", 1017..=1017, "aws"),
+    ("6.17.0", 1019..=1019, "aws"),
+    ("6.17.0", 1015..=1020, "azure"),
+];
+/// The first series whose driver ends a server's devices right in all cases that recovery meets.
+const TEARDOWN_FIXED_SINCE: (u32, u32) = (7, 1);
 
 impl KernelRelease {
     /// Takes a release string as it is.
@@ -30,7 +39,26 @@ impl KernelRelease {
     #[must_use]
     pub fn is_known_broken(&self) -> bool {
         let upstream = self.0.split(['-', '+', '~']).next().unwrap_or_default();
-        BROKEN_UPSTREAM.contains(&upstream) || BROKEN_BUILDS.contains(&self.0.as_str())
+        BROKEN_UPSTREAM.contains(&upstream) || self.is_broken_build().unwrap_or_default()
+    }
+
+    /// Of a release like `6.17.0-1015-azure`.
+    fn is_broken_build(&self) -> Option<bool> {
+        let (release, rest) = self.0.split_once('-')?;
+        let (build, flavour) = rest.split_once('-')?;
+        let build: u32 = build.parse().ok()?;
+        Some(BROKEN_BUILDS.iter().any(|(broken, builds, of)| {
+            *broken == release && builds.contains(&build) && *of == flavour
+        }))
+    }
+
+    /// Whether the driver has the three fixes of a server's end that recovery meets (845db023a8ae, 0842186d2c4e and
+    /// f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release names no version.
+    #[must_use]
+    pub fn is_teardown_fixed(&self) -> Option<bool> {
+        let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+        let series = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(series >= TEARDOWN_FIXED_SINCE)
     }
 }
 
@@ -53,13 +81,42 @@ mod tests {
             "6.18.4+deb14-cloud-amd64\n",
             "6.17.0-1015-azure",
             "6.17.0-1018-azure",
+            "6.17.0-1020-azure",
             "6.17.0-1017-aws",
+            "6.17.0-1019-aws",
+            "6.17.0-35-generic",
+            "6.17.0-38-generic",
+            "6.17.0-40-generic",
         ] {
             assert!(KernelRelease::new(broken).is_known_broken(), "{broken}");
         }
-        for good in ["6.18.6", "6.18.44", "6.17.0-1015-aws", "6.17.0-1017-azure", "7.2.13+deb14-cloud-amd64"]
-        {
+        for good in [
+            "6.18.6",
+            "6.18.44",
+            "6.17.0-1015-aws",
+            "6.17.0-1014-azure",
+            "6.17.0-1021-azure",
+            "6.17.0-34-generic",
+            "6.17.0-41-generic",
+            "6.14.0-35-generic",
+            "7.2.13+deb14-cloud-amd64",
+        ] {
             assert!(!KernelRelease::new(good).is_known_broken(), "{good}");
+        }
+    }
+
+    #[test]
+    fn the_teardown_is_fixed_since_linux_7_1() {
+        for (release, fixed) in [
+            ("6.18.44", Some(false)),
+            ("7.0.13+deb13-cloud-amd64", Some(false)),
+            ("7.1", Some(true)),
+            ("7.1.0-rc3", Some(true)),
+            ("7.10.2+deb14-amd64", Some(true)),
+            ("10.0.1", Some(true)),
+            ("custom", None),
+        ] {
+            assert_eq!(KernelRelease::new(release).is_teardown_fixed(), fixed, "{release}");
         }
     }
 }

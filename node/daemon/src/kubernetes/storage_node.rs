@@ -8,6 +8,7 @@ use holdfast_crds::{
     TransportSupport, condition,
 };
 use holdfast_types::SECTOR_BYTES;
+use holdfast_ublk::KernelRelease;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
@@ -22,6 +23,8 @@ use crate::volumes::Volumes;
 const READY: &str = "Ready";
 /// Condition: the disk under the state directory promises whole sectors after a power cut.
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
+/// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
+const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
 /// How often the node looks at itself; an unchanged report is not written again.
 const EVERY: Duration = Duration::from_secs(15);
 /// Free space is told in steps of this many bytes, so that it is not written at every look.
@@ -165,8 +168,30 @@ fn describe(
         transports,
         fenced,
         last_handoff: None,
-        conditions: vec![ready, sectors_atomic(state_disk.as_ref(), state_dir, before, now)],
+        conditions: vec![
+            ready,
+            sectors_atomic(state_disk.as_ref(), state_dir, before, now),
+            kernel_teardown_fixed(kernel_release, before, now),
+        ],
     }
+}
+
+fn kernel_teardown_fixed(release: &str, before: &[Condition], now: &Time) -> Condition {
+    let (status, reason, message) = match KernelRelease::new(release).is_teardown_fixed() {
+        Some(true) => (ConditionStatus::True, "Fixed", format!("Linux {release} is 7.1 or newer")),
+        Some(false) => (
+            ConditionStatus::False,
+            "OldKernel",
+            format!(
+                "Linux {release} is older than 7.1 and has known faults in the end of a ublk server. After an end of the \
+                 daemon its devices may not be recovered. Boot Linux 7.1 or newer"
+            ),
+        ),
+        None => {
+            (ConditionStatus::Unknown, "UnknownRelease", format!("the kernel release {release:?} names no version"))
+        }
+    };
+    condition(before, KERNEL_TEARDOWN_FIXED, status, reason, message, None, now)
 }
 
 fn sectors_atomic(disk: Option<&StateDisk>, state_dir: &Path, before: &[Condition], now: &Time) -> Condition {
@@ -234,6 +259,16 @@ mod tests {
         assert_eq!(told(Some(disk(4096))).status, "True");
         assert_eq!(told(Some(disk(16384))).status, "True");
         assert_eq!(told(None).status, "Unknown");
+    }
+
+    #[test]
+    fn a_kernel_below_7_1_is_reported_with_the_fix() {
+        let told = |release| kernel_teardown_fixed(release, &[], &now());
+        let old = told("6.18.44-generic");
+        assert_eq!((old.status.as_str(), old.reason.as_str()), ("False", "OldKernel"));
+        assert!(old.message.contains("6.18.44-generic") && old.message.ends_with("Boot Linux 7.1 or newer"));
+        assert_eq!(told("7.1.0").status, "True");
+        assert_eq!(told("No such file").status, "Unknown");
     }
 
     #[test]
