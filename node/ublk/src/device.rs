@@ -19,6 +19,7 @@ use holdfast_ring::Errno;
 use libublk::sys;
 
 use crate::command::{self, Command};
+use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
     CharDevice, ControlError, DeviceSpec, Features, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport,
 };
@@ -215,27 +216,29 @@ impl Device {
     /// [`end_recovery`](Self::end_recovery).
     ///
     /// # Errors
-    /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::NotFound`];
-    /// [`ControlError::Command`].
+    /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after that;
+    /// [`ControlError::NotFound`]; [`ControlError::Command`].
     pub fn start_recovery(&self, timeout: Duration) -> Result<(), ControlError> {
         let begin = Instant::now();
+        let mut looks_lost_since = None;
         let mut pause = RECOVERY_POLL.0;
         loop {
             match self.send("START_USER_RECOVERY", sys::UBLK_U_CMD_START_USER_RECOVERY, 0) {
-                Err(ControlError::Command { source: Errno::EBUSY, .. }) if begin.elapsed() < timeout => {
-                    sleep(pause.min(timeout.saturating_sub(begin.elapsed())));
-                    pause = (pause * 2).min(RECOVERY_POLL.1);
-                }
-                Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
-                    let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
-                    return Err(ControlError::StillHeld {
-                        id: self.id,
-                        state: self.info()?.state,
-                        waited_ms,
-                    });
-                }
+                Err(ControlError::Command { source: Errno::EBUSY, .. }) => {}
                 outcome => return outcome,
             }
+            if begin.elapsed() >= timeout {
+                let info = self.info()?;
+                if !looks_lost(&info) {
+                    let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    return Err(ControlError::StillHeld { id: self.id, state: info.state, waited_ms });
+                }
+                if looks_lost_since.get_or_insert_with(Instant::now).elapsed() >= LOST_AFTER {
+                    return Err(ControlError::KernelLostDevice { id: self.id });
+                }
+            }
+            sleep(pause);
+            pause = (pause * 2).min(RECOVERY_POLL.1);
         }
     }
 

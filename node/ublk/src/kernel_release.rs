@@ -47,9 +47,11 @@ impl KernelRelease {
         let (release, rest) = self.0.split_once('-')?;
         let (build, flavour) = rest.split_once('-')?;
         let build: u32 = build.parse().ok()?;
-        Some(BROKEN_BUILDS.iter().any(|(broken, builds, of)| {
-            *broken == release && builds.contains(&build) && *of == flavour
-        }))
+        Some(
+            BROKEN_BUILDS
+                .iter()
+                .any(|(broken, builds, of)| *broken == release && builds.contains(&build) && *of == flavour),
+        )
     }
 
     /// Whether the driver has the three fixes of a server's end that recovery meets (845db023a8ae, 0842186d2c4e and

@@ -18,6 +18,7 @@ mod error;
 mod features;
 mod io_flusher;
 mod kernel_release;
+mod lost_device;
 mod queue;
 mod request;
 
@@ -28,6 +29,7 @@ pub use error::{ControlError, QueueError};
 pub use features::{Features, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
+pub use lost_device::{flush_device, flush_from_outside};
 pub use queue::{COMMAND_KIND, Part, Queue, QueueEvent, QueueSpec};
 pub use request::{Operation, Request};
 

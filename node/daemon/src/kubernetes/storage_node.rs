@@ -187,9 +187,11 @@ fn kernel_teardown_fixed(release: &str, before: &[Condition], now: &Time) -> Con
                  daemon its devices may not be recovered. Boot Linux 7.1 or newer"
             ),
         ),
-        None => {
-            (ConditionStatus::Unknown, "UnknownRelease", format!("the kernel release {release:?} names no version"))
-        }
+        None => (
+            ConditionStatus::Unknown,
+            "UnknownRelease",
+            format!("the kernel release {release:?} names no version"),
+        ),
     };
     condition(before, KERNEL_TEARDOWN_FIXED, status, reason, message, None, now)
 }

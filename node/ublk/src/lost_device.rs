@@ -1,0 +1,91 @@
+//! Devices that the kernel has lost: their server has ended, and the kernel never finishes its teardown.
+//!
+//! A device with a volatile cache and without FUA gets forced writes as a write and a flush. When a server ends between
+//! the two for two requests at a time, the kernel waits for a command that cannot end (`docs/kernels.md`). The device
+//! stays LIVE, refuses recovery, and whoever waits for it waits until the host restarts. Devices that announce FUA cannot
+//! get there.
+//!
+//! STOP_DEV, DEL_DEV and a change of the scheduler would wait too, under the device's mutex: nothing here does that.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::{DeviceInfo, DeviceState};
+
+/// How long a device must look lost: a sound kernel needs milliseconds to see the end of a server, and a few more for each
+/// request that the server's disk still works on.
+pub(crate) const LOST_AFTER: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(20);
+
+/// Whether a device that refuses recovery looks as if the kernel had lost it.
+pub(crate) fn looks_lost(info: &DeviceInfo) -> bool {
+    let attribute = format!("/sys/block/ublkb{}/queue/fua", info.id);
+    fs::read_to_string(attribute).is_ok_and(|fua| is_of_a_lost_device(info, &fua))
+}
+
+fn is_of_a_lost_device(info: &DeviceInfo, fua: &str) -> bool {
+    info.state == DeviceState::Live && info.server_pid == -1 && fua.trim() == "0"
+}
+
+/// Flushes a block device. On a lost device this may free what the kernel waits for, or never return: call it in a
+/// process made for that, see [`flush_from_outside`].
+///
+/// # Errors
+/// If the device cannot be opened or flushed.
+pub fn flush_device(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_data()
+}
+
+/// Starts `flusher`, a program that calls [`flush_device`], and waits for its end, at most `limit`. A flusher that does
+/// not end is told to, and left behind: it ends when the kernel lets it.
+///
+/// # Errors
+/// If it cannot be started, or failed; [`io::ErrorKind::TimedOut`].
+pub fn flush_from_outside(mut flusher: Command, limit: Duration) -> io::Result<()> {
+    let mut flusher = flusher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let begin = Instant::now();
+    loop {
+        match flusher.try_wait()? {
+            Some(status) if status.success() => return Ok(()),
+            Some(status) => return Err(io::Error::other(status.to_string())),
+            None if begin.elapsed() < limit => sleep(POLL),
+            None => {
+                flusher.kill()?;
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(state: DeviceState, server_pid: i32) -> DeviceInfo {
+        DeviceInfo { id: 3, state, queues: 1, depth: 16, max_io_bytes: 4096, transport: None, server_pid }
+    }
+
+    #[test]
+    fn only_a_live_device_without_server_and_fua_is_lost() {
+        assert!(is_of_a_lost_device(&info(DeviceState::Live, -1), "0\n"));
+        assert!(!is_of_a_lost_device(&info(DeviceState::Live, -1), "1\n"));
+        assert!(!is_of_a_lost_device(&info(DeviceState::Live, 17), "0\n"));
+        assert!(!is_of_a_lost_device(&info(DeviceState::Quiesced, -1), "0\n"));
+    }
+
+    #[test]
+    fn a_flusher_that_hangs_is_not_waited_for() {
+        let mut hangs = Command::new("sleep");
+        hangs.arg("60");
+        let begin = Instant::now();
+        let error = flush_from_outside(hangs, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        flush_from_outside(Command::new("true"), Duration::from_secs(30)).unwrap();
+        assert!(flush_from_outside(Command::new("false"), Duration::from_secs(30)).is_err());
+    }
+}
