@@ -15,6 +15,10 @@ use crate::world::World;
 /// More than ten million operations.
 const SEEDS: &str = "1000";
 const OPERATIONS: &str = "10000";
+/// Volumes that share hosts and stores, and more than four million operations of them.
+const FLEET: &str = "8";
+const FLEET_SEEDS: &str = "200";
+const FLEET_OPERATIONS: &str = "20000";
 /// Outcomes of a power cut tried at each visit of a crash point, so that all of them take minutes; the command's own default
 /// takes hours.
 const OUTCOMES: &str = "256";
@@ -23,6 +27,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let toolbox = world.toolbox();
     let simulation = Simulation::build(toolbox)?;
     let mut figures = simulation.seeds()?;
+    figures.extend(simulation.fleets()?);
     figures.extend(simulation.planted_bugs()?);
     figures.extend(simulation.crash_points()?);
     figures.push(fuzz_targets(toolbox)?);
@@ -92,6 +97,17 @@ impl Simulation {
                 &seconds,
                 Some(Bar::AtLeast(100e3)),
             )?,
+        ])
+    }
+
+    fn fleets(&self) -> Result<Vec<Figure>> {
+        let arguments = ["--volumes", FLEET, "--seeds", FLEET_SEEDS, "--operations", FLEET_OPERATIONS];
+        let counts = self.run(&arguments)?;
+        let seconds = format!("4 million, in {} s on one core", counts.of("seconds")?);
+        Ok(vec![
+            counts.figure("sim_volumes_per_host", "volumes", "in two stores", Some(Bar::AtLeast(8.0)))?,
+            counts.figure("sim_fleet_operations", "operations", &seconds, Some(Bar::AtLeast(4e6)))?,
+            counts.figure("sim_fleet_violations", "violations", "none", Some(Bar::Exactly(0.0)))?,
         ])
     }
 

@@ -75,11 +75,19 @@ pub enum Bug {
     NoFrameChecksum,
     /// A read fails for damage anywhere in its block.
     WholeBlockFails,
+    /// A device is taken by its number alone, without its tag.
+    DeviceByNumber,
+    /// The number of a device is cleared from the volume's record after the device was deleted.
+    RecordAfterDeletion,
+    /// A volume leaves its ring while the kernel has its device.
+    DetachUnderDevice,
+    /// A starting daemon deletes every unserved device that it has no record of.
+    SweepsAll,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 37] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -113,6 +121,10 @@ impl Bug {
         Self::NoTrimCheck,
         Self::NoFrameChecksum,
         Self::WholeBlockFails,
+        Self::DeviceByNumber,
+        Self::RecordAfterDeletion,
+        Self::DetachUnderDevice,
+        Self::SweepsAll,
     ];
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
@@ -141,6 +153,9 @@ impl Bug {
             Self::FlushAtUpload | Self::FlushJoinsSeal => 15,
             Self::ZerosStayZeros => 16,
             Self::WholeBlockFails => 17,
+            Self::DeviceByNumber | Self::RecordAfterDeletion | Self::DetachUnderDevice | Self::SweepsAll => {
+                26
+            }
         }
     }
 }

@@ -4,11 +4,16 @@ use std::fmt;
 
 use holdfast_engine::planted::{Bug, plant};
 
+use crate::fleet::FleetCase;
+use crate::invariant::Invariant;
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
 /// Steps for each operation after which a run in which nothing happens ends.
-const IDLE: u64 = 100;
+pub(crate) const IDLE: u64 = 100;
+
+/// Volumes of a run that looks for a bug of what they share.
+const FLEET: usize = 4;
 
 /// A run that can be repeated: the same case gives the same outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,28 +94,7 @@ impl Case {
     /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most `tries` times.
     /// Returns what is left, or `None` when the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
-        let whole = self.run(0);
-        let sought = whole.violation?;
-        let mut steps: Vec<u64> = (0..whole.steps).collect();
-        let mut size = steps.len().div_ceil(2);
-        let mut tried = 0;
-        while size > 0 && tried < tries {
-            // Backwards: what came last is most likely needed for the violation, and what is cut early shortens the rest.
-            let mut from = 0;
-            while from < steps.len() && tried < tries {
-                let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();
-                tried += 1;
-                let outcome = self.run_steps(fewer.iter().copied(), 0);
-                if outcome.violation.is_some_and(|found| found.is_like(&sought)) {
-                    steps = fewer;
-                    steps.truncate(outcome.steps as usize);
-                } else {
-                    from += size;
-                }
-            }
-            size /= 2;
-        }
-        Some(self.run_steps(steps, story))
+        shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
 }
 
@@ -121,4 +105,44 @@ impl fmt::Display for Case {
         write!(out, "cargo run -p holdfast-sim --release -- --seed {seed} --operations {operations}")?;
         bug.map_or(Ok(()), |bug| write!(out, " --bug {bug:?}"))
     }
+}
+
+/// The first seed that notices that `bug` is planted, and what it sees: of one volume, or of several where the bug is about
+/// what they share.
+pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
+    if bug.breaks() < Invariant::StoresAreIndependent.number() {
+        return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
+    }
+    FleetCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)
+        .map(|(case, found)| (case.seed, found))
+}
+
+/// Leaves out steps of a run whose `whole` ends in a violation as long as it still ends in one like it, at most `tries` times.
+pub(crate) fn shrink(
+    run: impl Fn(Vec<u64>, usize) -> Outcome,
+    whole: Outcome,
+    tries: usize,
+    story: usize,
+) -> Option<Outcome> {
+    let sought = whole.violation?;
+    let mut steps: Vec<u64> = (0..whole.steps).collect();
+    let mut size = steps.len().div_ceil(2);
+    let mut tried = 0;
+    while size > 0 && tried < tries {
+        // Backwards: what came last is most likely needed for the violation, and what is cut early shortens the rest.
+        let mut from = 0;
+        while from < steps.len() && tried < tries {
+            let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();
+            tried += 1;
+            let outcome = run(fewer.clone(), 0);
+            if outcome.violation.is_some_and(|found| found.is_like(&sought)) {
+                steps = fewer;
+                steps.truncate(outcome.steps as usize);
+            } else {
+                from += size;
+            }
+        }
+        size /= 2;
+    }
+    Some(run(steps, story))
 }

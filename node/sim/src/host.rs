@@ -98,6 +98,10 @@ pub(crate) struct Host {
     pub(crate) came_of: Option<Attach>,
     /// Writers that there had been when its process began to attach.
     pub(crate) writers_before: usize,
+    /// The kernel has no device of the volume that is served: the guest cannot ask.
+    pub(crate) is_shut: bool,
+    /// The kernel has a device of the volume: its engine is not told to detach yet.
+    pub(crate) is_held: bool,
 }
 
 impl Host {
@@ -123,6 +127,8 @@ impl Host {
             away_until: 0,
             came_of: None,
             writers_before: 0,
+            is_shut: false,
+            is_held: false,
         }
     }
 

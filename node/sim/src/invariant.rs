@@ -38,11 +38,15 @@ pub enum Invariant {
     DirtyIsCounted = 16,
     /// What decayed in the store is named, and hurts exactly those whom a scrub says it hurts.
     DecayIsNamed = 17,
+    /// A store that does not answer delays only its own volumes.
+    StoresAreIndependent = 25,
+    /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
+    DevicesAreOwn = 26,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -60,6 +64,8 @@ impl Invariant {
         Self::ObjectFlushSurvivesNode,
         Self::DirtyIsCounted,
         Self::DecayIsNamed,
+        Self::StoresAreIndependent,
+        Self::DevicesAreOwn,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -13,6 +13,7 @@ mod device;
 mod disk;
 pub mod drive;
 mod expect;
+pub mod fleet;
 mod host;
 mod invariant;
 mod memory;

@@ -10,8 +10,9 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::planted::{Bug, plant};
-use holdfast_sim::case::Case;
+use holdfast_sim::case::{Case, Outcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
+use holdfast_sim::fleet::FleetCase;
 
 /// Lines told of a run that ends in a violation.
 const STORY: usize = 120;
@@ -76,6 +77,9 @@ struct Runs {
     /// Requests, jobs, answers and deaths of each run, before everything is brought to rest and read.
     #[arg(long, default_value_t = 4000)]
     operations: u64,
+    /// Volumes of each run, in two stores on the same hosts.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
+    volumes: u64,
     /// Take this safeguard out of the engine.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
@@ -102,10 +106,10 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
     let began = Instant::now();
     let mut caught = 0;
     for bug in Bug::ALL {
-        match Case::that_finds(bug, options.seeds, options.operations) {
-            Some((case, found)) => {
+        match found_by(bug, options.seeds, options.operations) {
+            Some((seed, found)) => {
                 caught += 1;
-                writeln!(out, "{bug:?}: seed {}: {} ({})", case.seed, found.words, found.check)?;
+                writeln!(out, "{bug:?}: seed {seed}: {} ({})", found.words, found.check)?;
             }
             None => writeln!(out, "{bug:?} is not found in {} seeds", options.seeds)?,
         }
@@ -165,8 +169,8 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let (mut operations, mut requests, mut violations) = (0, 0, 0);
     let (mut trimmed, mut strays) = (0, 0);
     for seed in options.seed..options.seed + options.seeds {
-        let case = Case { seed, operations: options.operations, bug: options.bug };
-        let outcome = case.run(0);
+        let case = AnyCase::new(seed, options);
+        let outcome = case.run();
         operations += outcome.operations;
         requests += outcome.requests;
         trimmed += outcome.trimmed;
@@ -178,7 +182,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
             violations += 1;
             writeln!(out, "{} ({})\nrepeat with: {case}", found.words, found.check)?;
             if violations == 1 {
-                tell(&mut out, case)?;
+                tell(&mut out, &case)?;
             }
         }
     }
@@ -186,16 +190,55 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let speed = operations as f64 / seconds;
     writeln!(
         out,
-        r#"{{"operations":{operations},"requests":{requests},"records_trimmed":{trimmed},"stray_records":{strays},"seeds":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
-        options.seeds
+        r#"{{"operations":{operations},"requests":{requests},"records_trimmed":{trimmed},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
+        options.seeds, options.volumes
     )?;
     Ok(violations)
 }
 
+/// A run of one volume, or of several.
+enum AnyCase {
+    One(Case),
+    Several(FleetCase),
+}
+
+impl AnyCase {
+    fn new(seed: u64, options: &Runs) -> Self {
+        let &Runs { operations, bug, volumes, .. } = options;
+        match volumes {
+            1 => Self::One(Case { seed, operations, bug }),
+            _ => Self::Several(FleetCase { seed, operations, bug, volumes: volumes as usize }),
+        }
+    }
+
+    fn run(&self) -> Outcome {
+        match self {
+            Self::One(case) => case.run(0),
+            Self::Several(case) => case.run(0),
+        }
+    }
+
+    fn shrink(&self) -> Option<Outcome> {
+        match self {
+            Self::One(case) => case.shrink(SHRINKING, STORY),
+            Self::Several(case) => case.shrink(SHRINKING, STORY),
+        }
+    }
+}
+
+impl std::fmt::Display for AnyCase {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::One(case) => case.fmt(out),
+            Self::Several(case) => case.fmt(out),
+        }
+    }
+}
+
 /// The story of a case that ends in a violation, as short as it can be made.
-fn tell(out: &mut impl Write, case: Case) -> anyhow::Result<()> {
-    let Some(shrunk) = case.shrink(SHRINKING, STORY) else {
-        bail!("seed {} ended otherwise when it was repeated: the simulation is not deterministic", case.seed);
+fn tell(out: &mut impl Write, case: &AnyCase) -> anyhow::Result<()> {
+    let Some(shrunk) = case.shrink() else {
+        bail!("{case} ended otherwise when it was repeated: the simulation is not deterministic");
     };
     writeln!(out, "the end of it, in {} steps:", shrunk.steps)?;
     for line in &shrunk.story {

@@ -26,7 +26,7 @@ use crate::memory::LiveMemory;
 use crate::rng::Rng;
 use crate::surroundings::{SimFiles, SimObjects, SimTime};
 use crate::tasks::Tasks;
-use crate::world::AttachStep;
+use crate::world::{AttachStep, Shared};
 
 /// Segment indexes that a process keeps, and their bytes: more than a run has.
 pub(crate) const INDEXES: usize = 64;
@@ -105,7 +105,13 @@ pub(crate) struct Process {
 
 impl Process {
     /// A process without a volume, with chance from `seed`.
-    pub(crate) fn new(volume: &VolumeId, disk: &SharedDisk, now: &Arc<AtomicU64>, seed: u64) -> Self {
+    pub(crate) fn new(
+        volume: &VolumeId,
+        disk: &SharedDisk,
+        now: &Arc<AtomicU64>,
+        shared: Shared,
+        seed: u64,
+    ) -> Self {
         let calls = Calls::default();
         let time =
             SimTime { calls: calls.clone(), now: Arc::clone(now), rng: Arc::new(Mutex::new(Rng::new(seed))) };
@@ -117,7 +123,7 @@ impl Process {
             tasks: Tasks::default(),
             calls,
             background: Arc::new(Background { volume: volume.clone(), objects, sides, time }),
-            indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)),
+            indexes: shared.indexes,
             upload: None,
             detaching: false,
             dies: None,

@@ -1,8 +1,10 @@
 //! Random schedules: any order of jobs and answers, any death at any point, writers that replace each other.
 
+mod crowd;
+
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_types::SectorRange;
+use holdfast_types::{SectorRange, VolumeId};
 
 use crate::host::Trouble;
 use crate::invariant::Invariant;
@@ -11,6 +13,8 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::world::{Attach, AttachStep, Faults, World};
 
+/// Hosts of a run.
+pub(crate) const HOSTS: usize = 3;
 /// Three chunks, the last one in part.
 const SECTORS: u64 = 70_000;
 /// What some volumes begin with: two chunks, the last page of the map in part. Then they grow.
@@ -19,6 +23,8 @@ const FEWER_SECTORS: u64 = 50_001;
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 /// What the sides may hold in a run that has a limit, in sectors.
 const SHARES: [u64; 3] = [64, 200, 600];
+/// Steps after which a volume that should have come to rest is stuck.
+const PATIENCE: u32 = 60_000;
 /// How many turns of a host its troubles last, about, and how many a sleeper sleeps.
 const TROUBLE: u64 = 160;
 const LONG_SLEEP: u64 = 500;
@@ -36,6 +42,8 @@ pub(crate) struct Schedule {
     leaving: bool,
     /// Processes stand still for long.
     sleeps: bool,
+    /// Volumes that share what befalls their hosts.
+    crowd: u64,
 }
 
 fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
@@ -60,9 +68,13 @@ fn shorten_log(world: &mut World, profile: Profile) {
 impl Schedule {
     /// Three hosts around a new volume.
     pub(crate) fn new(seed: u64, story: usize) -> Self {
-        let profile = Profile::of(seed);
+        Self::of_volume("model".parse().expect("a volume id"), seed, Profile::of(seed), story)
+    }
+
+    /// The same of a volume with a name of its own and any profile.
+    pub(crate) fn of_volume(volume: VolumeId, seed: u64, profile: Profile, story: usize) -> Self {
         let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
-        let mut world = World::new(seed, 3, sectors, LIMITS, profile.faults());
+        let mut world = World::of_volume(volume, seed, HOSTS, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
         world.timely = profile.is_timely();
         // Every profile is run with both.
@@ -87,6 +99,7 @@ impl Schedule {
             home: 0,
             leaving: false,
             sleeps: profile == Profile::Sleepers,
+            crowd: 1,
         }
     }
 
@@ -97,7 +110,7 @@ impl Schedule {
     fn guest(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
         let sectors = device.sectors;
-        if !device.ready || device.closing || device.free_slot().is_none() {
+        if self.world.hosts[host].is_shut || !device.ready || device.closing || device.free_slot().is_none() {
             return;
         }
         let op = *self.rng().pick(&[
@@ -152,7 +165,7 @@ impl Schedule {
         }
         // A record on its way is the worst thing to leave behind, but who sleeps with one is to wake up with it.
         let sleeps = self.sleeps && self.world.hosts[host].trouble.paused;
-        if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.rng().once_in(25) {
+        if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.dies_creating() {
             self.world.kill(host);
         }
         if self.chance(self.deaths.kill_inside) {
@@ -299,8 +312,8 @@ impl Schedule {
         self.disaster(host);
     }
 
-    /// Lets everything come to rest: nothing fails any more and nothing is asked.
-    fn settle(&mut self, until: impl Fn(&Self) -> bool) {
+    /// Nothing fails any more and nothing is asked.
+    fn calm(&mut self) {
         self.world.faults = Faults::default();
         self.deaths = Deaths::default();
         for host in 0..self.world.hosts.len() {
@@ -313,19 +326,33 @@ impl Schedule {
                 process.dies = None;
             }
         }
-        for _ in 0..60_000 {
+    }
+
+    /// One step towards rest, on any host.
+    fn settle_step(&mut self) {
+        let hosts = self.world.hosts.len();
+        let host = self.rng().below(hosts);
+        self.attend(host);
+        if self.rng().once_in(30) {
+            self.world.tick(host, 200);
+        } else {
+            self.daemon(host);
+        }
+    }
+
+    /// Lets everything come to rest.
+    fn settle(&mut self, until: impl Fn(&Self) -> bool) {
+        self.calm();
+        for _ in 0..PATIENCE {
             if until(self) {
                 return;
             }
-            let hosts = self.world.hosts.len();
-            let host = self.rng().below(hosts);
-            self.attend(host);
-            if self.rng().once_in(30) {
-                self.world.tick(host, 200);
-            } else {
-                self.daemon(host);
-            }
+            self.settle_step();
         }
+        self.is_stuck()
+    }
+
+    fn is_stuck(&self) -> ! {
         let home = &self.world.hosts[self.home];
         let jobs = self.world.describe_jobs(self.home);
         Invariant::ComesToRest.broken(&format!(

@@ -47,6 +47,11 @@ impl<T> Tasks<T> {
         lock(&self.ready).push_back(task);
     }
 
+    /// Whether there is anything to poll.
+    pub(crate) fn is_woken(&self) -> bool {
+        !lock(&self.ready).is_empty()
+    }
+
     /// Polls what was woken until one ends, or nothing is left to poll.
     pub(crate) fn next_ended(&mut self) -> Option<T> {
         loop {

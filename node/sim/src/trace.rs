@@ -18,7 +18,8 @@ pub(crate) struct Trace {
     waiting: Vec<u8>,
     /// Requests, jobs done, answers given, deaths: everything that changed anything.
     pub(crate) operations: u64,
-    story: VecDeque<String>,
+    /// Lines, with the steps that they are of.
+    story: VecDeque<(u64, String)>,
     /// Lines of the story that are kept; with none, no words are made.
     keep: usize,
     step: u64,
@@ -81,11 +82,16 @@ impl Trace {
         if self.story.len() == self.keep {
             self.story.pop_front();
         }
-        self.story.push_back(format!("step {:5}  host {host}  {}", self.step, words()));
+        self.story.push_back((self.step, format!("host {host}  {}", words())));
     }
 
     /// The last lines, oldest first.
     pub(crate) fn take_story(&mut self) -> Vec<String> {
+        self.story.drain(..).map(|(step, line)| format!("step {step:5}  {line}")).collect()
+    }
+
+    /// The same, each with the number of its step.
+    pub(crate) fn take_numbered_story(&mut self) -> Vec<(u64, String)> {
         self.story.drain(..).collect()
     }
 

@@ -5,6 +5,7 @@
 
 mod answer;
 mod attach;
+mod company;
 mod decay;
 mod dirty;
 mod kept;
@@ -38,6 +39,7 @@ use crate::store::{Landed, Store, stamps};
 use crate::trace::Trace;
 
 use answer::read_map;
+pub(crate) use company::{Company, Death, Outage, Shared};
 use life::failed_sync;
 
 /// How often things go wrong: once in so many times, `None` never.
@@ -92,6 +94,10 @@ pub struct World {
     ticks: u64,
     /// The time of day on every host when the clock stood at zero, for the processes that begin from here on.
     unix_ms_at_zero: u64,
+    /// What is added to the number of a request to make its stamp.
+    first_stamp: u64,
+    /// The volume shares its hosts and its store with others.
+    pub(crate) company: Option<Company>,
 }
 
 /// Requests a device can have in flight.
@@ -124,9 +130,21 @@ pub enum AttachStep {
 impl World {
     /// Hosts with nothing on their disks around a store that holds a volume of `sectors` sectors.
     pub fn new(seed: u64, hosts: usize, sectors: u64, limits: DirtyLimits, faults: Faults) -> Self {
+        let volume = "model".parse().expect("a volume id");
+        Self::of_volume(volume, seed, hosts, sectors, limits, faults)
+    }
+
+    /// The same of a volume with a name of its own.
+    pub(crate) fn of_volume(
+        volume: VolumeId,
+        seed: u64,
+        hosts: usize,
+        sectors: u64,
+        limits: DirtyLimits,
+        faults: Faults,
+    ) -> Self {
         crate::violation::silence();
         log_length::scale(None);
-        let volume: VolumeId = "model".parse().expect("a volume id");
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store: Store::new(volume, sectors),
@@ -150,6 +168,8 @@ impl World {
             repaired: false,
             ticks: 0,
             unix_ms_at_zero: 0,
+            first_stamp: 0,
+            company: None,
         }
     }
 
@@ -170,7 +190,7 @@ impl World {
         let device = here.device.as_mut().expect("a guest has a device");
         let id = device.free_slot()?;
         self.serial += 1;
-        device.issue(id, op, range, self.serial, &mut here.expect);
+        device.issue(id, op, range, self.first_stamp + self.serial, &mut here.expect);
         self.tell(host, Event::Request { id, op, range });
         Some(id)
     }
@@ -218,6 +238,7 @@ impl World {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
             What::Call(Call { ask: Ask::Sleep(_), .. }) => job.until.is_none_or(|until| until <= self.now),
+            What::Call(Call { ask: Ask::Store(_), .. }) if job.heard.is_none() => self.is_heard(job.since),
             What::Action(_) | What::Call(_) => true,
         })
     }

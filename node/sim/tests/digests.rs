@@ -1,6 +1,7 @@
 //! The same seed gives the same run on every machine.
 
 use holdfast_sim::case::Case;
+use holdfast_sim::fleet::FleetCase;
 
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
 /// engine does changes them: then take the new ones from the message of the failure.
@@ -30,6 +31,14 @@ const DIGESTS: [&str; 24] = [
     "01903daa56a037ce4c2c3a4b2f8179e1",
     "2b837a6d06620dc51c05e9b14cfc1d8f",
 ];
+
+#[test]
+fn a_fleet_is_the_same_each_time() {
+    for seed in 0..8 {
+        let case = FleetCase { seed, volumes: 4, operations: 6000, bug: None };
+        assert_eq!(case.run(0).digest, case.run(0).digest, "seed {seed}");
+    }
+}
 
 #[test]
 fn the_same_on_every_machine() {

@@ -1,7 +1,7 @@
 //! A simulation that does not notice a missing safeguard has a hole.
 
 use holdfast_engine::planted::Bug;
-use holdfast_sim::case::Case;
+use holdfast_sim::case::found_by;
 
 /// Seeds tried for each bug: the budget of a run of the tests.
 const SEEDS: u64 = 400;
@@ -11,8 +11,8 @@ const OPERATIONS: u64 = 3000;
 fn every_planted_bug_is_found() {
     let mut missed = Vec::new();
     for bug in Bug::ALL {
-        match Case::that_finds(bug, SEEDS, OPERATIONS) {
-            Some((case, found)) => println!("{bug:?}: seed {}: {}", case.seed, found.words),
+        match found_by(bug, SEEDS, OPERATIONS) {
+            Some((seed, found)) => println!("{bug:?}: seed {seed}: {}", found.words),
             None => missed.push(bug),
         }
     }

@@ -8,7 +8,7 @@ use holdfast_background::FoundMap;
 use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
 use holdfast_objects::{CreateError, StoreError};
 
-use super::{AttachStep, World};
+use super::{AttachStep, Outage, World};
 use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk, lock};
 use crate::expect::Cut;
 use crate::host::Disk;
@@ -54,6 +54,11 @@ impl World {
         if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
             // The worst moment for an older one to arrive.
             self.land_late();
+        }
+        match self.outage() {
+            Some(Outage::Denies) => return denied(ask),
+            Some(Outage::Unreachable | Outage::Silent) => return unanswered(ask),
+            None => {}
         }
         let fate = if self.hosts[host].trouble.cut_off { Fate::RequestLost } else { self.fate(ask) };
         match fate {
@@ -182,6 +187,12 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
 
 fn timed_out() -> StoreError {
     StoreError::TimedOut { after: Duration::from_secs(20) }
+}
+
+/// The store refuses these credentials.
+fn denied(ask: &StoreAsk) -> Answer {
+    let source = io::Error::other("simulated").into();
+    failed(ask, StoreError::Denied { code: "AccessDenied".to_owned(), source })
 }
 
 /// The sender cannot tell whether it was done.

@@ -57,9 +57,10 @@ impl World {
     /// A process without a volume begins.
     pub(super) fn begin_process(&mut self, host: usize) {
         let seed = self.rng.bits();
+        let shared = self.shared(host);
         let here = &mut self.hosts[host];
         assert!(here.process.is_none(), "one process at a time");
-        here.process = Some(Process::new(self.store.volume(), &here.disk, &self.clock, seed));
+        here.process = Some(Process::new(self.store.volume(), &here.disk, &self.clock, shared, seed));
     }
 
     pub(super) fn attach_ended(&mut self, host: usize, came_of: Result<Won<()>, AttachError<LocalError>>) {

@@ -5,10 +5,11 @@ use std::rc::Rc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
+use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Setup, Volume};
 
-use super::{Attach, DEPTH, World};
+use super::{Attach, DEPTH, Death, World};
 use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
 use crate::disk::{Fate, SyncMark, sectors};
@@ -26,6 +27,7 @@ impl World {
         if let Some(process) = &mut here.process
             && process.volume.is_some()
             && device.is_idle()
+            && (!here.is_held || is_planted(Bug::DetachUnderDevice))
             && !std::mem::replace(&mut process.detaching, true)
         {
             self.tell(host, Event::Detach);
@@ -78,6 +80,7 @@ impl World {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.hosts[host].trouble.paused = false;
         self.trace.befalls(host, 64, "the process dies");
+        self.tell_company(host, Death::Process);
         if process.volume.is_none() {
             self.hosts[host].came_of = Some(Attach::Died);
         }
@@ -186,6 +189,7 @@ impl World {
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.befalls(host, 65, "the host loses power");
+        self.tell_company(host, Death::Host);
         let here = &mut self.hosts[host];
         lock(&here.disk).lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();

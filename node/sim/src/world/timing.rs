@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use holdfast_engine::event::Millis;
 
 use super::World;
-use crate::invariant::Invariant;
 
 /// The longest that half a job takes in a timely world: until it is done, and until that is heard.
 pub(super) const JOB_MS: Millis = 50;
@@ -18,6 +17,14 @@ const TICK_MS: Millis = 400;
 impl World {
     /// Time passes on every host.
     pub(super) fn pass(&mut self, passed: Millis) {
+        match &mut self.company {
+            Some(company) => company.owed += passed,
+            None => self.pass_here(passed),
+        }
+    }
+
+    /// The same, of this volume alone.
+    pub(crate) fn pass_here(&mut self, passed: Millis) {
         if !self.timely {
             self.now += passed;
             return self.clock.store(self.now, Ordering::Relaxed);
@@ -46,6 +53,10 @@ impl World {
     /// Invariant 14: were this host lost now, the store would hold all but the last writes. After a takeover the commit that
     /// the dead process had begun comes first.
     fn check_age(&mut self) {
+        let (invariant, queue_ms) = self.in_time();
+        if self.is_store_failing() {
+            return;
+        }
         for here in
             self.hosts.iter_mut().filter(|host| host.device.as_ref().is_some_and(|device| device.ready))
         {
@@ -53,11 +64,19 @@ impl World {
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
                 here.away_until = self.now;
             }
+            // A write that its seal captured before the guest heard of it counts as younger than the seal.
+            if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
+                here.uncommitted.clear();
+            }
             let Some((_, ended)) = here.uncommitted.front() else { continue };
             let due = (ended + self.limits.max_age_ms).max(here.away_until + COMMIT_MS);
-            let most = due + TICK_MS + JOB_MS + COMMIT_MS;
-            Invariant::CommittedInTime.check(self.now <= most, || {
-                format!("a write that ended {} ms ago is in no commit yet", self.now - ended)
+            let most = due + TICK_MS + JOB_MS + COMMIT_MS + queue_ms;
+            invariant.check(self.now <= most, || {
+                format!(
+                    "a write that ended {} ms ago is in no commit of {} yet",
+                    self.now - ended,
+                    self.store.volume()
+                )
             });
         }
     }

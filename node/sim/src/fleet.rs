@@ -1,0 +1,320 @@
+//! Several volumes on the same hosts, in several stores: what they share, and what befalls all of them at once.
+//!
+//! Owns: the order between volumes; the daemon's process on each host, which is one for all of them; the kernel's devices;
+//! the stores, which fail one by one. Each volume keeps its own schedule, log and model.
+//! Invariants: 25 and 26, beside those of every volume.
+
+mod case;
+mod devices;
+mod kernel;
+mod outages;
+
+pub use case::FleetCase;
+
+use holdfast_engine::event::Millis;
+
+use crate::host::Trouble;
+use crate::profile::Profile;
+use crate::rng::Rng;
+use crate::schedule::{HOSTS, Schedule};
+use crate::world::{Company, Death, Shared, World};
+
+use devices::{Access, Devices, Served};
+use kernel::{DeviceState, Kernel, Owner};
+use outages::Outages;
+
+/// Stores of a run.
+const STORES: usize = 2;
+/// The mixtures of faults that fleets have, in turns. What sleepers wait for is about one volume.
+const PROFILES: [Profile; 8] = [
+    Profile::Timely,
+    Profile::Kills,
+    Profile::Timely,
+    Profile::Everything,
+    Profile::Timely,
+    Profile::PowerCuts,
+    Profile::Rivals,
+    Profile::Partitions,
+];
+/// The first byte of every tag of a Holdfast device.
+const TAGS: u32 = 0xb100_0000;
+/// Time passes for all volumes in pieces of at most this.
+const PIECE_MS: Millis = 50;
+/// What another volume of a host may delay a commit by: the reading of its seal and a PUT, two halves of 50 ms each.
+const TURN_MS: Millis = 4 * PIECE_MS;
+
+/// One of the hosts, as far as its volumes share it.
+struct Node {
+    kernel: Kernel,
+    devices: Devices,
+}
+
+/// One run in progress.
+pub(crate) struct Fleet {
+    pub(crate) volumes: Vec<Schedule>,
+    nodes: Vec<Node>,
+    outages: Outages,
+    seed: u64,
+    rng: Rng,
+    /// Steps taken.
+    pub(crate) taken: u64,
+}
+
+/// The store of a volume.
+fn store_of(volume: usize) -> usize {
+    volume % STORES
+}
+
+impl Fleet {
+    /// `volumes` new volumes, in turns in each store.
+    pub(crate) fn new(seed: u64, volumes: usize, story: usize) -> Self {
+        let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
+        let mut rng = Rng::new(seed);
+        let shared = vec![Shared::new(); HOSTS];
+        let crowd: Vec<Schedule> = (0..volumes)
+            .map(|volume| {
+                let name = format!("volume-{volume}").parse().expect("a volume id");
+                let mut schedule = Schedule::of_volume(name, rng.bits(), profile, story);
+                schedule.join_crowd(volumes as u64);
+                let queue_ms = volumes as Millis * TURN_MS;
+                schedule.world.join(volume as u64, Company::new(shared.clone(), queue_ms));
+                schedule
+            })
+            .collect();
+        let node = |host| Node { kernel: Kernel::default(), devices: Devices::new(TAGS | host, volumes) };
+        Self {
+            volumes: crowd,
+            nodes: (0..HOSTS as u32).map(node).collect(),
+            outages: Outages::default(),
+            seed,
+            rng,
+            taken: 0,
+        }
+    }
+
+    /// Requests, jobs, answers and deaths of all volumes.
+    pub(crate) fn operations(&self) -> u64 {
+        self.volumes.iter().map(|volume| volume.world.trace.operations).sum()
+    }
+
+    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before it.
+    pub(crate) fn step(&mut self, number: u64) {
+        self.taken += 1;
+        let seed = Rng::new(!self.seed).bits() ^ number;
+        self.rng = Rng::new(Rng::new(seed).bits());
+        let volume = self.rng.below(self.volumes.len());
+        let host = self.rng.below(HOSTS);
+        self.volumes[volume].world.trace.begin_step(number);
+        match self.rng.below(24) {
+            0 => self.outages.step(&mut self.rng, &mut self.volumes),
+            1 => self.other_program(host),
+            2 if self.rng.once_in(100) => self.befall(host, Death::Process),
+            3..=6 => {
+                let home = self.volumes[volume].home();
+                let at = if self.rng.once_in(3) { host } else { home };
+                self.step_device(at, volume);
+            }
+            _ => self.step_volume(volume, |schedule| schedule.step(number)),
+        }
+    }
+
+    /// One volume does something; the others meet what it did to their hosts.
+    fn step_volume(&mut self, volume: usize, step: impl FnOnce(&mut Schedule)) {
+        step(&mut self.volumes[volume]);
+        self.share_deaths();
+        self.share_trouble(volume);
+        self.share_time();
+        self.forget_devices(volume);
+        self.poll();
+    }
+
+    /// What ended the process of one volume ends it for all.
+    fn share_deaths(&mut self) {
+        for volume in 0..self.volumes.len() {
+            for (host, death) in self.volumes[volume].world.take_deaths() {
+                self.befall(host, death);
+            }
+        }
+    }
+
+    fn befall(&mut self, host: usize, death: Death) {
+        for schedule in &mut self.volumes {
+            match death {
+                Death::Process => schedule.world.kill(host),
+                Death::Host => schedule.world.lose_host(host, None),
+            }
+        }
+        let shared = Shared::new();
+        for schedule in &mut self.volumes {
+            let world = &mut schedule.world;
+            // They met this one; another host's may have come with it only through its own volume's step.
+            world.forget_deaths(host);
+            world.share(host, shared.clone());
+        }
+        let Node { kernel, devices } = &mut self.nodes[host];
+        match death {
+            Death::Process => {
+                kernel.daemon_died();
+                devices.daemon_died();
+            }
+            Death::Host => {
+                kernel.lose_power();
+                devices.lose_power();
+            }
+        }
+        for volume in 0..self.volumes.len() {
+            self.grant(host, volume);
+        }
+    }
+
+    /// What does not work for one volume of a host does not work for the others; what is cut off, for those of its store.
+    fn share_trouble(&mut self, volume: usize) {
+        for host in 0..HOSTS {
+            let here = &self.volumes[volume].world.hosts[host];
+            let (now, runs) = (here.trouble, here.process.is_some());
+            for other in (0..self.volumes.len()).filter(|other| *other != volume) {
+                let world = &mut self.volumes[other].world;
+                let theirs = world.hosts[host].trouble;
+                let paused =
+                    if runs { now.paused && world.hosts[host].process.is_some() } else { theirs.paused };
+                let cut_off = if store_of(other) == store_of(volume) { now.cut_off } else { theirs.cut_off };
+                world.set_trouble(host, Trouble { cut_off, paused, ..now });
+            }
+        }
+    }
+
+    /// The time that one of them let pass is everybody's.
+    fn share_time(&mut self) {
+        let mut owed: Millis = self.volumes.iter_mut().map(|volume| volume.world.take_owed()).sum();
+        while owed > 0 {
+            let piece = owed.min(PIECE_MS);
+            owed -= piece;
+            for volume in &mut self.volumes {
+                volume.world.pass_here(piece);
+            }
+            self.share_deaths();
+            self.poll();
+        }
+    }
+
+    /// What one volume returned may be what a future of another waits for.
+    fn poll(&mut self) {
+        for schedule in &mut self.volumes {
+            for host in 0..HOSTS {
+                schedule.world.run_woken(host);
+            }
+        }
+        self.share_deaths();
+    }
+
+    // ---- devices ----
+
+    fn step_device(&mut self, host: usize, volume: usize) {
+        let world = &mut self.volumes[volume].world;
+        let Some(now) = served(world, host) else { return };
+        if world.hosts[host].trouble.paused {
+            return;
+        }
+        let Node { kernel, devices } = &mut self.nodes[host];
+        if let Some((number, words)) = devices.step(kernel, volume, now) {
+            world.trace.befalls(host, number, words);
+        }
+        self.grant(host, volume);
+        if self.nodes[host].devices.access(volume) == Access::Gone {
+            self.step_volume(volume, |schedule| schedule.world.begin_detach(host));
+        }
+    }
+
+    /// The guest may ask while the device is served, and the engine may detach once there is none.
+    fn grant(&mut self, host: usize, volume: usize) {
+        let access = self.nodes[host].devices.access(volume);
+        let here = &mut self.volumes[volume].world.hosts[host];
+        here.is_shut = access != Access::Open;
+        here.is_held = access != Access::Gone;
+    }
+
+    /// A volume that has left a host has no record there.
+    fn forget_devices(&mut self, volume: usize) {
+        for host in 0..HOSTS {
+            let here = &self.volumes[volume].world.hosts[host];
+            let runs = here.process.as_ref().is_some_and(|process| process.volume.is_some());
+            if !runs && !here.tmpfs.holds_a_map() {
+                self.nodes[host].devices.left(volume);
+                self.grant(host, volume);
+            }
+        }
+    }
+
+    /// Another program adds, serves or deletes a device of its own; or somebody deletes one whose server has gone.
+    fn other_program(&mut self, host: usize) {
+        let Node { kernel, devices } = &mut self.nodes[host];
+        let there: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();
+        match (self.rng.below(6), there.last()) {
+            (0, _) if there.len() < 2 => {
+                // The second installation on a host marks its devices as the first does.
+                let tag = if self.rng.once_in(2) {
+                    0
+                } else {
+                    u64::from(TAGS | 0xff) << 32 | self.rng.bits() >> 32
+                };
+                kernel.add(tag, Owner::Foreign);
+            }
+            (1, Some(device)) => kernel.serve(device.id, Owner::Foreign),
+            (2, Some(device)) => kernel.delete(device.id, Owner::Foreign),
+            (3, _) if self.rng.once_in(8) => {
+                let unserved = |id| devices.is_unserved(id);
+                let left = kernel.list().find(|device| {
+                    !device.is_foreign() && device.state != DeviceState::Live && unserved(device.id)
+                });
+                if let Some(device) = left {
+                    kernel.discard(device.id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // ---- the end ----
+
+    /// Everything leaves every host; then each volume is read at home, from the store alone, and elsewhere.
+    pub(crate) fn finish(&mut self) {
+        self.outages.end(&mut self.volumes);
+        for volume in 0..self.volumes.len() {
+            self.step_volume(volume, Schedule::begin_leaving);
+        }
+        let mut taken = vec![0; self.volumes.len()];
+        while let Some(volume) = self.still_here() {
+            taken[volume] += 1;
+            self.step_volume(volume, |schedule| schedule.leave_step(taken[volume]));
+            for host in 0..HOSTS {
+                self.step_device(host, volume);
+            }
+        }
+        for node in &mut self.nodes {
+            node.devices.check_end(&mut node.kernel);
+        }
+        for schedule in &mut self.volumes {
+            schedule.world.part();
+            schedule.finish();
+        }
+    }
+
+    /// Any volume that has not left.
+    fn still_here(&mut self) -> Option<usize> {
+        let first = self.rng.below(self.volumes.len());
+        let mut order = (0..self.volumes.len()).map(|at| (first + at) % self.volumes.len());
+        order.find(|volume| !self.volumes[*volume].has_left())
+    }
+}
+
+/// What the daemon knows of a volume that it serves on this host.
+fn served(world: &World, host: usize) -> Option<Served> {
+    let here = &world.hosts[host];
+    here.process.as_ref()?.volume.as_ref()?;
+    let [a, b, c, d, ..] = here.nonce?.0;
+    Some(Served {
+        is_ready: here.device.as_ref().is_some_and(|device| device.ready),
+        is_closed: here.device.as_ref().is_none_or(|device| device.closing && device.is_idle()),
+        attach: u32::from_le_bytes([a, b, c, d]),
+    })
+}

@@ -1,0 +1,271 @@
+//! The daemon's way with the kernel's devices on one host: records in its run directory, one step at a time.
+//!
+//! ```text
+//!   Begun --add--> Added --note the number--> Noted --start--> Serving --stop--> Stopped --clear the record--> Cleared --delete--> Gone
+//!     |  after a death, by what the record says:                 ^                                               ^
+//!     '--------- quiesced: recover ------------------------------'                                               |
+//!     '--------- dead: clear the record -------------------------------------------------------------------------'
+//! ```
+//!
+//! Owns: the records, and what a process remembers of each volume's device. The process may die between any two steps.
+//! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
+
+use holdfast_engine::planted::{Bug, is_planted};
+
+use super::kernel::{DeviceState, Kernel, Owner};
+use crate::invariant::Invariant;
+
+/// What the run directory holds of an attached volume.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    /// The tag of its device, known before there is one.
+    tag: u64,
+    device: Option<u32>,
+}
+
+/// How far a process is with the device of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The process has not looked at it.
+    Unknown,
+    /// An attach has not added it.
+    Begun,
+    Added(u32),
+    Noted(u32),
+    Found(u32),
+    Serving(u32),
+    Stopped(u32),
+    Cleared(u32),
+    /// There is none any more.
+    Gone,
+}
+
+/// A step that was done: a number for it, and words.
+pub(super) type Step = (u8, &'static str);
+
+/// What a step needs to know of a volume that is served.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Served {
+    /// The engine allows a device.
+    pub(super) is_ready: bool,
+    /// The guest has stopped for a detach.
+    pub(super) is_closed: bool,
+    /// Identifies the attach.
+    pub(super) attach: u32,
+}
+
+/// What is left to the volume after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Its guest may use it.
+    Open,
+    /// Its guest waits, and its engine may not detach.
+    Shut,
+    /// It has no device: the engine is to detach.
+    Gone,
+}
+
+/// The devices of the volumes of one host, as the daemon knows them.
+pub(super) struct Devices {
+    /// The identity of the state directory.
+    installation: u32,
+    records: Vec<Option<Record>>,
+    stages: Vec<Stage>,
+    /// This process has looked for devices that no record names.
+    has_swept: bool,
+}
+
+impl Devices {
+    pub(super) fn new(installation: u32, volumes: usize) -> Self {
+        Self {
+            installation,
+            records: vec![None; volumes],
+            stages: vec![Stage::Unknown; volumes],
+            has_swept: false,
+        }
+    }
+
+    fn tag(&self, attach: u32) -> u64 {
+        u64::from(self.installation) << 32 | u64::from(attach)
+    }
+
+    /// The process has ended, and what it remembered.
+    pub(super) fn daemon_died(&mut self) {
+        self.stages.fill(Stage::Unknown);
+        self.has_swept = false;
+    }
+
+    /// The run directory lies in memory.
+    pub(super) fn lose_power(&mut self) {
+        self.daemon_died();
+        self.records.fill(None);
+    }
+
+    /// Whether a program that cleans up may take this device for one that is not needed: its server has gone.
+    pub(super) fn is_unserved(&self, id: u32) -> bool {
+        !self.stages.iter().any(|stage| stage.device() == Some(id))
+    }
+
+    /// Does what comes next for a volume whose engine runs here; what was done, if anything was.
+    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<Step> {
+        if !std::mem::replace(&mut self.has_swept, true) {
+            self.sweep(kernel);
+        }
+        let before = self.stages[volume];
+        let after = self.next(kernel, volume, now);
+        self.stages[volume] = after;
+        (before != after).then(|| after.words())
+    }
+
+    /// The volume is neither served here nor to be recovered.
+    pub(super) fn left(&mut self, volume: usize) {
+        let stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
+        Invariant::DevicesAreOwn.check(stage.device().is_none(), || {
+            format!("the volume left its ring, and its device is {stage:?}")
+        });
+        self.records[volume] = None;
+    }
+
+    /// What the volume may do.
+    pub(super) fn access(&self, volume: usize) -> Access {
+        match self.stages[volume] {
+            Stage::Serving(_) => Access::Open,
+            Stage::Gone => Access::Gone,
+            Stage::Unknown
+            | Stage::Begun
+            | Stage::Added(_)
+            | Stage::Noted(_)
+            | Stage::Found(_)
+            | Stage::Stopped(_)
+            | Stage::Cleared(_) => Access::Shut,
+        }
+    }
+
+    fn next(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Stage {
+        let owner = Owner::Volume(volume);
+        match self.stages[volume] {
+            Stage::Unknown if self.records[volume].is_some() => self.find(kernel, volume),
+            Stage::Unknown => {
+                self.records[volume] = Some(Record { tag: self.tag(now.attach), device: None });
+                Stage::Begun
+            }
+            Stage::Begun if now.is_closed => Stage::Gone,
+            Stage::Begun if now.is_ready => Stage::Added(kernel.add(self.tag(now.attach), owner)),
+            Stage::Added(id) => {
+                self.note(volume, Some(id));
+                Stage::Noted(id)
+            }
+            Stage::Noted(id) | Stage::Found(id) => {
+                kernel.serve(id, owner);
+                Stage::Serving(id)
+            }
+            Stage::Serving(id) if now.is_closed => {
+                kernel.stop(id, owner);
+                Stage::Stopped(id)
+            }
+            Stage::Stopped(id) if is_planted(Bug::RecordAfterDeletion) => {
+                self.delete(kernel, volume, id);
+                Stage::Cleared(id)
+            }
+            Stage::Stopped(id) => {
+                self.note(volume, None);
+                Stage::Cleared(id)
+            }
+            Stage::Cleared(_) if is_planted(Bug::RecordAfterDeletion) => {
+                self.note(volume, None);
+                Stage::Gone
+            }
+            Stage::Cleared(id) => {
+                self.delete(kernel, volume, id);
+                Stage::Gone
+            }
+            stage @ (Stage::Begun | Stage::Serving(_) | Stage::Gone) => stage,
+        }
+    }
+
+    /// Looks for the device that a record of an earlier process names. One without its tag is another's.
+    fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
+        let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
+        let found = device.and_then(|id| kernel.look(id));
+        let own = found.filter(|device| device.tag == tag || is_planted(Bug::DeviceByNumber));
+        match own {
+            Some(device) if device.state != DeviceState::Dead => Stage::Found(device.id),
+            // It was added and never started, or it was stopped.
+            Some(device) => {
+                self.note(volume, None);
+                Stage::Cleared(device.id)
+            }
+            None => {
+                self.note(volume, None);
+                Stage::Gone
+            }
+        }
+    }
+
+    fn note(&mut self, volume: usize, device: Option<u32>) {
+        let record = self.records[volume].as_mut().expect("it is written before the device is added");
+        record.device = device;
+    }
+
+    fn delete(&self, kernel: &mut Kernel, volume: usize, id: u32) {
+        let named = self.records[volume].is_some_and(|record| record.device == Some(id));
+        Invariant::DevicesAreOwn
+            .check(!named, || format!("device {id} is deleted, and its record still names it"));
+        kernel.delete(id, Owner::Volume(volume));
+    }
+
+    /// Deletes what an earlier process added and did not note. What served and has no record is left alone.
+    fn sweep(&self, kernel: &mut Kernel) {
+        let known = |tag| self.records.iter().flatten().any(|record| record.tag == tag);
+        let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || is_planted(Bug::SweepsAll);
+        let orphans: Vec<_> = kernel
+            .list()
+            .filter(|device| is_ours(device.tag) && !known(device.tag) && device.state == DeviceState::Dead)
+            .collect();
+        for orphan in orphans {
+            Invariant::DevicesAreOwn.check(!orphan.is_foreign(), || {
+                format!("device {} of another program is deleted as a leftover", orphan.id)
+            });
+            kernel.discard(orphan.id);
+        }
+    }
+}
+
+impl Devices {
+    /// At the end of a run, when no volume is left: the next process finds nothing of its own but what it deletes.
+    pub(super) fn check_end(&mut self, kernel: &mut Kernel) {
+        self.daemon_died();
+        self.sweep(kernel);
+        let left: Vec<_> = kernel.list().filter(|device| !device.is_foreign()).collect();
+        Invariant::DevicesAreOwn
+            .check(left.is_empty(), || format!("devices of no volume are left: {left:?}"));
+    }
+}
+
+impl Stage {
+    const fn words(self) -> Step {
+        match self {
+            Self::Unknown => (96, "the device is forgotten"),
+            Self::Begun => (97, "the volume's record is written"),
+            Self::Added(_) => (98, "the device is added"),
+            Self::Noted(_) => (99, "the device's number is written"),
+            Self::Found(_) => (100, "the device is found again"),
+            Self::Serving(_) => (101, "the device is served"),
+            Self::Stopped(_) => (102, "the device is stopped"),
+            Self::Cleared(_) => (103, "the device's number is cleared"),
+            Self::Gone => (104, "the volume has no device"),
+        }
+    }
+
+    fn device(self) -> Option<u32> {
+        match self {
+            Self::Unknown | Self::Begun | Self::Gone => None,
+            Self::Added(id)
+            | Self::Noted(id)
+            | Self::Found(id)
+            | Self::Serving(id)
+            | Self::Stopped(id)
+            | Self::Cleared(id) => Some(id),
+        }
+    }
+}

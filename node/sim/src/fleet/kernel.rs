@@ -1,0 +1,143 @@
+//! The ublk driver of one host: devices under small numbers, each with a tag of its server's choice.
+//!
+//! Owns: whose each device truly is, which no program is told. Each command is checked against it (invariant 26).
+
+use std::collections::BTreeMap;
+
+use crate::invariant::Invariant;
+
+/// Whose a device truly is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The volume with this number in the fleet.
+    Volume(usize),
+    /// Another program's.
+    Foreign,
+}
+
+/// What a device can do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DeviceState {
+    /// Added and not started, or stopped.
+    Dead,
+    /// Served.
+    Live,
+    /// Its server has gone.
+    Quiesced,
+}
+
+/// What the kernel tells of a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeviceInfo {
+    pub(super) id: u32,
+    pub(super) tag: u64,
+    pub(super) state: DeviceState,
+    owner: Owner,
+}
+
+/// The devices of one host.
+#[derive(Default)]
+pub(super) struct Kernel {
+    devices: BTreeMap<u32, DeviceInfo>,
+}
+
+impl Kernel {
+    /// Adds a device under the lowest free number, as `idr_alloc` hands them out.
+    pub(super) fn add(&mut self, tag: u64, owner: Owner) -> u32 {
+        let id = (0..).find(|id| !self.devices.contains_key(id)).expect("there are few devices");
+        self.devices.insert(id, DeviceInfo { id, tag, state: DeviceState::Dead, owner });
+        id
+    }
+
+    /// What the device with this number is.
+    pub(super) fn look(&self, id: u32) -> Option<DeviceInfo> {
+        self.devices.get(&id).copied()
+    }
+
+    /// All devices, by number.
+    pub(super) fn list(&self) -> impl Iterator<Item = DeviceInfo> {
+        self.devices.values().copied()
+    }
+
+    /// Starts a new device, or ends the recovery of one whose server has gone.
+    pub(super) fn serve(&mut self, id: u32, by: Owner) {
+        self.change(id, by, "served", DeviceState::Live);
+    }
+
+    /// Removes the block device.
+    pub(super) fn stop(&mut self, id: u32, by: Owner) {
+        self.change(id, by, "stopped", DeviceState::Dead);
+    }
+
+    /// Removes the device.
+    pub(super) fn delete(&mut self, id: u32, by: Owner) {
+        self.check(id, by, "deleted");
+        self.devices.remove(&id);
+    }
+
+    /// Removes a device that no volume has, or that its owner lost.
+    pub(super) fn discard(&mut self, id: u32) {
+        self.devices.remove(&id);
+    }
+
+    /// The daemon's process has ended: what it served waits for a successor.
+    pub(super) fn daemon_died(&mut self) {
+        for device in self.devices.values_mut() {
+            if device.owner != Owner::Foreign && device.state == DeviceState::Live {
+                device.state = DeviceState::Quiesced;
+            }
+        }
+    }
+
+    /// The host lost its power.
+    pub(super) fn lose_power(&mut self) {
+        self.devices.clear();
+    }
+
+    fn change(&mut self, id: u32, by: Owner, what: &str, state: DeviceState) {
+        self.check(id, by, what);
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.state = state;
+        }
+    }
+
+    fn check(&self, id: u32, by: Owner, what: &str) {
+        let Some(device) = self.devices.get(&id) else { return };
+        Invariant::DevicesAreOwn
+            .check(device.owner == by, || format!("device {id} of {:?} is {what} by {by:?}", device.owner));
+    }
+}
+
+impl DeviceInfo {
+    pub(super) fn is_foreign(&self) -> bool {
+        self.owner == Owner::Foreign
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_free_number_is_handed_out() {
+        let mut kernel = Kernel::default();
+        let ids = [(); 3].map(|()| kernel.add(1, Owner::Volume(0)));
+        assert_eq!(ids, [0, 1, 2]);
+        kernel.delete(1, Owner::Volume(0));
+        assert_eq!(kernel.add(1, Owner::Volume(0)), 1);
+    }
+
+    #[test]
+    fn only_what_the_daemon_served_waits_for_its_successor() {
+        let mut kernel = Kernel::default();
+        for (id, owner) in [Owner::Volume(0), Owner::Foreign, Owner::Volume(1)].into_iter().enumerate() {
+            kernel.add(1, owner);
+            if id < 2 {
+                kernel.serve(id as u32, owner);
+            }
+        }
+        kernel.daemon_died();
+        let states: Vec<DeviceState> = kernel.list().map(|device| device.state).collect();
+        assert_eq!(states, [DeviceState::Quiesced, DeviceState::Live, DeviceState::Dead]);
+    }
+}

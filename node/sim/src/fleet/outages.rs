@@ -1,0 +1,45 @@
+//! Stores that fail for long, one by one.
+
+use super::{STORES, store_of};
+use crate::rng::Rng;
+use crate::schedule::Schedule;
+use crate::world::Outage;
+
+/// How many turns pass, about, before a store fails, and before it answers again.
+const FAILS: u64 = 40;
+const RECOVERS: u64 = 60;
+
+/// Which stores fail.
+#[derive(Default)]
+pub(super) struct Outages([Option<Outage>; STORES]);
+
+impl Outages {
+    /// A store may begin to fail, or answer again. One always answers.
+    pub(super) fn step(&mut self, rng: &mut Rng, volumes: &mut [Schedule]) {
+        let store = rng.below(STORES);
+        let outage = match self.0[store] {
+            Some(_) if rng.once_in(RECOVERS) => None,
+            None if rng.once_in(FAILS) && self.0.iter().filter(|failing| failing.is_none()).count() > 1 => {
+                Some(*rng.pick(&[Outage::Unreachable, Outage::Denies, Outage::Silent]))
+            }
+            unchanged => unchanged,
+        };
+        if outage != self.0[store] {
+            self.set(store, outage, volumes);
+        }
+    }
+
+    /// All stores answer.
+    pub(super) fn end(&mut self, volumes: &mut [Schedule]) {
+        for store in 0..STORES {
+            self.set(store, None, volumes);
+        }
+    }
+
+    fn set(&mut self, store: usize, outage: Option<Outage>, volumes: &mut [Schedule]) {
+        self.0[store] = outage;
+        for (_, schedule) in volumes.iter_mut().enumerate().filter(|(volume, _)| store_of(*volume) == store) {
+            schedule.world.set_outage(outage);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! A schedule that is one of several on the same hosts.
+
+use super::{PATIENCE, Schedule};
+use crate::profile::Deaths;
+
+/// Of the steps at which a record is being created, how many end in the death of the process.
+const DIES_CREATING: u64 = 25;
+
+impl Schedule {
+    /// `volumes` schedules share their hosts: each causes so much less of what befalls all of them.
+    pub(crate) fn join_crowd(&mut self, volumes: u64) {
+        self.crowd = volumes;
+        let Deaths { kill, kill_inside, lose_host, cut_off, pause, fill, slow, .. } = &mut self.deaths;
+        for often in [kill, kill_inside, lose_host, cut_off, pause, fill, slow] {
+            *often = often.map(|times| times * volumes);
+        }
+    }
+
+    /// The host that is to serve the volume.
+    pub(crate) fn home(&self) -> usize {
+        self.home
+    }
+
+    pub(super) fn dies_creating(&mut self) -> bool {
+        let times = DIES_CREATING * self.crowd;
+        self.rng().once_in(times)
+    }
+
+    /// From here on nothing fails and the volume leaves every host.
+    pub(crate) fn begin_leaving(&mut self) {
+        self.calm();
+        self.leaving = true;
+    }
+
+    /// One step towards that; `number` counts them.
+    pub(crate) fn leave_step(&mut self, number: u32) {
+        if number > PATIENCE {
+            self.is_stuck();
+        }
+        self.leaving = true;
+        for host in 0..self.world.hosts.len() {
+            if host != self.home {
+                self.world.begin_detach(host);
+            }
+        }
+        self.settle_step();
+    }
+
+    /// Whether nothing of the volume is served, or to be served again, on any host.
+    pub(crate) fn has_left(&self) -> bool {
+        self.world
+            .hosts
+            .iter()
+            .all(|host| host.process.is_none() && host.device.is_none() && !host.tmpfs.holds_a_map())
+    }
+}

@@ -1,0 +1,162 @@
+//! What a volume shares with the others of its hosts: deaths, time, its store's failures, the daemon's memory.
+
+use std::sync::Arc;
+
+use holdfast_background::Indexes;
+use holdfast_engine::event::Millis;
+
+use super::World;
+use crate::invariant::Invariant;
+use crate::process::{INDEX_BYTES, INDEXES};
+
+/// How long a request waits for a store that is silent.
+const REQUEST_MS: Millis = 20_000;
+/// How long after a failure the volumes of a store may lag: a request that waits still, the longest backoff, and commits.
+const AFTERMATH_MS: Millis = REQUEST_MS + 20_000;
+
+/// How a store fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outage {
+    /// No request reaches it, and the sender hears so at once.
+    Unreachable,
+    /// It refuses the credentials.
+    Denies,
+    /// It takes connections and answers nothing.
+    Silent,
+}
+
+/// Whose death it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Death {
+    Process,
+    Host,
+}
+
+/// What the daemon's process on a host has once for all volumes.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) indexes: Arc<Indexes>,
+}
+
+impl Shared {
+    /// That of a new process.
+    pub(crate) fn new() -> Self {
+        Self { indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)) }
+    }
+}
+
+/// What one volume of several has from outside, and tells the others.
+pub(crate) struct Company {
+    /// What each host's process has.
+    pub(crate) shared: Vec<Shared>,
+    /// Time that is to pass for all.
+    pub(crate) owed: Millis,
+    /// Deaths that the others have not met.
+    pub(crate) deaths: Vec<(usize, Death)>,
+    pub(crate) outage: Option<Outage>,
+    /// Until when its store's last failure may delay it.
+    pub(crate) failing_until: Millis,
+    /// What the other volumes of a host may delay a commit by.
+    pub(crate) queue_ms: Millis,
+}
+
+impl Company {
+    pub(crate) fn new(shared: Vec<Shared>, queue_ms: Millis) -> Self {
+        Self { shared, owed: 0, deaths: Vec::new(), outage: None, failing_until: 0, queue_ms }
+    }
+}
+
+impl World {
+    /// This volume is one of several; its stamps are no other's.
+    pub(crate) fn join(&mut self, number: u64, company: Company) {
+        self.first_stamp = number << 48;
+        self.company = Some(company);
+        for here in &mut self.hosts {
+            (here.is_shut, here.is_held) = (true, true);
+        }
+    }
+
+    /// From here on it is alone.
+    pub(crate) fn part(&mut self) {
+        self.company = None;
+        for here in &mut self.hosts {
+            (here.is_shut, here.is_held) = (false, false);
+        }
+    }
+
+    fn company(&mut self) -> &mut Company {
+        self.company.as_mut().expect("it is one of several")
+    }
+
+    /// The deaths that the others have not met.
+    pub(crate) fn take_deaths(&mut self) -> Vec<(usize, Death)> {
+        std::mem::take(&mut self.company().deaths)
+    }
+
+    /// What befell all of `host` is known.
+    pub(crate) fn forget_deaths(&mut self, host: usize) {
+        self.company().deaths.retain(|(at, _)| *at != host);
+    }
+
+    /// The process that runs next on `host` has this.
+    pub(crate) fn share(&mut self, host: usize, shared: Shared) {
+        self.company().shared[host] = shared;
+    }
+
+    /// The time that is to pass for all.
+    pub(crate) fn take_owed(&mut self) -> Millis {
+        std::mem::take(&mut self.company().owed)
+    }
+
+    /// Polls what another volume woke on `host`.
+    pub(crate) fn run_woken(&mut self, host: usize) {
+        let here = &self.hosts[host];
+        let is_woken = here.process.as_ref().is_some_and(|process| process.tasks.is_woken());
+        if is_woken && !here.trouble.paused {
+            self.run_tasks(host);
+        }
+    }
+
+    /// What a new process on `host` shares.
+    pub(super) fn shared(&self, host: usize) -> Shared {
+        self.company.as_ref().map_or_else(Shared::new, |company| company.shared[host].clone())
+    }
+
+    pub(super) fn tell_company(&mut self, host: usize, death: Death) {
+        if let Some(company) = &mut self.company {
+            company.deaths.push((host, death));
+        }
+    }
+
+    pub(super) fn outage(&self) -> Option<Outage> {
+        self.company.as_ref().and_then(|company| company.outage)
+    }
+
+    /// Whether a request that was sent at `since` is answered by now, or was long enough without an answer.
+    pub(super) fn is_heard(&self, since: Millis) -> bool {
+        self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.now
+    }
+
+    /// The store of this volume fails from now on, or works again.
+    pub(crate) fn set_outage(&mut self, outage: Option<Outage>) {
+        let until = self.now + AFTERMATH_MS;
+        let company = self.company();
+        company.outage = outage;
+        company.failing_until = until;
+    }
+
+    /// Whether commits may be late for what the volume's own store does, or did.
+    pub(super) fn is_store_failing(&self) -> bool {
+        self.company
+            .as_ref()
+            .is_some_and(|company| company.outage.is_some() || self.now < company.failing_until)
+    }
+
+    /// What a late commit breaks, and what other volumes may delay one by.
+    pub(super) fn in_time(&self) -> (Invariant, Millis) {
+        match &self.company {
+            Some(company) => (Invariant::StoresAreIndependent, company.queue_ms),
+            None => (Invariant::CommittedInTime, 0),
+        }
+    }
+}

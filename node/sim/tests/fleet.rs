@@ -1,0 +1,27 @@
+//! Several volumes on the same hosts, in two stores that fail one by one.
+
+use holdfast_sim::fleet::FleetCase;
+
+fn run(seeds: std::ops::Range<u64>, volumes: usize, operations: u64) {
+    for seed in seeds {
+        let case = FleetCase { seed, volumes, operations, bug: None };
+        if let Some(found) = case.run(0).violation {
+            panic!("{} ({})\nrepeat with: {case}", found.words, found.check);
+        }
+    }
+}
+
+#[test]
+fn four_volumes_share_hosts_and_stores() {
+    run(0..32, 4, 12_000);
+}
+
+#[test]
+fn a_volume_for_each_store() {
+    run(32..48, 2, 6000);
+}
+
+#[test]
+fn many_volumes_share_hosts_and_stores() {
+    run(48..56, 12, 36_000);
+}
