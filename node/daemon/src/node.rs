@@ -2,13 +2,16 @@
 //!
 //! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of Kubernetes or gRPC.
 //! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is taken up
-//! again before anything else happens; only a detach deletes a device.
+//! again before anything else happens; a device is driven only if its tag is the one its volume gave it; only a detach deletes
+//! a device that served.
 
 mod attach;
 mod background;
 mod board;
 mod cold;
 mod detach;
+mod device_tag;
+mod devices;
 mod ends_process;
 mod error;
 pub(crate) mod fenced;
@@ -16,10 +19,12 @@ mod leftover;
 mod live_map;
 mod local;
 mod off_runtime;
+mod orphans;
 mod outdated;
 mod quota;
 mod recover;
 mod ring_thread;
+mod rings;
 mod scrub;
 mod served;
 mod slab;
@@ -39,7 +44,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
-use holdfast_ublk::{Device, Features, Transport, Unsupported};
+use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
@@ -51,9 +56,12 @@ pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::Board;
 use cold::ColdReads;
+use device_tag::{DeviceTag, Installation};
+use devices::{Devices, Kernel};
 use error::file;
 use local::{Local, open_direct, random};
 use ring_thread::{Message, RingHandle, VolumeKey};
+use rings::Rings;
 use slab::Slab;
 use store::{StoreRecord, Stores};
 use watched_store::WatchedStore;
@@ -66,6 +74,8 @@ const QUEUE_DEPTH: u16 = 128;
 const QUEUES: u16 = 1;
 /// Segments being built or uploaded on the node at once; each lies in memory.
 const PARALLEL_UPLOADS: usize = 2;
+/// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to the world.
+const START_WITHIN: Duration = Duration::from_secs(5);
 /// How often volumes look at their limits and show their figures.
 const TICK: Duration = Duration::from_millis(250);
 
@@ -155,7 +165,9 @@ struct Inner {
     config: NodeConfig,
     features: Result<Features, Unsupported>,
     state_disk: Option<StateDisk>,
-    rings: Vec<RingHandle>,
+    installation: Installation,
+    devices: Arc<dyn Devices>,
+    rings: Rings,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
     uploads: Arc<Semaphore>,
@@ -180,7 +192,9 @@ enum Entry {
 /// Whether a volume on a ring thread has a device that serves requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Serving {
-    /// Its device is being made or taken up.
+    /// Its attach is under way.
+    Attaching,
+    /// It has no device.
     NotYet,
     Yes,
     /// The device that the last run left could not be taken up, and why: its requests wait.
@@ -198,6 +212,7 @@ struct Present {
     ring: RingHandle,
     key: VolumeKey,
     board: Arc<Board>,
+    tag: DeviceTag,
     device: Mutex<Option<Device>>,
     serving: Mutex<Serving>,
     sectors: u64,
@@ -211,11 +226,21 @@ struct Present {
 }
 
 impl Node {
-    /// Takes the node lock, starts the ring threads and takes up every device a predecessor left, before it returns.
+    /// Takes the node lock, starts the ring threads and takes up every device a predecessor left, before it returns. A device
+    /// that takes longer than others holds up no other: it is tried again in the background.
     ///
     /// # Errors
     /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
     pub(crate) async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        Self::start_with(config, Arc::new(Kernel), START_WITHIN).await
+    }
+
+    /// The same with the devices of this kernel, and with this wait for those that a predecessor left.
+    async fn start_with(
+        config: NodeConfig,
+        devices: Arc<dyn Devices>,
+        within: Duration,
+    ) -> Result<Self, NodeError> {
         let volumes = config.state_dir.join("volumes");
         for dir in [&volumes, &config.run_dir] {
             fs::create_dir_all(dir).map_err(file(dir, "created"))?;
@@ -228,13 +253,15 @@ impl Node {
             return Err(NodeError::RunDir(config.run_dir));
         }
         let lock = take_lock(&config)?;
+        let installation = Installation::of(&config.state_dir)?;
         let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
             tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
         }
         let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
-        let zeros = open_direct(&zeros_path, u64::from(holdfast_engine::limit::MAX_IO_BYTES))?;
+        // As long as the largest request of any device: another version may have made it.
+        let zeros = open_direct(&zeros_path, u64::from(DeviceSpec::MAX_IO_BYTES))?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
@@ -246,7 +273,9 @@ impl Node {
             config,
             features: Features::probe(),
             state_disk,
-            rings,
+            installation,
+            devices,
+            rings: Rings::new(rings),
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab)),
             uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
@@ -254,13 +283,13 @@ impl Node {
             volumes: Mutex::default(),
             _lock: lock,
         }));
-        node.recover_all().await?;
+        node.recover_all(within).await?;
         let ticking = node.clone();
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(TICK);
             loop {
                 ticks.tick().await;
-                for ring in &ticking.0.rings {
+                for ring in ticking.0.rings.iter() {
                     ring.send(Message::Tick);
                 }
             }
@@ -309,7 +338,7 @@ impl Node {
 
     /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
     pub(crate) async fn shutdown(self) {
-        for ring in &self.0.rings {
+        for ring in self.0.rings.iter() {
             ring.send(Message::Leave);
         }
         let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
@@ -346,11 +375,6 @@ impl Node {
         DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.most_dirty_bytes, max_age_ms }
     }
 
-    /// The ring thread with the fewest volumes.
-    fn ring(&self) -> RingHandle {
-        self.0.rings.iter().min_by_key(|ring| ring.load()).expect("at least one ring thread").clone()
-    }
-
     /// What milliseconds since 1970 the volumes' clock began at.
     fn unix_ms_at_zero(&self) -> u64 {
         unix_ms().saturating_sub(ring_thread::now())
@@ -378,7 +402,19 @@ impl Present {
     fn check_taken_up(&self, volume: &VolumeId) -> Result<(), NodeError> {
         match self.serving() {
             Serving::Stranded(why) => Err(NodeError::NotTakenUp { volume: volume.clone(), why }),
-            Serving::NotYet | Serving::Yes | Serving::NotKept(_) => Ok(()),
+            Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::NotKept(_) => Ok(()),
+        }
+    }
+
+    /// What a command came to that waits for the device's queues, or that the kernel refuses them.
+    async fn unless_refused(
+        &self,
+        device: Device,
+        command: impl Future<Output = Result<(), NodeError>>,
+    ) -> Result<(), NodeError> {
+        tokio::select! {
+            ended = command => ended,
+            source = self.board.refused() => Err(NodeError::QueueRefused { id: device.id(), source }),
         }
     }
 
@@ -390,6 +426,7 @@ impl Present {
     fn remember(&self) -> Result<(), NodeError> {
         self.local.write_record(&local::AttachedRecord {
             version: local::ATTACHED_VERSION,
+            tag: self.tag.0,
             device_id: self.device().map(|device| device.id()),
             sectors: self.sectors,
             epoch: self.epoch,

@@ -45,6 +45,11 @@ impl CharDevice {
         self.file.as_fd()
     }
 
+    /// A further use of it.
+    pub(crate) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
     pub(crate) fn map_descriptors(&self, queue_id: u16, depth: u16) -> io::Result<Descriptors> {
         Descriptors::map(&self.file, queue_id, depth)
     }

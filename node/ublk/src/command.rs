@@ -7,9 +7,11 @@ use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 use holdfast_ring::Errno;
 use io_uring::squeue::Entry128;
+use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, types};
 use libublk::sys;
 
@@ -49,9 +51,10 @@ pub(crate) trait Payload: Copy {}
 impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for sys::ublk_params {}
 
-/// Sends a command without payload and waits for its answer.
-pub(crate) fn send(command: Command) -> Result<(), ControlError> {
-    with_channel(|channel| channel.send(command, 0))
+/// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not ended then is
+/// cancelled if the kernel lets it be.
+pub(crate) fn send(command: Command, limit: Option<Duration>) -> Result<(), ControlError> {
+    with_channel(|channel| channel.send(command, 0, limit))
 }
 
 /// Sends a command with a payload, waits for its answer and returns what the kernel made of the payload.
@@ -61,7 +64,7 @@ pub(crate) fn exchange<P: Payload>(command: Command, payload: P) -> Result<P, Co
         let room = channel.payload.as_mut_ptr().cast::<P>();
         // SAFETY: the room is owned by the channel and large and aligned enough, see the assertion above.
         unsafe { room.write(payload) };
-        channel.send(command, size_of::<P>() as u16)?;
+        channel.send(command, size_of::<P>() as u16, None)?;
         // SAFETY: as above; the kernel has finished with it, and a `Payload` has no invalid bit patterns.
         Ok(unsafe { room.read() })
     })
@@ -75,8 +78,12 @@ fn with_channel<T>(run: impl FnOnce(&mut Channel) -> Result<T, ControlError>) ->
         };
         let outcome = run(channel);
         if matches!(outcome, Err(ControlError::Channel(_))) {
-            // The kernel may still hold the payload's address: give up the memory with the ring.
+            // The kernel may still hold the payload's address: leak the memory and the ring.
             std::mem::forget(slot.take());
+        }
+        if matches!(outcome, Err(ControlError::TimedOut { .. })) {
+            // The command has no payload. Closing its ring cancels it.
+            drop(slot.take());
         }
         outcome
     })
@@ -89,7 +96,13 @@ impl Channel {
         Ok(Self { control, ring, payload: Box::new([0; PAYLOAD_WORDS]) })
     }
 
-    fn send(&mut self, command: Command, payload_bytes: u16) -> Result<(), ControlError> {
+    fn send(
+        &mut self,
+        command: Command,
+        payload_bytes: u16,
+        limit: Option<Duration>,
+    ) -> Result<(), ControlError> {
+        assert!(limit.is_none() || payload_bytes == 0, "memory stays with a command until it has ended");
         let Command { name, code, device, data } = command;
         let argument = sys::ublksrv_ctrl_cmd {
             dev_id: device,
@@ -104,11 +117,20 @@ impl Channel {
         // SAFETY: the one address in the entry is that of `payload`, which lives until the completion has
         // been seen below, or is leaked by `with_channel`.
         unsafe { self.ring.submission().push(&entry) }.expect("an empty queue has room for one entry");
+        let begin = Instant::now();
         loop {
-            match self.ring.submit_and_wait(1) {
+            let left = limit.map(|limit| Timespec::from(limit.saturating_sub(begin.elapsed())));
+            let entered = match &left {
+                Some(left) => self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(left)),
+                None => self.ring.submit_and_wait(1),
+            };
+            match entered {
                 Ok(_) => {}
                 Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ETIME)
+                    ) => {}
                 Err(error) => return Err(ControlError::Channel(error)),
             }
             if let Some(completion) = self.ring.completion().next() {
@@ -120,6 +142,10 @@ impl Channel {
                         source: Errno::new(negative.wrapping_neg()),
                     }),
                 };
+            }
+            if limit.is_some_and(|limit| begin.elapsed() >= limit) {
+                let waited_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+                return Err(ControlError::TimedOut { id: device, command: name, waited_ms });
             }
         }
     }

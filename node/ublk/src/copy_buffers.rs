@@ -12,13 +12,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 
-use crate::CharDevice;
-
 /// One anonymous mapping, cut into as many buffers of `stride` bytes as the queue is deep. Pages come into
 /// being when they are first used.
 #[derive(Debug)]
 pub(crate) struct CopyBuffers {
-    char_file: File,
     memory: NonNull<u8>,
     stride: usize,
     mapped_bytes: usize,
@@ -29,8 +26,7 @@ pub(crate) struct CopyBuffers {
 }
 
 impl CopyBuffers {
-    pub(crate) fn map(char_device: &CharDevice, depth: u16, stride_bytes: u32) -> io::Result<Self> {
-        let char_file = File::from(char_device.file().try_clone_to_owned()?);
+    pub(crate) fn map(depth: u16, stride_bytes: u32) -> io::Result<Self> {
         let stride = stride_bytes as usize;
         let mapped_bytes = stride * usize::from(depth);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice.
@@ -53,7 +49,7 @@ impl CopyBuffers {
         let memory = NonNull::new(address.cast()).expect("mmap does not return null");
         let of_tag = vec![None; usize::from(depth)];
         let free = (0..depth).rev().collect();
-        Ok(Self { char_file, memory, stride, mapped_bytes, of_tag, free })
+        Ok(Self { memory, stride, mapped_bytes, of_tag, free })
     }
 
     /// Gives a tag a buffer.
@@ -87,20 +83,27 @@ impl CopyBuffers {
     }
 
     /// Copies a part of a write request's memory into the tag's buffer. False if not all was copied.
-    pub(crate) fn copy_in(&self, tag: u16, offset_bytes: u32, len_bytes: u32, position: u64) -> bool {
+    pub(crate) fn copy_in(
+        &self,
+        char_file: &File,
+        tag: u16,
+        offset_bytes: u32,
+        len_bytes: u32,
+        position: u64,
+    ) -> bool {
         let address = self.address(tag, offset_bytes, len_bytes);
         // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
         // owner and this part of it is not yet in flight, so nobody else touches the range.
         let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes as usize) };
-        matches!(self.char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+        matches!(char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
     }
 
     /// Copies the tag's buffer into a read request's memory. False if not all was copied.
-    pub(crate) fn copy_out(&self, tag: u16, len_bytes: u32, position: u64) -> bool {
+    pub(crate) fn copy_out(&self, char_file: &File, tag: u16, len_bytes: u32, position: u64) -> bool {
         let address = self.address(tag, 0, len_bytes);
         // SAFETY: as for `copy_in`; all parts have completed.
         let buffer = unsafe { std::slice::from_raw_parts(address, len_bytes as usize) };
-        matches!(self.char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+        matches!(char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
     }
 }
 

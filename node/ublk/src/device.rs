@@ -9,8 +9,13 @@
 //!   DEAD --delete--> (none)                     v                         |
 //!                                           QUIESCED ---start_recovery----'
 //! ```
+//!
+//! The kernel names devices by small numbers and hands out the lowest free one, so a number says nothing about whose device
+//! it is. Each device carries a tag of its server's choice (`ublksrv_flags`), which the kernel keeps and returns; a [`Device`]
+//! is made only for a device with the tag that the caller expects, and none with another tag is stopped or deleted.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,12 +26,20 @@ use libublk::sys;
 use crate::command::{self, Command};
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
-    CharDevice, ControlError, DeviceSpec, Features, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport,
+    CharDevice, ControlError, DeviceSpec, Features, ForeignFeatures, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES,
+    Transport, usage,
 };
 
+const CLASSES: &str = "/sys/class";
 const CHAR_CLASS: &str = "/sys/class/ublk-char";
-/// How long recovery waits between two looks, at first and at most.
-const RECOVERY_POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// Time between two tries of a command that the kernel answers with `EBUSY`, at first and at most.
+const POLL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
+/// The longest wait for the kernel to start a device. It may read a partition table from it.
+const START_WITHIN: Duration = Duration::from_secs(60);
+/// The longest wait for the kernel to see that all queues of a device are armed.
+const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
+/// The longest wait for programs that open a device only for a moment, as udev does.
+const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The kernel's word on what a device can do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +82,19 @@ pub struct DeviceInfo {
     pub transport: Option<Transport>,
     /// The process that serves it, or served it last. -1 if none.
     pub server_pid: i32,
+    /// What its server wrote into it when it was added.
+    pub tag: u64,
+    /// Features its server asked for that change the conversation with the kernel and are not known here.
+    pub foreign: ForeignFeatures,
+}
+
+/// What a device must be to be taken for the one that a caller knows of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The tag that it was added with.
+    pub tag: u64,
+    /// Its size in sectors of 4096 bytes.
+    pub sectors: u64,
 }
 
 /// A device that exists in the kernel. Dropping this value changes nothing there.
@@ -77,6 +103,7 @@ pub struct DeviceInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     id: u32,
+    tag: u64,
     queues: u16,
     depth: u16,
     max_io_bytes: u32,
@@ -100,6 +127,7 @@ impl Device {
             max_io_buf_bytes: spec.max_io_bytes,
             dev_id: wanted,
             flags: features.device_flags(spec.transport),
+            ublksrv_flags: spec.tag,
             ..Default::default()
         };
         let added = command::exchange(command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, wanted), asked).map_err(
@@ -110,8 +138,8 @@ impl Device {
                 _ => error,
             },
         )?;
-        let &DeviceSpec { queues, depth, max_io_bytes, transport, id: _, sectors: _ } = spec;
-        let device = Self { id: added.dev_id, queues, depth, max_io_bytes, transport };
+        let &DeviceSpec { queues, depth, max_io_bytes, transport, tag, id: _, sectors: _ } = spec;
+        let device = Self { id: added.dev_id, tag, queues, depth, max_io_bytes, transport };
         let set = command("SET_PARAMS", sys::UBLK_U_CMD_SET_PARAMS, device.id);
         if let Err(error) = command::exchange(set, spec.params()) {
             device.delete()?;
@@ -120,16 +148,39 @@ impl Device {
         Ok(device)
     }
 
-    /// Takes up a device that exists, for example one to recover.
+    /// Finds a device that exists, for example one to recover. Its queues, depth, request size and transport are those
+    /// that the kernel has; they may be another version's.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`]; [`ControlError::Invalid`] for a device with another transport than
-    /// ours.
-    pub fn find(id: u32) -> Result<Self, ControlError> {
-        let DeviceInfo { queues, depth, max_io_bytes, transport, .. } = Self::info_of(id)?;
+    /// [`ControlError::NotFound`]; those of [`of`](Self::of).
+    pub fn find(id: u32, expected: &Expected) -> Result<Self, ControlError> {
+        let info = Self::look(id)?;
+        // Asked last: the answer waits for whatever is being done with the device.
+        if info.tag == expected.tag && info.state != DeviceState::Dead {
+            return Self::of(&info, Self::sectors_of(id)?, expected);
+        }
+        Self::of(&info, expected.sectors, expected)
+    }
+
+    /// The device that the kernel describes so, if it is the one expected.
+    ///
+    /// # Errors
+    /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for a device that
+    /// cannot be served; [`ControlError::Resized`] for another size.
+    pub fn of(info: &DeviceInfo, sectors: u64, expected: &Expected) -> Result<Self, ControlError> {
+        let &DeviceInfo { id, queues, depth, max_io_bytes, transport, tag, foreign, .. } = info;
+        if tag != expected.tag {
+            return Err(ControlError::NotOurs { id, found: tag });
+        }
+        if !foreign.is_empty() {
+            return Err(ControlError::Foreign { id, foreign });
+        }
         let transport = transport
             .ok_or(ControlError::Invalid { field: "transport", rule: "must be zero copy or user copy" })?;
-        Ok(Self { id, queues, depth, max_io_bytes, transport })
+        if sectors != expected.sectors {
+            return Err(ControlError::Resized { id, found: sectors, expected: expected.sectors });
+        }
+        Ok(Self { id, tag, queues, depth, max_io_bytes, transport })
     }
 
     /// The ids of all ublk devices of this machine, sorted.
@@ -137,11 +188,17 @@ impl Device {
     /// # Errors
     /// [`ControlError::File`] if sysfs cannot be read.
     pub fn list() -> Result<Vec<u32>, ControlError> {
-        let entries = fs::read_dir(CHAR_CLASS).map_err(|source| ControlError::File {
-            path: PathBuf::from(CHAR_CLASS),
-            action: "opened",
-            source,
-        })?;
+        let entries = match fs::read_dir(CHAR_CLASS) {
+            Ok(entries) => entries,
+            // The driver is not loaded.
+            Err(error) if error.kind() == ErrorKind::NotFound && Path::new(CLASSES).is_dir() => {
+                return Ok(Vec::new());
+            }
+            Err(source) => {
+                let path = PathBuf::from(CHAR_CLASS);
+                return Err(ControlError::File { path, action: "opened", source });
+            }
+        };
         let mut ids: Vec<u32> = entries
             .flatten()
             .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
@@ -191,7 +248,11 @@ impl Device {
     /// # Errors
     /// [`ControlError::NotFound`].
     pub fn info(&self) -> Result<DeviceInfo, ControlError> {
-        Self::info_of(self.id)
+        match Self::look(self.id) {
+            // The device went, and another program's has its number.
+            Ok(info) if info.tag != self.tag => Err(ControlError::NotFound { id: self.id }),
+            answer => answer,
+        }
     }
 
     /// Opens the character device for the queues.
@@ -206,9 +267,9 @@ impl Device {
     /// ring thread must be pumping; it may get requests (partition scan) before this returns.
     ///
     /// # Errors
-    /// [`ControlError::Command`].
+    /// [`ControlError::Command`]; [`ControlError::TimedOut`] after a minute.
     pub fn start(&self) -> Result<(), ControlError> {
-        self.send("START_DEV", sys::UBLK_U_CMD_START_DEV, own_pid())
+        self.send_within("START_DEV", sys::UBLK_U_CMD_START_DEV, own_pid(), START_WITHIN)
     }
 
     /// Prepares a device whose server has gone for new queues: waits, at most `timeout`, until the
@@ -217,13 +278,15 @@ impl Device {
     ///
     /// # Errors
     /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after that;
-    /// [`ControlError::NotFound`]; [`ControlError::Command`].
+    /// [`ControlError::TimedOut`]; [`ControlError::NotFound`]; [`ControlError::Command`].
     pub fn start_recovery(&self, timeout: Duration) -> Result<(), ControlError> {
+        self.info()?;
         let begin = Instant::now();
         let mut looks_lost_since = None;
-        let mut pause = RECOVERY_POLL.0;
+        let mut pause = POLL.0;
         loop {
-            match self.send("START_USER_RECOVERY", sys::UBLK_U_CMD_START_USER_RECOVERY, 0) {
+            let (code, left) = (sys::UBLK_U_CMD_START_USER_RECOVERY, timeout.saturating_sub(begin.elapsed()));
+            match self.send_within("START_USER_RECOVERY", code, 0, left.max(Duration::from_secs(1))) {
                 Err(ControlError::Command { source: Errno::EBUSY, .. }) => {}
                 outcome => return outcome,
             }
@@ -238,7 +301,7 @@ impl Device {
                 }
             }
             sleep(pause);
-            pause = (pause * 2).min(RECOVERY_POLL.1);
+            pause = (pause * 2).min(POLL.1);
         }
     }
 
@@ -246,9 +309,11 @@ impl Device {
     /// when every queue is armed, so the ring thread must be pumping.
     ///
     /// # Errors
-    /// [`ControlError::Command`].
+    /// [`ControlError::Command`]; [`ControlError::TimedOut`] after ten seconds: a queue was not armed, or the kernel refused
+    /// one of its tags. It may be called again.
     pub fn end_recovery(&self) -> Result<(), ControlError> {
-        self.send("END_USER_RECOVERY", sys::UBLK_U_CMD_END_USER_RECOVERY, own_pid())
+        let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
+        self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN)
     }
 
     /// Asks the kernel to take idle tags back so that the server can let go of the device, waiting at
@@ -264,22 +329,55 @@ impl Device {
         self.send("QUIESCE_DEV", sys::UBLK_U_CMD_QUIESCE_DEV, timeout_ms.into())
     }
 
-    /// Removes the block device, failing what is still asked of it. Only for a detach. The ring thread
+    /// Removes the block device, failing what is still asked of it. The ring thread
     /// must be pumping; all tags come back as [`QueueEvent::Aborted`](crate::QueueEvent::Aborted).
     ///
     /// # Errors
-    /// [`ControlError::Command`].
+    /// [`ControlError::NotFound`]; [`ControlError::Command`].
     pub fn stop(&self) -> Result<(), ControlError> {
+        self.info()?;
         self.send("STOP_DEV", sys::UBLK_U_CMD_STOP_DEV, 0)
+    }
+
+    /// The same, unless the device is in use: mounted, below another device, or opened by a program.
+    ///
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not tell who opened the device without claiming it, and
+    /// may let a program open it before it stops.
+    ///
+    /// # Errors
+    /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
+    pub fn stop_unused(&self, features: &Features) -> Result<(), ControlError> {
+        self.info()?;
+        if features.can_stop_unused() {
+            let stopped =
+                self.while_busy(UNUSED_WITHIN, || self.send("TRY_STOP_DEV", sys::UBLK_U_CMD_TRY_STOP_DEV, 0));
+            return match stopped {
+                Err(ControlError::Command { source: Errno::EBUSY, .. }) => {
+                    Err(ControlError::InUse { id: self.id })
+                }
+                // It has no block device: what is armed comes back all the same.
+                Err(ControlError::Command { source: Errno::ENODEV, .. }) => self.stop(),
+                outcome => outcome,
+            };
+        }
+        if usage::is_claimed(&self.block_path())? || usage::is_below_loop(&self.block_path())? {
+            return Err(ControlError::InUse { id: self.id });
+        }
+        self.stop()
     }
 
     /// Removes the device. Waits until the last use of its character device has gone: close its queues
     /// first, and keep the ring thread pumping.
     ///
     /// # Errors
-    /// [`ControlError::Command`]. A device that does not exist is not an error.
+    /// [`ControlError::Command`]. A device that does not exist is not an error, nor one whose number another program's has.
     pub fn delete(&self) -> Result<(), ControlError> {
         loop {
+            match self.info() {
+                Ok(_) => {}
+                Err(ControlError::NotFound { .. }) => return Ok(()),
+                Err(error) => return Err(error),
+            }
             match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
                 Err(ControlError::NotFound { .. }) => return Ok(()),
                 // The wait for the last use was interrupted; the deletion goes on.
@@ -323,7 +421,11 @@ impl Device {
         Ok(())
     }
 
-    fn info_of(id: u32) -> Result<DeviceInfo, ControlError> {
+    /// Asks the kernel about any device. The answer does not wait for what is being done with it.
+    ///
+    /// # Errors
+    /// [`ControlError::NotFound`].
+    pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
             Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
         let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default())
@@ -344,11 +446,51 @@ impl Device {
             max_io_bytes: info.max_io_buf_bytes,
             transport,
             server_pid: info.ublksrv_pid,
+            tag: info.ublksrv_flags,
+            foreign: ForeignFeatures::among(info.flags),
         })
     }
 
+    fn sectors_of(id: u32) -> Result<u64, ControlError> {
+        let command = Command { name: "GET_PARAMS", code: sys::UBLK_U_CMD_GET_PARAMS, device: id, data: 0 };
+        let room = sys::ublk_params { len: size_of::<sys::ublk_params>() as u32, ..Default::default() };
+        let params = command::exchange(command, room).map_err(|error| not_found(id, error))?;
+        Ok(params.basic.dev_sectors / KERNEL_SECTORS_PER_SECTOR)
+    }
+
+    /// Sends a command again while the kernel answers `EBUSY`, for as long as `timeout`.
+    fn while_busy(
+        &self,
+        timeout: Duration,
+        send: impl Fn() -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        let begin = Instant::now();
+        let mut pause = POLL.0;
+        loop {
+            match send() {
+                Err(ControlError::Command { source: Errno::EBUSY, .. }) if begin.elapsed() < timeout => {
+                    sleep(pause.min(timeout.saturating_sub(begin.elapsed())));
+                    pause = (pause * 2).min(POLL.1);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
     fn send(&self, name: &'static str, code: u32, data: u64) -> Result<(), ControlError> {
-        command::send(Command { name, code, device: self.id, data })
+        command::send(Command { name, code, device: self.id, data }, None)
+            .map_err(|error| not_found(self.id, error))
+    }
+
+    /// The same, for a command that may wait in the kernel for something that does not come.
+    fn send_within(
+        &self,
+        name: &'static str,
+        code: u32,
+        data: u64,
+        limit: Duration,
+    ) -> Result<(), ControlError> {
+        command::send(Command { name, code, device: self.id, data }, Some(limit))
             .map_err(|error| not_found(self.id, error))
     }
 
@@ -379,4 +521,50 @@ fn set_attribute(path: &Path, value: &str, is_set: impl Fn(&str) -> bool) -> Res
         return Ok(());
     }
     fs::write(path, value).map_err(failed("written"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info() -> DeviceInfo {
+        DeviceInfo {
+            id: 3,
+            state: DeviceState::Quiesced,
+            queues: 2,
+            depth: 64,
+            max_io_bytes: 512 << 10,
+            transport: Some(Transport::UserCopy),
+            server_pid: -1,
+            tag: 7,
+            foreign: ForeignFeatures::among(0),
+        }
+    }
+
+    /// A device was recovered, or deleted, by its number alone.
+    #[test]
+    fn a_device_is_taken_only_with_the_tag_and_size_expected() {
+        let expected = Expected { tag: 7, sectors: 100 };
+        let device = Device::of(&info(), 100, &expected).unwrap();
+        assert_eq!((device.queues(), device.depth(), device.max_io_bytes()), (2, 64, 512 << 10));
+        assert_eq!(device.transport(), Transport::UserCopy);
+
+        let foreign = Device::of(&DeviceInfo { tag: 8, ..info() }, 100, &expected).unwrap_err();
+        assert!(matches!(foreign, ControlError::NotOurs { id: 3, found: 8 }), "{foreign}");
+        let resized = Device::of(&info(), 101, &expected).unwrap_err();
+        assert!(matches!(resized, ControlError::Resized { found: 101, expected: 100, .. }), "{resized}");
+        let other = Device::of(&DeviceInfo { transport: None, ..info() }, 100, &expected).unwrap_err();
+        assert!(matches!(other, ControlError::Invalid { field: "transport", .. }), "{other}");
+    }
+
+    #[test]
+    fn a_device_with_another_conversation_is_refused_by_name() {
+        let batch = ForeignFeatures::among(sys::UBLK_F_BATCH_IO.into());
+        let expected = Expected { tag: 7, sectors: 100 };
+        let refused = Device::of(&DeviceInfo { foreign: batch, ..info() }, 100, &expected).unwrap_err();
+        assert!(refused.to_string().contains("BATCH_IO"), "{refused}");
+        // Set by the kernel itself on every device.
+        let announced = sys::UBLK_F_PER_IO_DAEMON | sys::UBLK_F_SAFE_STOP_DEV;
+        assert!(ForeignFeatures::among(announced.into()).is_empty());
+    }
 }

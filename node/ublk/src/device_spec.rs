@@ -23,9 +23,14 @@ pub struct DeviceSpec {
     pub max_io_bytes: u32,
     /// How data is moved.
     pub transport: Transport,
+    /// What the device is known by later: the kernel keeps it and makes nothing of it.
+    pub tag: u64,
 }
 
 impl DeviceSpec {
+    /// The most that `max_io_bytes` can be.
+    pub const MAX_IO_BYTES: u32 = 32 << 20;
+
     pub(crate) fn validate(&self) -> Result<(), ControlError> {
         let check = |holds: bool, field, rule| {
             if holds { Ok(()) } else { Err(ControlError::Invalid { field, rule }) }
@@ -37,7 +42,7 @@ impl DeviceSpec {
         check((1..=4096).contains(&self.queues), "queues", "must be 1 to 4096")?;
         check((1..=4096).contains(&self.depth), "depth", "must be 1 to 4096")?;
         let max = self.max_io_bytes;
-        let io_fits = max > 0 && max <= 32 << 20 && u64::from(max).is_multiple_of(SECTOR_BYTES);
+        let io_fits = max > 0 && max <= Self::MAX_IO_BYTES && u64::from(max).is_multiple_of(SECTOR_BYTES);
         check(io_fits, "max_io_bytes", "must be a multiple of 4096, at most 32 MiB")
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use holdfast_ring::{Errno, RingError};
 
-use crate::{DeviceState, Unsupported};
+use crate::{DeviceState, ForeignFeatures, Unsupported};
 
 /// Why a control operation on a device failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,50 @@ pub enum ControlError {
     NotFound {
         /// The id asked for.
         id: u32,
+    },
+    /// The device with this id is another program's, or another volume's.
+    #[error("ublk device {id} is another one: its tag is {found:#018x}")]
+    NotOurs {
+        /// The id asked for.
+        id: u32,
+        /// The tag it carries.
+        found: u64,
+    },
+    /// The device was made by a program that talks to the kernel in another way.
+    #[error(
+        "ublk device {id} was made with {foreign}, which this version does not know; start the version that made it"
+    )]
+    Foreign {
+        /// The device.
+        id: u32,
+        /// What is not known.
+        foreign: ForeignFeatures,
+    },
+    /// The device has another size than the caller knows.
+    #[error("ublk device {id} has {found} sectors, not {expected}")]
+    Resized {
+        /// The device.
+        id: u32,
+        /// Its size in sectors of 4096 bytes.
+        found: u64,
+        /// The size that the caller knows.
+        expected: u64,
+    },
+    /// The device is mounted, below another device, or opened by a program.
+    #[error("ublk device {id} is in use")]
+    InUse {
+        /// The device.
+        id: u32,
+    },
+    /// The kernel did not answer a command in time.
+    #[error("ublk device {id}: {command} did not end within {waited_ms} ms")]
+    TimedOut {
+        /// The device.
+        id: u32,
+        /// The command, as in `linux/ublk_cmd.h`.
+        command: &'static str,
+        /// How long the caller waited.
+        waited_ms: u64,
     },
     /// The kernel refused a command.
     #[error("ublk device {id}: {command} failed")]

@@ -102,24 +102,69 @@ pub enum Unsupported {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingFeatures(u64);
 
-const FEATURE_NAMES: [(u32, &str); 6] = [
+/// Features of a device whose requests have to be fetched or answered in another way than [`Queue`](crate::Queue) does.
+///
+/// Of a feature that this version has never heard of nothing can be said: the kernel sets some on every device by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForeignFeatures(u64);
+
+const FOREIGN: u64 = (sys::UBLK_F_NEED_GET_DATA
+    | sys::UBLK_F_UNPRIVILEGED_DEV
+    | sys::UBLK_F_ZONED
+    | sys::UBLK_F_USER_RECOVERY_FAIL_IO
+    | sys::UBLK_F_BATCH_IO
+    | sys::UBLK_F_INTEGRITY
+    | sys::UBLK_F_SHMEM_ZC) as u64;
+
+impl ForeignFeatures {
+    /// Those of a device with these flags.
+    #[must_use]
+    pub const fn among(flags: u64) -> Self {
+        Self(flags & FOREIGN)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl std::fmt::Display for ForeignFeatures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write_names(self.0, f)
+    }
+}
+
+const FEATURE_NAMES: [(u32, &str); 13] = [
     (sys::UBLK_F_SUPPORT_ZERO_COPY, "SUPPORT_ZERO_COPY"),
     (sys::UBLK_F_AUTO_BUF_REG, "AUTO_BUF_REG"),
     (sys::UBLK_F_USER_COPY, "USER_COPY"),
     (sys::UBLK_F_USER_RECOVERY, "USER_RECOVERY"),
     (sys::UBLK_F_USER_RECOVERY_REISSUE, "USER_RECOVERY_REISSUE"),
     (sys::UBLK_F_CMD_IOCTL_ENCODE, "CMD_IOCTL_ENCODE"),
+    (sys::UBLK_F_NEED_GET_DATA, "NEED_GET_DATA"),
+    (sys::UBLK_F_UNPRIVILEGED_DEV, "UNPRIVILEGED_DEV"),
+    (sys::UBLK_F_ZONED, "ZONED"),
+    (sys::UBLK_F_USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"),
+    (sys::UBLK_F_BATCH_IO, "BATCH_IO"),
+    (sys::UBLK_F_INTEGRITY, "INTEGRITY"),
+    (sys::UBLK_F_SHMEM_ZC, "SHMEM_ZC"),
 ];
 
 impl std::fmt::Display for MissingFeatures {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut separator = "";
-        for (_, name) in FEATURE_NAMES.into_iter().filter(|&(bit, _)| self.0 & u64::from(bit) != 0) {
-            write!(f, "{separator}{name}")?;
-            separator = ", ";
-        }
-        Ok(())
+        write_names(self.0, f)
     }
+}
+
+fn write_names(bits: u64, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+    let mut separator = "";
+    for (_, name) in FEATURE_NAMES.into_iter().filter(|&(bit, _)| bits & u64::from(bit) != 0) {
+        write!(f, "{separator}{name}")?;
+        separator = ", ";
+    }
+    Ok(())
 }
 
 /// Features without which a device could not outlive its daemon.
@@ -175,6 +220,12 @@ impl Features {
     #[must_use]
     pub const fn can_quiesce(&self) -> bool {
         self.bits & sys::UBLK_F_QUIESCE as u64 != 0
+    }
+
+    /// Whether the kernel can stop a device only if no program has it open.
+    #[must_use]
+    pub const fn can_stop_unused(&self) -> bool {
+        self.bits & sys::UBLK_F_SAFE_STOP_DEV as u64 != 0
     }
 
     /// Whether a transport can be used.

@@ -5,8 +5,8 @@
 //! *Does not own*: what a request means for a volume, nor the ring and its thread.
 //! *Runs on*: control calls block and belong on a control thread, never on a ring thread: starting and
 //! recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
-//! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`] and
-//! [`Device::delete`]; a [`Request`] that was handed out is completed exactly once.
+//! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`], [`Device::stop_unused`] and
+//! [`Device::delete`], and they no device with another tag; a [`Request`] that was handed out is completed exactly once.
 //! *On failure*: control errors name the device and the command; a queue error is an event.
 
 mod char_device;
@@ -21,12 +21,13 @@ mod kernel_release;
 mod lost_device;
 mod queue;
 mod request;
+mod usage;
 
 pub use char_device::CharDevice;
-pub use device::{Device, DeviceInfo, DeviceState};
+pub use device::{Device, DeviceInfo, DeviceState, Expected};
 pub use device_spec::DeviceSpec;
 pub use error::{ControlError, QueueError};
-pub use features::{Features, Transport, Unsupported};
+pub use features::{Features, ForeignFeatures, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
 pub use lost_device::{flush_device, flush_from_outside};

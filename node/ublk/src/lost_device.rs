@@ -64,9 +64,20 @@ pub fn flush_from_outside(mut flusher: Command, limit: Duration) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ForeignFeatures;
 
     fn info(state: DeviceState, server_pid: i32) -> DeviceInfo {
-        DeviceInfo { id: 3, state, queues: 1, depth: 16, max_io_bytes: 4096, transport: None, server_pid }
+        DeviceInfo {
+            id: 3,
+            state,
+            queues: 1,
+            depth: 16,
+            max_io_bytes: 4096,
+            transport: None,
+            server_pid,
+            tag: 0,
+            foreign: ForeignFeatures::among(0),
+        }
     }
 
     #[test]

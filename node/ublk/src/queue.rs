@@ -15,6 +15,8 @@
 //! only while the owner has it.
 #![allow(unsafe_code)] // pushes entries; each says which memory it names and who keeps it
 
+use std::fs::File;
+
 use holdfast_ring::{BufferRange, Completion, Errno, FileSlot, FixedTransfer, Ring, UserData};
 use io_uring::opcode;
 use libublk::sys;
@@ -83,7 +85,8 @@ pub enum QueueEvent {
 
 enum Data {
     ZeroCopy(BufferRange),
-    UserCopy(CopyBuffers),
+    /// The file apart from the memory: the memory may have to outlive the queue, and the file must not.
+    UserCopy(CopyBuffers, File),
 }
 
 /// One queue of a device, on one ring.
@@ -123,8 +126,8 @@ impl Queue {
         let data = match device.transport() {
             Transport::ZeroCopy => Data::ZeroCopy(ring.reserve_buffers(depth)?),
             Transport::UserCopy => Data::UserCopy(
-                CopyBuffers::map(char_device, depth, device.max_io_bytes())
-                    .map_err(map("the copy buffers"))?,
+                CopyBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?,
+                char_device.share().map_err(map("the character device"))?,
             ),
         };
         let char_file = match ring.register_file(char_device.file()) {
@@ -181,7 +184,7 @@ impl Queue {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         match self.data_of(request, part) {
             Data::ZeroCopy(buffers) => ring.read_fixed(&transfer(buffers, request.tag(), part)),
-            Data::UserCopy(buffers) => {
+            Data::UserCopy(buffers, _) => {
                 let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
                 let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
                     .offset(part.file_offset_bytes)
@@ -202,18 +205,18 @@ impl Queue {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         match self.data_of(request, part) {
             Data::ZeroCopy(buffers) => ring.write_fixed(&transfer(buffers, request.tag(), part)),
-            Data::UserCopy(buffers) => {
+            Data::UserCopy(buffers, char_file) => {
                 let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
                 let position = self.copy_position(request.tag(), part.request_offset_bytes);
-                let entry =
-                    if buffers.copy_in(request.tag(), part.request_offset_bytes, part.len_bytes, position) {
-                        opcode::Write::new(part.file.fixed(), address, part.len_bytes)
-                            .offset(part.file_offset_bytes)
-                            .build()
-                    } else {
-                        // Its completion says that no byte was moved.
-                        opcode::Nop::new().build()
-                    };
+                let (tag, offset, length) = (request.tag(), part.request_offset_bytes, part.len_bytes);
+                let entry = if buffers.copy_in(char_file, tag, offset, length, position) {
+                    opcode::Write::new(part.file.fixed(), address, part.len_bytes)
+                        .offset(part.file_offset_bytes)
+                        .build()
+                } else {
+                    // Its completion says that no byte was moved.
+                    opcode::Nop::new().build()
+                };
                 // SAFETY: as for `read_part`.
                 unsafe { ring.push(entry.user_data(part.user_data.to_bits())) };
             }
@@ -226,14 +229,14 @@ impl Queue {
         let (tag, operation, sectors) = request.disarm();
         let len_bytes = sectors * SECTOR_BYTES as u32;
         let outcome = match (&self.data, outcome, operation) {
-            (Some(Data::UserCopy(buffers)), Ok(()), Operation::Read)
-                if !buffers.copy_out(tag, len_bytes, self.copy_position(tag, 0)) =>
+            (Some(Data::UserCopy(buffers, char_file)), Ok(()), Operation::Read)
+                if !buffers.copy_out(char_file, tag, len_bytes, self.copy_position(tag, 0)) =>
             {
                 Err(Errno::EIO)
             }
             _ => outcome,
         };
-        if let Some(Data::UserCopy(buffers)) = &mut self.data {
+        if let Some(Data::UserCopy(buffers, _)) = &mut self.data {
             buffers.take_back(tag);
         }
         let result = match (outcome, operation) {
@@ -250,6 +253,16 @@ impl Queue {
     /// kernel keeps what was held and hands it out again after recovery.
     pub const fn drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right only when the ring
+    /// is about to be closed, and while no part of the request is in flight.
+    pub fn leave(&mut self, request: Request) {
+        if let Some(Data::UserCopy(buffers, _)) = &mut self.data {
+            buffers.take_back(request.tag());
+        }
+        self.with_owner -= 1;
+        request.leave_to_successor();
     }
 
     /// How many requests were handed out and not completed.
@@ -301,7 +314,7 @@ impl Queue {
         if operation == Operation::Flush {
             return QueueEvent::Request(Request::new(tag, operation, 0, 0));
         }
-        if let (Operation::Read | Operation::Write, Some(Data::UserCopy(buffers))) =
+        if let (Operation::Read | Operation::Write, Some(Data::UserCopy(buffers, _))) =
             (operation, &mut self.data)
         {
             buffers.lend(tag);
@@ -353,9 +366,12 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.with_owner > 0 {
-            // Copies may be in flight.
-            std::mem::forget(self.data.take());
+        if self.with_owner > 0
+            && let Some(Data::UserCopy(buffers, _char_file)) = self.data.take()
+        {
+            // Copies may be in flight: their memory stays. The character device is closed, or the kernel would not quiesce the
+            // device before this process ends.
+            std::mem::forget(buffers);
         }
     }
 }

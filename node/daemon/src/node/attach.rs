@@ -11,23 +11,25 @@ use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, VolumeId};
-use holdfast_ublk::{Device, DeviceSpec, Features, Transport};
+use holdfast_ublk::{Device, DeviceSpec, Transport};
 use tokio::sync::mpsc;
 
 use super::background::{LocalSides, NodeTime, VolumeWork};
 use super::board::{Board, Phase};
+use super::detach::or_gone;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{Local, VolumeFiles, random};
 use super::off_runtime::blocking;
 use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
+use super::rings::{Need, Place, VOLUME_FILES};
 use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
 use super::{
-    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, TransportChoice, sectors_of,
-    unix_ms,
+    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
 };
+use crate::failure::chain;
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
@@ -76,28 +78,41 @@ impl Node {
     }
 
     /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
-    /// attach goes on from there.
+    /// attach goes on from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
     async fn abandon(&self, volume: &VolumeId) {
-        let entry = self.volumes().remove(volume);
-        if let Some(Entry::Present(present)) = entry {
-            if let Some(device) = present.device() {
-                self.drop_device(&present, device).await;
-            }
-            if present.ring.call(|done| Message::Remove { key: present.key, done }).await.is_err() {
-                tracing::error!(%volume, "the ring did not let go of a volume whose attach failed");
-            }
+        let entry = self.volumes().get(volume).cloned();
+        if let Some(Entry::Present(present)) = entry
+            && let Err(error) = self.withdraw(&present).await
+        {
+            tracing::error!(
+                %volume, error = chain(&error),
+                "the attach failed, and so did the removal of its device; it serves no requests; detach the volume"
+            );
+            present.set_serving(Serving::NotYet);
+            return;
         }
+        // Before the entry: an attach that finds none makes these files.
         if let Err(error) = self.local(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "leftovers of a failed attach stay");
         }
+        self.volumes().remove(volume);
+    }
+
+    async fn withdraw(&self, present: &Arc<Present>) -> Result<(), NodeError> {
+        if let Some(device) = present.device() {
+            let devices = Arc::clone(&self.0.devices);
+            blocking(move || Ok(or_gone(devices.stop(device))?)).await?;
+            self.remove_device(present, device).await?;
+        }
+        self.remove_from_ring(present).await
     }
 
     async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age, durability } =
             request;
         let begun = Instant::now();
-        let features = blocking(|| Ok(Features::probe()?)).await?;
-        let transport = self.transport(&features)?;
+        let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
+        let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
         let store_record = StoreRecord::from(&store);
         let objects = self.0.stores.connect(&store_name, &store_record).await?;
         let store_time = objects.store().requests().time();
@@ -129,8 +144,8 @@ impl Node {
             found: won.found,
             trust_clean: won.trust_clean,
         };
-        let ring = self.ring();
-        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files: won.files };
+        let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files: won.files, place };
         let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
         let present = Arc::new(Present {
             local,
@@ -140,8 +155,9 @@ impl Node {
             ring,
             key,
             board,
+            tag: self.0.installation.tag(&volume, epoch),
             device: None.into(),
-            serving: Serving::NotYet.into(),
+            serving: Serving::Attaching.into(),
             sectors,
             epoch,
             max_age_ms,
@@ -154,7 +170,7 @@ impl Node {
         if present.board.reach(|phase| phase != Phase::Recovering).await == Phase::Fenced {
             return Err(NodeError::Fenced(volume));
         }
-        self.add_device(&present, features, transport).await?;
+        self.add_device(&present, transport).await?;
         present.set_serving(Serving::Yes);
         let attached = present.attached();
         if let Some(Attached { device_path, epoch, .. }) = &attached {
@@ -172,22 +188,7 @@ impl Node {
         attached.ok_or(NodeError::NotAttached(volume))
     }
 
-    fn transport(&self, features: &Features) -> Result<Transport, NodeError> {
-        Ok(match self.0.config.transport {
-            TransportChoice::Auto => features.best_transport()?,
-            TransportChoice::Only(transport) => {
-                features.check(transport)?;
-                transport
-            }
-        })
-    }
-
-    async fn add_device(
-        &self,
-        present: &Arc<Present>,
-        features: Features,
-        transport: Transport,
-    ) -> Result<(), NodeError> {
+    async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<(), NodeError> {
         let spec = DeviceSpec {
             id: None,
             sectors: present.sectors,
@@ -195,19 +196,23 @@ impl Node {
             depth: QUEUE_DEPTH,
             max_io_bytes: MAX_IO_BYTES,
             transport,
+            tag: present.tag.0,
         };
-        let device = blocking(move || Ok(Device::add(&features, &spec)?)).await?;
+        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by its tag.
+        let devices = Arc::clone(&self.0.devices);
+        let device = blocking(move || Ok(devices.add(&spec)?)).await?;
         present.set_device(Some(device));
-        // From here on a restarted daemon knows of the device.
         present.remember()?;
-        let char_device = blocking(move || Ok(device.open_char()?)).await?;
-        let open = |done| Message::Open { key: present.key, device, char_device, done };
-        present.ring.call(open).await??;
-        blocking(move || {
-            device.start()?;
-            Ok(device.tune()?)
-        })
-        .await
+        self.open_queues(present, device).await?;
+        let devices = Arc::clone(&self.0.devices);
+        present.unless_refused(device, blocking(move || Ok(devices.start(device)?))).await
+    }
+
+    /// Offers the device's queues to the kernel on the volume's ring thread.
+    pub(super) async fn open_queues(&self, present: &Present, device: Device) -> Result<(), NodeError> {
+        let devices = Arc::clone(&self.0.devices);
+        let queues = blocking(move || Ok(devices.open(device)?)).await?;
+        Ok(present.ring.call(|done| Message::Open { key: present.key, queues, done }).await??)
     }
 
     /// Puts a volume on a ring thread and starts its background work.
@@ -220,14 +225,15 @@ impl Node {
         setup: Setup,
         live_map: LiveMap,
     ) -> Result<(VolumeKey, Arc<Board>), NodeError> {
-        let Parts { local, objects, files } = parts;
+        let Parts { local, objects, files, place } = parts;
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let board = Arc::new(Board::new());
         let (work, receiver) = mpsc::unbounded_channel();
-        let new = NewVolume { start, setup, live_map, sides: [a, b], map, work, board: Arc::clone(&board) };
+        let new =
+            NewVolume { start, setup, live_map, sides: [a, b], map, work, board: Arc::clone(&board), place };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
         let key = added.map_err(|error| match error {
             AddError::Ring(error) => NodeError::Queue(error.into()),
@@ -251,6 +257,17 @@ pub(super) struct Parts {
     pub(super) local: Local,
     pub(super) objects: Arc<WatchedStore>,
     pub(super) files: VolumeFiles,
+    /// Its place on the ring.
+    pub(super) place: Place,
+}
+
+/// What a device takes of a ring.
+pub(super) fn need(transport: Transport, queues: u16, depth: u16) -> Need {
+    let buffers = match transport {
+        Transport::ZeroCopy => u32::from(queues) * u32::from(depth),
+        Transport::UserCopy => 0,
+    };
+    Need { files: VOLUME_FILES + u32::from(queues), buffers }
 }
 
 fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use holdfast_engine::volume::Status;
+use holdfast_ring::Errno;
 use tokio::sync::watch;
 
 /// How far a volume has come.
@@ -47,6 +48,8 @@ pub(crate) struct Board {
     phase: watch::Sender<Phase>,
     /// How often what was damaged in the store was repaired.
     repairs: watch::Sender<u64>,
+    /// Why the kernel refused a command of the device's queues.
+    refused: watch::Sender<Option<Errno>>,
     pub(crate) counters: Counters,
 }
 
@@ -56,6 +59,7 @@ impl Board {
             status: Mutex::default(),
             phase: watch::Sender::new(Phase::Recovering),
             repairs: watch::Sender::new(0),
+            refused: watch::Sender::new(None),
             counters: Counters::default(),
         }
     }
@@ -77,6 +81,17 @@ impl Board {
 
     pub(crate) fn repaired(&self) {
         self.repairs.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn queue_refused(&self, errno: Errno) {
+        self.refused.send_replace(Some(errno));
+    }
+
+    /// Ends once the kernel has refused a command of the device's queues.
+    pub(crate) async fn refused(&self) -> Errno {
+        let mut refused = self.refused.subscribe();
+        let found = refused.wait_for(Option::is_some).await.expect("the board itself holds the sender");
+        found.expect("it was just seen")
     }
 
     /// Hears of every repair from now on.

@@ -1,7 +1,5 @@
 //! Detaching a volume: device, last commit, local records, in this order.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -15,7 +13,7 @@ use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
 use super::local::Local;
 use super::off_runtime::blocking;
-use super::ring_thread::Message;
+use super::ring_thread::{Message, RemoveError};
 use super::{Node, Present, Serving};
 use crate::failure::chain;
 
@@ -30,6 +28,9 @@ impl Node {
         let _alone = EndsProcess("a detach");
         let present = self.present(volume)?;
         present.check_taken_up(volume)?;
+        if present.serving() == Serving::Attaching {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" });
+        }
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
@@ -37,13 +38,17 @@ impl Node {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
         }
         present.detaching.store(true, Ordering::Release);
-        if let Some(device) = present.device()
-            && let Err(error) = self.stop_device(volume, &present, device).await
-        {
-            present.detaching.store(false, Ordering::Release);
-            present.letting_go.store(false, Ordering::Release);
-            present.remember()?;
-            return Err(error);
+        if let Some(device) = present.device() {
+            if let Err(error) = self.stop_device(volume, &present, device).await {
+                present.detaching.store(false, Ordering::Release);
+                present.letting_go.store(false, Ordering::Release);
+                present.remember()?;
+                return Err(error);
+            }
+            if let Err(error) = self.remove_device(&present, device).await {
+                present.letting_go.store(false, Ordering::Release);
+                return Err(error);
+            }
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach });
         let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
@@ -58,13 +63,13 @@ impl Node {
                 return Err(error);
             }
         }
-        present
-            .ring
-            .call(|done| Message::Remove { key: present.key, done })
-            .await?
-            .map_err(|error| NodeError::Queue(error.into()))?;
+        let removed = self.remove_from_ring(&present).await;
+        // Before the entry: an attach that finds none makes these files.
+        if let Err(error) = removed.and_then(|()| present.local.forget_attached()) {
+            present.letting_go.store(false, Ordering::Release);
+            return Err(error);
+        }
         self.volumes().remove(volume);
-        present.local.forget_attached()?;
         match end {
             Phase::Kept { .. } => Err(NodeError::Fenced(volume.clone())),
             Phase::Recovering | Phase::Ready | Phase::Fenced | Phase::Detached => Ok(()),
@@ -77,45 +82,57 @@ impl Node {
         present: &Arc<Present>,
         device: Device,
     ) -> Result<(), NodeError> {
-        let path = device.block_path();
-        let in_use = NodeError::InUse { volume: volume.clone(), device: path.clone() };
-        blocking(move || {
-            // An exclusive open fails while the device is mounted or held by another layer.
-            match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&path) {
-                Ok(_exclusive) => Ok(()),
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(in_use),
-                // The device was stopped by an earlier try.
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(()),
-                Err(error) => Err(file(&path, "opened")(error)),
-            }
-        })
-        .await?;
+        // A restarted daemon goes on with the detach.
         present.remember()?;
-        self.drop_device_checked(present, device).await
+        let devices = Arc::clone(&self.0.devices);
+        let stopped = blocking(move || Ok(or_gone(devices.stop_unused(device))?)).await;
+        if let Err(NodeError::Device(ControlError::InUse { .. })) = stopped {
+            return Err(NodeError::InUse { volume: volume.clone(), device: device.block_path() });
+        }
+        stopped
     }
 
-    /// Stops and deletes the device of an attach that failed.
-    pub(super) async fn drop_device(&self, present: &Arc<Present>, device: Device) {
-        if let Err(error) = self.drop_device_checked(present, device).await {
-            tracing::error!(
+    /// Takes a stopped device from the ring and from the kernel. Its record goes first: there is no moment in which it names a
+    /// number that the kernel may give to another device. Where it fails, it may be called again.
+    pub(super) async fn remove_device(
+        &self,
+        present: &Arc<Present>,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        present.set_serving(Serving::NotYet);
+        present.ring.call(|done| Message::Close { key: present.key, done }).await??;
+        present.set_device(None);
+        if let Err(error) = present.remember() {
+            present.set_device(Some(device));
+            return Err(error);
+        }
+        let devices = Arc::clone(&self.0.devices);
+        if let Err(error) = blocking(move || Ok(devices.delete(device)?)).await {
+            // It has no block device, and its tag says whose it is.
+            tracing::warn!(
                 device = device.id(),
-                error = &error as &dyn std::error::Error,
-                "a device could not be deleted"
+                error = chain(&error),
+                "a stopped device was not deleted; the next start deletes it"
             );
         }
+        Ok(())
     }
 
-    async fn drop_device_checked(&self, present: &Arc<Present>, device: Device) -> Result<(), NodeError> {
-        let gone = |result: Result<(), ControlError>| match result {
-            Err(ControlError::NotFound { .. }) => Ok(()),
-            other => Ok(other?),
-        };
-        blocking(move || gone(device.stop())).await?;
-        present.ring.call(|done| Message::Close { key: present.key, done }).await??;
-        blocking(move || gone(device.delete())).await?;
-        present.set_device(None);
-        present.set_serving(Serving::NotYet);
-        present.remember()
+    /// Takes a volume off its ring. Again it changes nothing.
+    pub(super) async fn remove_from_ring(&self, present: &Present) -> Result<(), NodeError> {
+        let removed = present.ring.call(|done| Message::Remove { key: present.key, done }).await?;
+        removed.map_err(|error| match error {
+            RemoveError::Armed => NodeError::StillArmed(present.local.volume().clone()),
+            RemoveError::Ring(error) => NodeError::Queue(error.into()),
+        })
+    }
+}
+
+/// A device that does not exist needs no stop.
+pub(super) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
+    match stopped {
+        Err(ControlError::NotFound { .. }) => Ok(()),
+        stopped => stopped,
     }
 }
 

@@ -10,6 +10,7 @@ use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
+use holdfast_ring::Errno;
 use holdfast_s3::InvalidConfig;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
@@ -150,6 +151,28 @@ pub(crate) enum NodeError {
     /// The ring has no room for the device.
     #[error("the device's queue could not be opened")]
     Queue(#[from] QueueError),
+    /// The record of an attached volume was written by another installation, or before the state directory was replaced.
+    #[error(
+        "the record in node.run_dir speaks of a device of another installation (node.state_dir has another identity); mount or          restore the state directory that served volume {0}"
+    )]
+    OtherInstallation(VolumeId),
+    /// The kernel refused what the device's queues offer it.
+    #[error("the kernel refused a queue command of device {id}; its requests wait; restart the daemon")]
+    QueueRefused {
+        /// The device's number.
+        id: u32,
+        /// Why.
+        #[source]
+        source: Errno,
+    },
+    /// A volume whose queues are with the kernel stays on its ring.
+    #[error("volume {0} stays on its ring: its device still has the queues")]
+    StillArmed(VolumeId),
+    /// No ring thread has room for a further device.
+    #[error(
+        "no ring thread has room for another device ({0} ring threads); nothing was done; raise data.ring_threads and restart          the daemon, or detach a volume"
+    )]
+    RingsFull(usize),
     /// The ring could not be made or has failed.
     #[error("the I/O ring does not answer: the daemon must be restarted")]
     RingLost,
@@ -188,6 +211,16 @@ pub(crate) enum Damage {
         /// The one this daemon writes.
         known: u32,
     },
+    /// A file of a fixed size.
+    #[error(
+        "it has {found} bytes, not {expected}: restore it, or remove it while the host has no ublk device"
+    )]
+    Length {
+        /// Its bytes.
+        found: usize,
+        /// What it should have.
+        expected: usize,
+    },
     /// A record in JSON.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
@@ -199,9 +232,11 @@ impl NodeError {
         match self {
             Self::NotAttached(_) => ErrorKind::NotFound,
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
-            Self::Busy { .. } | Self::InUse { .. } | Self::Unreadable { .. } | Self::Contended(_) => {
-                ErrorKind::Busy
-            }
+            Self::Busy { .. }
+            | Self::InUse { .. }
+            | Self::Unreadable { .. }
+            | Self::Contended(_)
+            | Self::RingsFull(_) => ErrorKind::Busy,
             Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
             Self::Refused(_)
             | Self::StoreConfig { .. }
@@ -219,6 +254,9 @@ impl NodeError {
             | Self::NotTakenUp { .. }
             | Self::NotKept { .. }
             | Self::Device(_)
+            | Self::OtherInstallation(_)
+            | Self::QueueRefused { .. }
+            | Self::StillArmed(_)
             | Self::Queue(_)
             | Self::RingLost => ErrorKind::Local,
         }

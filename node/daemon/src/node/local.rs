@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <state>/lock                      held by the one daemon that owns this state
+//! <state>/installation              16 random bytes: whose devices are ours
 //! <state>/slab.data  zeros.data     shared by all volumes
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
 //! <state>/volumes/<id>/b.data       side B
@@ -44,7 +45,7 @@ pub(crate) struct Local {
 }
 
 /// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
-pub(crate) const ATTACHED_VERSION: u32 = 1;
+pub(crate) const ATTACHED_VERSION: u32 = 2;
 
 /// What the tmpfs directory remembers of an attached volume.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -52,6 +53,9 @@ pub(crate) const ATTACHED_VERSION: u32 = 1;
 pub(crate) struct AttachedRecord {
     /// [`ATTACHED_VERSION`] of the daemon that wrote it.
     pub(crate) version: u32,
+    /// The tag of the volume's device, known before there is one.
+    pub(crate) tag: u64,
+    /// The number of its device, from its addition to its deletion.
     pub(crate) device_id: Option<u32>,
     pub(crate) sectors: u64,
     pub(crate) epoch: u64,
@@ -102,6 +106,10 @@ pub(crate) struct VolumeFiles {
 impl Local {
     pub(crate) fn new(state_dir: &Path, run_dir: &Path, volume: &VolumeId) -> Self {
         Self { volume: volume.clone(), state_dir: state_dir.to_owned(), run_dir: run_dir.to_owned() }
+    }
+
+    pub(crate) fn volume(&self) -> &VolumeId {
+        &self.volume
     }
 
     pub(crate) fn dir(&self) -> PathBuf {
@@ -388,7 +396,7 @@ pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<Fi
 }
 
 /// Replaces a small file so that a crash leaves the old or the new one.
-fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
     let fresh = path.with_extension("new");
     let mut options = OpenOptions::new();
     let mut handle = options

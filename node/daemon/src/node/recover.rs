@@ -11,17 +11,19 @@ use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
 use holdfast_types::VolumeId;
-use holdfast_ublk::{ControlError, Device, DeviceState};
+use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 
-use super::attach::Parts;
+use super::attach::{Parts, need};
 use super::background::NodeTime;
 use super::board::Phase;
+use super::devices::Devices;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{AttachedRecord, Local, VolumeFiles, volumes_under};
 use super::off_runtime::blocking;
 use super::ring_thread::{Message, Start};
+use super::rings::{Need, VOLUME_FILES};
 use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving};
 use crate::failure::chain;
 
@@ -31,6 +33,8 @@ const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two tries to take a volume up, at first and at most.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// What is said of a volume until its first try has ended.
+const FIRST_TRY: &str = "its device is being recovered";
 
 /// What a predecessor left of one volume.
 struct Left {
@@ -70,41 +74,57 @@ struct TakingUp {
     volume: VolumeId,
     /// Once it is on a ring thread.
     present: Option<Arc<Present>>,
-    device_id: Option<u32>,
     /// Whether the device's queues wait for requests: then only the end of the recovery is missing.
     is_armed: bool,
     quiesce_within: Duration,
 }
 
 impl Node {
-    /// Takes up every volume of the run directory, all at once. One that cannot be taken up is shown so and tried again.
-    pub(super) async fn recover_all(&self) -> Result<(), NodeError> {
+    /// Takes up every volume of the run directory, all at once. One that cannot be taken up is shown so and tried again; one
+    /// that takes longer than `within` is recovered in the background.
+    pub(super) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = volumes_under(&self.0.config.run_dir)?;
-        join_all(volumes.into_iter().map(|volume| self.recover(volume))).await;
+        let tries: Vec<_> = volumes
+            .iter()
+            .map(|volume| {
+                // No attach passes it meanwhile.
+                self.volumes().insert(volume.clone(), Entry::Stranded(FIRST_TRY.to_owned()));
+                tokio::spawn(self.clone().recover(volume.clone()))
+            })
+            .collect();
+        let first = async {
+            // No attach adds a device yet.
+            self.sweep_devices(&volumes).await;
+            join_all(tries).await
+        };
+        if tokio::time::timeout(within, first).await.is_err() {
+            tracing::error!("devices of the last run are not recovered yet: the others are served meanwhile");
+        }
         Ok(())
     }
 
-    async fn recover(&self, volume: VolumeId) {
-        let quiesce_within = QUIESCE_WITHIN;
-        let mut one = TakingUp { volume, present: None, device_id: None, is_armed: false, quiesce_within };
+    async fn recover(self, volume: VolumeId) {
+        let _alone = EndsProcess("the recovery of a volume");
+        let mut one = TakingUp { volume, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN };
         let Err(error) = self.take_up(&mut one).await else { return };
         self.strand(&one.volume, one.present.as_ref(), &error);
         one.quiesce_within = QUIESCE_AGAIN_WITHIN;
-        let node = self.clone();
-        tokio::spawn(async move {
-            let _alone = EndsProcess("the taking up of a volume");
-            let [mut pause, longest] = AGAIN_AFTER;
-            loop {
-                tokio::time::sleep(pause).await;
-                match node.take_up(&mut one).await {
-                    Ok(()) => {
-                        return tracing::warn!(volume = %one.volume, "the volume was taken up after all");
-                    }
-                    Err(error) => node.strand(&one.volume, one.present.as_ref(), &error),
+        tokio::spawn(self.recover_again(one));
+    }
+
+    async fn recover_again(self, mut one: TakingUp) {
+        let _alone = EndsProcess("the taking up of a volume");
+        let [mut pause, longest] = AGAIN_AFTER;
+        loop {
+            tokio::time::sleep(pause).await;
+            match self.take_up(&mut one).await {
+                Ok(()) => {
+                    return tracing::warn!(volume = %one.volume, "the volume was taken up after all");
                 }
-                pause = (pause * 2).min(longest);
+                Err(error) => self.strand(&one.volume, one.present.as_ref(), &error),
             }
-        });
+            pause = (pause * 2).min(longest);
+        }
     }
 
     /// Shows that nobody serves a volume, and why.
@@ -126,48 +146,70 @@ impl Node {
 
     /// Goes on from where the last try ended.
     async fn take_up(&self, one: &mut TakingUp) -> Result<(), NodeError> {
-        let is_new = one.present.is_none();
-        let present = match &one.present {
-            Some(present) => Arc::clone(present),
+        let (present, is_new) = match &one.present {
+            Some(present) => (Arc::clone(present), false),
             None => {
-                let Some((present, device_id)) = self.resume(&one.volume).await? else {
+                let Some(present) = self.resume(&one.volume, one.quiesce_within).await? else {
                     // Nothing was served from it.
                     self.volumes().remove(&one.volume);
                     return Ok(());
                 };
-                one.device_id = device_id;
-                Arc::clone(one.present.insert(present))
+                (Arc::clone(one.present.insert(present)), true)
             }
         };
-        let taken_up = self.take_up_device(&present, one).await;
+        let device = present.device();
+        let served = match device {
+            Some(device) => self.serve_again(&present, device, one).await,
+            None => Ok(()),
+        };
         if is_new {
             self.load_manifest(one.volume.clone(), Arc::clone(&present));
         }
-        taken_up?;
-        let has_device = present.device().is_some();
-        present.set_serving(if has_device { Serving::Yes } else { Serving::NotYet });
+        served?;
+        present.set_serving(if device.is_some() { Serving::Yes } else { Serving::NotYet });
         // Without a device nobody writes: the last daemon died while it attached. Whoever wants the volume attaches anew.
-        if present.is_detaching() || !has_device {
+        if present.is_detaching() || device.is_none() {
             self.let_go_in_background(one.volume.clone());
         }
         Ok(())
     }
 
-    /// Puts what was left of a volume on a ring thread; nothing if it never served. Also tells which device it had.
+    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served.
+    ///
+    /// The last server's writes have ended then: the kernel says QUIESCED only after the last of them, and what runs in the
+    /// background from here on (rounds, uploads) must not meet one.
     pub(super) async fn resume(
         &self,
         volume: &VolumeId,
-    ) -> Result<Option<(Arc<Present>, Option<u32>)>, NodeError> {
+        quiesce_within: Duration,
+    ) -> Result<Option<Arc<Present>>, NodeError> {
         let local = self.local(volume);
         let found = blocking({
             let local = local.clone();
             move || Left::find(&local)
         });
         let Some(left) = found.await? else { return Ok(None) };
-        let Left { record, header_generation, header, pending, live_map, files } = left;
+        let Left { mut record, header_generation, header, pending, live_map, files } = left;
+        let tag = self.0.installation.tag(volume, record.epoch);
+        if record.tag != tag.0 {
+            return Err(NodeError::OtherInstallation(volume.clone()));
+        }
+        let devices = Arc::clone(&self.0.devices);
+        let (record, device) = blocking({
+            let local = local.clone();
+            move || {
+                let device = device_of(&*devices, &local, &mut record)?;
+                if let Some(device) = device {
+                    devices.start_recovery(device, quiesce_within)?;
+                }
+                Ok((record, device))
+            }
+        })
+        .await?;
         let AttachedRecord {
             version: _,
-            device_id,
+            tag: _,
+            device_id: _,
             sectors,
             epoch,
             max_age_ms,
@@ -177,21 +219,28 @@ impl Node {
             store,
         } = record;
         let objects = self.0.stores.connect(&store_name, &store).await?;
+        // As the device was made, perhaps by another version.
+        let (queues, depth) =
+            device.map_or((QUEUES, QUEUE_DEPTH), |device| (device.queues(), device.depth()));
+        let need = match device {
+            Some(device) => need(device.transport(), queues, depth),
+            None => Need { files: VOLUME_FILES, buffers: 0 },
+        };
         let setup = Setup {
-            requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
+            requests: u32::from(queues) * u32::from(depth),
             limits: self.limits(max_age_ms),
             durability,
             header,
             header_generation,
             unix_ms_at_zero: self.unix_ms_at_zero(),
         };
-        let ring = self.ring();
-        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files };
+        let (ring, place) = self.0.rings.reserve(need)?;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
         let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
         let (key, board) = match added {
             // The attach died while it made the live map: nothing was served from it.
             Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
-                if device_id.is_none() =>
+                if device.is_none() =>
             {
                 local.forget_attached()?;
                 return Ok(None);
@@ -206,8 +255,9 @@ impl Node {
             ring,
             key,
             board,
-            device: None.into(),
-            serving: Serving::NotYet.into(),
+            tag,
+            device: device.into(),
+            serving: device.map_or(Serving::NotYet, |_| Serving::Stranded(FIRST_TRY.to_owned())).into(),
             sectors,
             epoch,
             max_age_ms,
@@ -216,45 +266,24 @@ impl Node {
             letting_go: false.into(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
-        Ok(Some((present, device_id)))
+        Ok(Some(present))
     }
 
-    /// Serves the device again, if there is one.
-    async fn take_up_device(&self, present: &Arc<Present>, one: &mut TakingUp) -> Result<(), NodeError> {
-        let Some(id) = one.device_id else { return Ok(()) };
-        if let (true, Some(device)) = (one.is_armed, present.device()) {
-            return blocking(move || match device.info()?.state {
-                DeviceState::Live => Ok(()),
-                DeviceState::Dead | DeviceState::Quiesced | DeviceState::FailIo => Ok(device.end_recovery()?),
-            })
-            .await;
+    /// Serves a device again whose last server has ended.
+    async fn serve_again(
+        &self,
+        present: &Present,
+        device: Device,
+        one: &mut TakingUp,
+    ) -> Result<(), NodeError> {
+        if !one.is_armed {
+            let (devices, within) = (Arc::clone(&self.0.devices), one.quiesce_within);
+            blocking(move || Ok(devices.start_recovery(device, within)?)).await?;
+            self.open_queues(present, device).await?;
+            one.is_armed = true;
         }
-        let found = blocking(move || {
-            let device = match Device::find(id) {
-                Ok(device) => device,
-                Err(ControlError::NotFound { .. }) => return Ok(None),
-                Err(error) => return Err(error.into()),
-            };
-            if device.info()?.state == DeviceState::Dead {
-                // It was added and never started.
-                device.delete()?;
-                return Ok(None);
-            }
-            Ok(Some(device))
-        });
-        let found = found.await?;
-        present.set_device(found);
-        let Some(device) = found else { return Ok(()) };
-        let within = one.quiesce_within;
-        let char_device = blocking(move || {
-            device.start_recovery(within)?;
-            Ok(device.open_char()?)
-        })
-        .await?;
-        let open = |done| Message::Open { key: present.key, device, char_device, done };
-        present.ring.call(open).await??;
-        one.is_armed = true;
-        blocking(move || Ok(device.end_recovery()?)).await
+        let devices = Arc::clone(&self.0.devices);
+        present.unless_refused(device, blocking(move || Ok(devices.end_recovery(device)?))).await
     }
 
     /// Reads the log once the store answers; reads of remote blocks wait until then.
@@ -278,5 +307,62 @@ impl Node {
                 tracing::error!(%volume, error = &error as &dyn std::error::Error, "the detach of the last run did not end");
             }
         });
+    }
+}
+
+/// The device that served the volume, if it is still there; else the record names none from here on.
+///
+/// The tag decides, not the number: another device may have the number by now, and the last daemon may have died before it
+/// noted the number.
+fn device_of(
+    devices: &dyn Devices,
+    local: &Local,
+    record: &mut AttachedRecord,
+) -> Result<Option<Device>, NodeError> {
+    let expected = Expected { tag: record.tag, sectors: record.sectors };
+    let numbered = match record.device_id {
+        Some(id) => found(devices.find(id, &expected))?,
+        None => None,
+    };
+    let found = match numbered {
+        Some(device) => Some(device),
+        None => tagged(devices, &expected)?,
+    };
+    let served = match found {
+        Some(device) if devices.look(device.id())?.state == DeviceState::Dead => None,
+        found => found,
+    };
+    let device_id = served.map(|device| device.id());
+    if record.device_id != device_id {
+        record.device_id = device_id;
+        local.write_record(record)?;
+    }
+    match (served, found) {
+        (Some(device), _) => Ok(Some(device)),
+        (None, Some(unused)) => {
+            // It was added and never started, or stopped.
+            devices.delete(unused)?;
+            Ok(None)
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+fn tagged(devices: &dyn Devices, expected: &Expected) -> Result<Option<Device>, NodeError> {
+    for id in devices.list()? {
+        match devices.look(id) {
+            Ok(info) if info.tag == expected.tag => return found(devices.find(id, expected)),
+            Ok(_) | Err(ControlError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+fn found(device: Result<Device, ControlError>) -> Result<Option<Device>, NodeError> {
+    match device {
+        Ok(device) => Ok(Some(device)),
+        Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -16,15 +16,17 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup, Volume};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
-use holdfast_ublk::{COMMAND_KIND, CharDevice, Device, Queue, QueueError, QueueSpec, become_io_flusher};
+use holdfast_ublk::{COMMAND_KIND, QueueError, become_io_flusher};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
 use super::board::{Board, Phase};
+use super::devices::OpenQueues;
 use super::ends_process::{EXIT_STATUS, EndsProcess};
 use super::error::NodeError;
 use super::live_map::LiveMap;
+use super::rings::Place;
 use super::served::{Made, Served, Slots};
 use super::slab::SlabSlot;
 
@@ -55,6 +57,8 @@ pub(crate) struct NewVolume {
     pub(crate) map: File,
     pub(crate) work: mpsc::UnboundedSender<Work>,
     pub(crate) board: Arc<Board>,
+    /// Free again once the thread has released the volume.
+    pub(crate) place: Place,
 }
 
 /// Why a volume cannot be served.
@@ -66,6 +70,16 @@ pub(crate) enum AddError {
     LiveMap(#[from] LiveMapError),
 }
 
+/// Why a volume stays on its ring.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RemoveError {
+    /// The kernel has its queues.
+    #[error("its queues are with the kernel")]
+    Armed,
+    #[error(transparent)]
+    Ring(#[from] RingError),
+}
+
 /// What a ring thread is told.
 pub(crate) enum Message {
     Add {
@@ -74,17 +88,17 @@ pub(crate) enum Message {
     },
     Open {
         key: VolumeKey,
-        device: Device,
-        char_device: CharDevice,
+        queues: OpenQueues,
         done: oneshot::Sender<Result<(), QueueError>>,
     },
     Close {
         key: VolumeKey,
         done: oneshot::Sender<Result<(), QueueError>>,
     },
+    /// Releases a volume whose queues are closed; one that was released before is no error.
     Remove {
         key: VolumeKey,
-        done: oneshot::Sender<Result<(), RingError>>,
+        done: oneshot::Sender<Result<(), RemoveError>>,
     },
     Event {
         key: VolumeKey,
@@ -111,7 +125,6 @@ pub(crate) struct SharedFiles {
 pub(crate) struct RingHandle {
     inbox: Sender<Message>,
     waker: Waker,
-    volumes: Arc<AtomicUsize>,
 }
 
 impl RingHandle {
@@ -130,11 +143,6 @@ impl RingHandle {
         self.send(message(done));
         answer.await.map_err(|_gone| NodeError::RingLost)
     }
-
-    /// Volumes on the thread.
-    pub(crate) fn load(&self) -> usize {
-        self.volumes.load(Ordering::Relaxed)
-    }
 }
 
 /// Starts a ring thread that reads from these shared files.
@@ -148,14 +156,12 @@ pub(crate) fn spawn(
 ) -> Result<(RingHandle, JoinHandle<()>), NodeError> {
     let (inbox, messages) = channel();
     let (ready, started) = channel();
-    let volumes = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&volumes);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
         if let Err(error) = become_io_flusher() {
             // Without it the kernel may wait for this thread's own devices when it is short of memory.
             tracing::warn!(%error, "the ring thread is an ordinary one for memory reclaim: grant CAP_SYS_RESOURCE");
         }
-        let made = RingThread::new(&slab, &zeros, messages, count);
+        let made = RingThread::new(&slab, &zeros, messages);
         match made {
             Ok(mut thread) => {
                 drop(ready.send(Some(thread.ring.waker())));
@@ -174,7 +180,7 @@ pub(crate) fn spawn(
     });
     let thread = thread.map_err(|_error| NodeError::RingLost)?;
     let waker = started.recv().ok().flatten().ok_or(NodeError::RingLost)?;
-    Ok((RingHandle { inbox, waker, volumes }, thread))
+    Ok((RingHandle { inbox, waker }, thread))
 }
 
 /// The clock of all volumes: milliseconds since the host started, alike for every process of the host. The time of day may be
@@ -192,25 +198,19 @@ struct RingThread {
     shared: SharedFiles,
     served: Vec<Option<(u64, Served)>>,
     messages: Receiver<Message>,
-    volumes: Arc<AtomicUsize>,
     leaving: Option<Instant>,
     /// Volumes to let go of once no operation of theirs is under way: its answer would be taken for another's.
-    removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RingError>>)>,
+    removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RemoveError>>)>,
 }
 
 impl RingThread {
-    fn new(
-        slab: &File,
-        zeros: &File,
-        messages: Receiver<Message>,
-        volumes: Arc<AtomicUsize>,
-    ) -> Result<Self, RingError> {
+    fn new(slab: &File, zeros: &File, messages: Receiver<Message>) -> Result<Self, RingError> {
         let mut ring = Ring::new(&RingOptions::default())?;
         let shared = SharedFiles {
             slab: ring.register_file(slab.as_fd())?,
             zeros: ring.register_file(zeros.as_fd())?,
         };
-        Ok(Self { ring, shared, served: Vec::new(), messages, volumes, leaving: None, removed: Vec::new() })
+        Ok(Self { ring, shared, served: Vec::new(), messages, leaving: None, removed: Vec::new() })
     }
 
     fn run(&mut self) -> Result<(), RingError> {
@@ -248,8 +248,11 @@ impl RingThread {
         for (key, done) in std::mem::take(&mut self.removed) {
             let place = &mut self.served[usize::from(key.index)];
             if let Some((_, served)) = place.take_if(|(_, served)| served.is_still()) {
-                self.volumes.fetch_sub(1, Ordering::Relaxed);
-                drop(done.send(served.release(&mut self.ring)));
+                assert!(
+                    !served.is_open(),
+                    "completions of its queues would reach the next volume of its index"
+                );
+                drop(done.send(served.release(&mut self.ring).map_err(RemoveError::from)));
             } else {
                 waiting.push((key, done));
             }
@@ -277,24 +280,20 @@ impl RingThread {
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
-            Message::Open { key, device, char_device, done } => {
+            Message::Open { key, queues, done } => {
                 let Some((ring, served)) = self.find(key) else { return };
-                let open = |queue_id| {
-                    Queue::open(ring, &device, &char_device, QueueSpec { device_index: key.index, queue_id })
-                };
-                let opened = (0..device.queues()).map(open).collect::<Result<Vec<_>, _>>();
-                drop(done.send(opened.map(|queues| served.open(ring, queues))));
+                drop(done.send(queues(ring, key.index).map(|queues| served.open(ring, queues))));
             }
             Message::Close { key, done } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.close(ring, done);
                 }
             }
-            Message::Remove { key, done } => {
-                if self.find(key).is_some() {
-                    self.removed.push((key, done));
-                }
-            }
+            Message::Remove { key, done } => match self.find(key).map(|(_, served)| served.is_open()) {
+                Some(false) => self.removed.push((key, done)),
+                Some(true) => drop(done.send(Err(RemoveError::Armed))),
+                None => drop(done.send(Ok(()))),
+            },
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
                     served.tell(ring, event, now);
@@ -347,12 +346,21 @@ impl RingThread {
             }
         };
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        let (shared, work, board) = (self.shared, new.work, new.board);
-        let mut served =
-            Served::new(Made { index, volume, sectors, slots, shared, requests, actions, work, board });
+        let (shared, work, board, place) = (self.shared, new.work, new.board, new.place);
+        let mut served = Served::new(Made {
+            index,
+            volume,
+            sectors,
+            slots,
+            shared,
+            requests,
+            actions,
+            work,
+            board,
+            place,
+        });
         served.begin(&mut self.ring);
         self.served[free] = Some((serial, served));
-        self.volumes.fetch_add(1, Ordering::Relaxed);
         Ok(VolumeKey { index, serial })
     }
 

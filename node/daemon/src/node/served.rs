@@ -21,6 +21,7 @@ use super::background::Work;
 use super::board::Board;
 use super::live_map::LiveMap;
 use super::ring_thread::SharedFiles;
+use super::rings::Place;
 use super::slab::SlabSlot;
 
 mod completion;
@@ -88,6 +89,9 @@ pub(super) struct Served {
     work: mpsc::UnboundedSender<Work>,
     board: Arc<Board>,
     closing: Option<oneshot::Sender<Result<(), QueueError>>>,
+    /// The device's queues are with the kernel.
+    is_open: bool,
+    _place: Place,
 }
 
 /// What a ring thread has made for a volume.
@@ -104,11 +108,12 @@ pub(super) struct Made {
     pub(super) actions: Vec<Action>,
     pub(super) work: mpsc::UnboundedSender<Work>,
     pub(super) board: Arc<Board>,
+    pub(super) place: Place,
 }
 
 impl Served {
     pub(super) fn new(made: Made) -> Self {
-        let Made { index, volume, sectors, slots, shared, requests, actions, work, board } = made;
+        let Made { index, volume, sectors, slots, shared, requests, actions, work, board, place } = made;
         Self {
             index,
             volume,
@@ -127,13 +132,17 @@ impl Served {
             work,
             board,
             closing: None,
+            is_open: false,
+            _place: place,
         }
     }
 
     /// Serves the queues of the volume's device from now on.
     pub(super) fn open(&mut self, ring: &mut Ring, queues: Vec<Queue>) {
-        self.depth = u32::try_from(self.requests.len() / queues.len()).expect("a count of requests");
+        let number = queues.len().max(1);
+        self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
         self.queues = queues;
+        self.is_open = true;
         for queue in &mut self.queues {
             queue.arm(ring);
         }
@@ -191,6 +200,7 @@ impl Served {
         }
         if let Some(done) = self.closing.take() {
             let closed = self.queues.drain(..).try_for_each(|queue| queue.close(ring));
+            self.is_open = false;
             // Whoever asked may have given up waiting.
             drop(done.send(closed));
         }
@@ -208,10 +218,21 @@ impl Served {
         self.operations == 0
     }
 
-    /// Gives up every request, for the process to end: the kernel hands them to the successor.
+    /// Whether the device's queues are with the kernel: completions of theirs name this volume's index.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
     pub(super) fn leave(&mut self) {
-        for request in self.requests.iter_mut().filter_map(Option::take) {
-            request.leave_to_successor();
+        let is_still = self.is_still();
+        for (number, slot) in self.requests.iter_mut().enumerate() {
+            let Some(request) = slot.take() else { continue };
+            match self.queues.get_mut(number / self.depth as usize) {
+                Some(queue) if is_still => queue.leave(request),
+                // What moves its data may still be under way.
+                Some(_) | None => request.leave_to_successor(),
+            }
         }
     }
 

@@ -192,7 +192,7 @@ fn told(
         Phase::Fenced | Phase::Kept { .. } => {
             let message = match serving {
                 Serving::NotKept(why) => why.clone(),
-                Serving::NotYet | Serving::Yes | Serving::Stranded(_) => {
+                Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::Stranded(_) => {
                     "another writer holds the volume; local data is kept".to_owned()
                 }
             };

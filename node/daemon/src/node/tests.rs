@@ -1,6 +1,8 @@
 //! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device that serves.
 
 mod bucket;
+mod devices;
+mod kernel;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -57,7 +59,16 @@ impl Dirs {
     }
 
     fn local(&self) -> Local {
-        Local::new(self.state.path(), self.run.path(), &volume())
+        self.local_of(&volume())
+    }
+
+    fn local_of(&self, volume: &VolumeId) -> Local {
+        Local::new(self.state.path(), self.run.path(), volume)
+    }
+
+    /// What the device of an attach of a volume is known by.
+    fn tag(&self, volume: &VolumeId, epoch: u64) -> u64 {
+        Installation::of(self.state.path()).unwrap().tag(volume, epoch).0
     }
 
     /// Where a restarted daemon finds the live map.
@@ -111,6 +122,7 @@ impl Dirs {
         drop(Volume::attach(setup, live_map, manifest, &[], false, 0, &mut Vec::new()));
         let record = AttachedRecord {
             version: ATTACHED_VERSION,
+            tag: self.tag(&volume(), 1),
             device_id: None,
             sectors: SECTORS,
             epoch: 1,
@@ -247,7 +259,8 @@ fn a_device_that_could_not_be_taken_up_is_not_attached() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let (present, None) = node.resume(&volume()).await.unwrap().unwrap() else { panic!("there is none") };
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        assert!(present.device().is_none());
         wait(&node, |status| status.state == VolumeState::Attaching).await;
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
         node.strand(&volume(), Some(&present), &held);
@@ -269,7 +282,7 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
         // The last round failed: the durable map may name nothing.
         present.board.set_phase(board::Phase::Kept { whole: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
@@ -357,6 +370,7 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
     }
     let record = AttachedRecord {
         version: ATTACHED_VERSION,
+        tag: dirs.tag(&volume(), 1),
         device_id: None,
         sectors: SECTORS,
         epoch: 1,
@@ -378,7 +392,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
         // No read of it succeeds any more.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
         node.load_manifest(volume(), Arc::clone(&present));
@@ -421,7 +435,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         let range = SectorRange::new(2, 3);
         leave_dirty(&dirs, &bucket, range).await;
-        let (present, _) = node.resume(&volume()).await.unwrap().unwrap();
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
         assert_eq!(only(&node).dirty_bytes, Some(3 * SECTOR_BYTES), "it is known from the first moment on");
         node.load_manifest(volume(), Arc::clone(&present));
         wait(&node, |status| status.dirty_bytes == Some(0)).await;

@@ -18,11 +18,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Parser;
 use holdfast_ring::raise_open_file_limit;
-use holdfast_ublk::{Device, DeviceSpec, Features, SECTOR_BYTES, Transport};
+use holdfast_ublk::{Device, DeviceSpec, Expected, Features, SECTOR_BYTES, Transport};
 use ring_thread::Worker;
 
 /// How many devices are recovered at a time.
 const RECOVERY_THREADS: usize = 8;
+
+/// What the device of a file is known by; a program that matters makes one that no other program's device has.
+fn tag(index: u16) -> u64 {
+    0x6c6f_6f70_0000_0000 | u64::from(index)
+}
 
 #[derive(Parser)]
 struct Options {
@@ -114,6 +119,7 @@ fn add(options: &Options, features: &Features, transport: Transport, worker: &Wo
                 depth: options.depth,
                 max_io_bytes: 1 << 20,
                 transport,
+                tag: tag(index),
             },
         )?;
         devices.push(device);
@@ -146,7 +152,8 @@ fn recover(options: &Options, worker: &Worker) -> Result<Vec<Device>> {
 }
 
 fn recover_one(options: &Options, worker: &Worker, index: u16, id: &str) -> Result<Device> {
-    let device = Device::find(id.parse()?)?;
+    let expected = Expected { tag: tag(index), sectors: (options.size_mib << 20) / SECTOR_BYTES };
+    let device = Device::find(id.parse()?, &expected)?;
     device.start_recovery(Duration::from_secs(30))?;
     worker.serve(index, &device, open(options, index)?)?;
     device.end_recovery()?;

@@ -13,10 +13,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use holdfast_ublk::{ControlError, Device, DeviceSpec, DeviceState, Features, SECTOR_BYTES, Transport};
+use holdfast_ublk::{
+    ControlError, Device, DeviceSpec, DeviceState, Expected, Features, SECTOR_BYTES, Transport,
+};
 use ring_thread::Worker;
 
 const SECTORS: u64 = 4096;
+const TAG: u64 = 0xfeed_0123_4567_89ab;
+const OURS: Expected = Expected { tag: TAG, sectors: SECTORS };
 const SOON: Duration = Duration::from_secs(60);
 
 fn features() -> Features {
@@ -24,7 +28,15 @@ fn features() -> Features {
 }
 
 fn spec(transport: Transport) -> DeviceSpec {
-    DeviceSpec { id: None, sectors: SECTORS, queues: 1, depth: 16, max_io_bytes: 256 << 10, transport }
+    DeviceSpec {
+        id: None,
+        sectors: SECTORS,
+        queues: 1,
+        depth: 16,
+        max_io_bytes: 256 << 10,
+        transport,
+        tag: TAG,
+    }
 }
 
 /// A served device with its backing file; both go when the test ends, however it ends.
@@ -134,8 +146,9 @@ fn a_device_announces_what_it_is() {
     let info = fixture.device.info().unwrap();
     assert_eq!((info.state, info.transport), (DeviceState::Live, Some(Transport::UserCopy)));
     assert_eq!((info.queues, info.depth, info.max_io_bytes), (1, 16, 256 << 10));
+    assert_eq!((info.tag, info.foreign.is_empty()), (TAG, true));
     assert!(Device::list().unwrap().contains(&fixture.device.id()));
-    assert_eq!(Device::find(fixture.device.id()).unwrap(), fixture.device);
+    assert_eq!(Device::find(fixture.device.id(), &OURS).unwrap(), fixture.device);
 }
 
 #[test]
@@ -180,7 +193,7 @@ fn a_refused_spec_names_its_field_and_leaves_no_device() {
             matches!(error, ControlError::Invalid { field, .. } if field == expected),
             "{expected}: {error}"
         );
-        assert!(matches!(Device::find(7000), Err(ControlError::NotFound { id: 7000 })));
+        assert!(matches!(Device::find(7000, &OURS), Err(ControlError::NotFound { id: 7000 })));
     }
 }
 
@@ -266,7 +279,7 @@ fn a_device_in_use_is_not_taken_over() {
 #[ignore = "needs ublk_drv"]
 fn a_device_whose_daemon_died_before_the_start_can_be_started() {
     let mut fixture = Fixture::add(Transport::UserCopy);
-    let found = Device::find(fixture.device.id()).unwrap();
+    let found = Device::find(fixture.device.id(), &OURS).unwrap();
     assert_eq!(found.info().unwrap().state, DeviceState::Dead);
     fixture.serve();
     found.start().unwrap();
@@ -347,4 +360,60 @@ fn a_failing_file_fails_the_request_and_not_the_device() {
         fixture.backing.set_len(SECTORS * SECTOR_BYTES).unwrap();
         block.read_exact_at(&mut [0; 4096], 9 << 20).unwrap();
     }
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_with_another_tag_is_neither_found_nor_deleted() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let id = fixture.device.id();
+    let other = Device::find(id, &Expected { tag: TAG + 1, ..OURS }).unwrap_err();
+    assert!(matches!(other, ControlError::NotOurs { found: TAG, .. }), "{other}");
+    let larger = Device::find(id, &Expected { sectors: SECTORS + 1, ..OURS }).unwrap_err();
+    assert!(matches!(larger, ControlError::Resized { found: SECTORS, .. }), "{larger}");
+
+    // Its number goes to another device, as the kernel hands out the lowest.
+    let gone = fixture.device;
+    drop(fixture);
+    let spec = DeviceSpec { id: Some(id), tag: TAG + 1, ..spec(Transport::UserCopy) };
+    let next = Device::add(&features(), &spec).unwrap();
+    for refused in [gone.stop(), gone.stop_unused(&features()), gone.start_recovery(SOON)] {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, ControlError::NotFound { .. }), "{refused}");
+    }
+    gone.delete().unwrap();
+    assert_eq!(next.info().unwrap().tag, TAG + 1);
+    next.delete().unwrap();
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_device_that_is_open_is_not_stopped() {
+    let fixture = Fixture::started(Transport::UserCopy);
+    let features = features();
+    let block = fixture.open_block();
+    if features.can_stop_unused() {
+        let refused = fixture.device.stop_unused(&features).unwrap_err();
+        assert!(matches!(refused, ControlError::InUse { .. }), "{refused}");
+        block.write_all_at(&[1; 4096], 0).unwrap();
+        block.sync_all().unwrap();
+    }
+    drop(block);
+    fixture.device.stop_unused(&features).unwrap();
+    assert!(!fixture.device.block_path().exists());
+    // Again it changes nothing.
+    fixture.device.stop_unused(&features).unwrap();
+}
+
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_recovery_whose_queues_are_not_armed_ends() {
+    let mut fixture = Fixture::started(Transport::UserCopy);
+    fixture.leave();
+    fixture.device.start_recovery(SOON).unwrap();
+    let waited = fixture.device.end_recovery().unwrap_err();
+    assert!(matches!(waited, ControlError::TimedOut { command: "END_USER_RECOVERY", .. }), "{waited}");
+    fixture.recover();
+    fixture.open_block().write_all_at(&[1; 4096], 0).unwrap();
+    fixture.open_block().sync_all().unwrap();
 }

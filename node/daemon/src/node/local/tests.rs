@@ -13,6 +13,7 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
     fs::create_dir_all(local.run()).unwrap();
     let record = AttachedRecord {
         version: ATTACHED_VERSION,
+        tag: 5,
         device_id: Some(3),
         sectors: 1024,
         epoch: 7,

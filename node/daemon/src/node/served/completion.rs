@@ -32,6 +32,7 @@ impl Served {
             QueueEvent::Aborted { .. } => self.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
                 tracing::error!(device = self.index, queue = number, tag, %errno, "the kernel refused a queue command");
+                self.board.queue_refused(errno);
                 self.finish_closing(ring);
             }
         }

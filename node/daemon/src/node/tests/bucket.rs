@@ -14,12 +14,15 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// The running server; it ends when this is dropped.
 pub(super) struct Bucket {
     pub(super) objects: Arc<MemoryStore>,
     pub(super) config: S3Config,
+    /// Requests that name it are not answered.
+    closed: watch::Sender<Option<String>>,
     _accept: JoinSet<()>,
 }
 
@@ -30,20 +33,36 @@ impl Bucket {
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
         let config = S3Config { endpoint, path_style: true, ..super::nowhere() };
         let mut accept = JoinSet::new();
-        accept.spawn(serve(listener, Arc::clone(&objects)));
-        Self { objects, config, _accept: accept }
+        let closed = watch::Sender::new(None);
+        accept.spawn(serve(listener, Arc::clone(&objects), closed.subscribe()));
+        Self { objects, config, closed, _accept: accept }
+    }
+
+    /// Answers no request for what has this in its name, until [`Self::open`].
+    pub(super) fn close(&self, name: &str) {
+        self.closed.send_replace(Some(name.to_owned()));
+    }
+
+    pub(super) fn open(&self) {
+        self.closed.send_replace(None);
     }
 }
 
-async fn serve(listener: TcpListener, objects: Arc<MemoryStore>) {
+async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, closed: watch::Receiver<Option<String>>) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let objects = Arc::clone(&objects);
+        let (objects, closed) = (Arc::clone(&objects), closed.clone());
         connections.spawn(async move {
-            let service = service_fn(move |request| {
-                let objects = Arc::clone(&objects);
-                async move { Ok::<_, Infallible>(answer(request, &objects).await) }
+            let service = service_fn(move |request: Request<Incoming>| {
+                let (objects, mut closed) = (Arc::clone(&objects), closed.clone());
+                async move {
+                    let asked = request.uri().to_string().replace("%2F", "/");
+                    let is_open =
+                        |name: &Option<String>| !name.as_ref().is_some_and(|name| asked.contains(name));
+                    closed.wait_for(is_open).await.unwrap();
+                    Ok::<_, Infallible>(answer(request, &objects).await)
+                }
             });
             // A client may hang up.
             let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;

@@ -1,0 +1,420 @@
+//! Whose device is whose: several volumes on a kernel that gives numbers again, and a process that ends at every step.
+
+use std::future::Future;
+
+use holdfast_ublk::{DeviceInfo, DeviceState};
+use tokio::runtime::{Builder, Runtime};
+
+use super::kernel::{Death, FakeKernel};
+use super::*;
+
+/// How long a start waits for devices of the last run.
+const WITHIN: Duration = Duration::from_millis(500);
+
+/// A host: its directories, its kernel, and the bucket of its volumes.
+struct Host {
+    dirs: Dirs,
+    kernel: Arc<FakeKernel>,
+    bucket: Bucket,
+    /// Serves the bucket.
+    outside: Option<Runtime>,
+}
+
+impl Host {
+    /// A host with two devices of other programs, and volumes of these names in its bucket.
+    fn new(volumes: &[&str]) -> Self {
+        let outside = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let bucket = outside.block_on(Bucket::start());
+        for volume in volumes {
+            let (volume, nonce) = (id(volume), Nonce([9; 16]));
+            let provisioned = holdfast_log::provision(&*bucket.objects, &volume, SECTORS, nonce, 0);
+            outside.block_on(provisioned).unwrap();
+        }
+        let kernel = Arc::new(FakeKernel::new());
+        kernel.add_foreign(0, DeviceState::Dead, 0);
+        // Of a daemon with another state directory.
+        let elsewhere = Dirs::new().tag(&id(volumes[0]), 1);
+        kernel.add_foreign(2, DeviceState::Quiesced, elsewhere);
+        Self { dirs: Dirs::new(), kernel, bucket, outside: Some(outside) }
+    }
+
+    /// Runs a daemon until `script` ends, or until it dies.
+    fn daemon<F: Future<Output = ()>>(&self, script: impl FnOnce(Node) -> F) {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let life = async {
+            let started = Node::start_with(self.dirs.config(), self.kernel.clone(), WITHIN);
+            let node = started.await.unwrap();
+            tokio::select! {
+                biased;
+                () = self.kernel.death() => {}
+                ended = tokio::time::timeout(3 * LIMIT, script(node.clone())) => ended.expect("the script ends"),
+            }
+            node.shutdown().await;
+        };
+        if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(life))) {
+            // A panic that drops a node's tasks would end the process.
+            std::mem::forget(runtime);
+            std::panic::resume_unwind(failed);
+        }
+        // Nothing of the daemon runs any more, so its threads may return.
+        self.kernel.bury();
+        drop(runtime);
+    }
+
+    fn request(&self, volume: &str) -> AttachRequest {
+        AttachRequest { volume: id(volume), store: self.bucket.config.clone(), ..request() }
+    }
+
+    async fn attach(&self, node: &Node, volume: &str) -> Attached {
+        loop {
+            match node.attach(self.request(volume)).await {
+                Ok(attached) => return attached,
+                Err(NodeError::Busy { .. }) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(error) => panic!("{volume}: {error}"),
+            }
+        }
+    }
+
+    fn device_of(&self, tag: u64) -> Option<DeviceInfo> {
+        self.kernel.devices().into_values().find(|info| info.tag == tag)
+    }
+
+    /// Every device that serves is its volume's own, and every device of ours that is LIVE serves.
+    async fn check(&self, node: &Node) {
+        // A detach of the last run may be going on: it changes the kernel first.
+        until(|| self.live() == self.serving(node)).await;
+        assert_eq!(self.kernel.wrong(), Vec::<String>::new());
+        let devices = self.kernel.devices();
+        assert_eq!((devices[&0].state, devices[&2].state), (DeviceState::Dead, DeviceState::Quiesced));
+    }
+
+    fn live(&self) -> Vec<u32> {
+        let devices = self.kernel.devices().into_values();
+        devices.filter(|info| info.state == DeviceState::Live).map(|info| info.id).collect()
+    }
+
+    fn serving(&self, node: &Node) -> Vec<u32> {
+        let mut serving = Vec::new();
+        for status in node.list() {
+            let Some(attached) = &status.attached else { continue };
+            let number =
+                attached.device_path.to_str().unwrap().trim_start_matches("/dev/ublkb").parse().unwrap();
+            if let Some(info) = self.kernel.devices().get(&number) {
+                assert_eq!(info.tag, self.dirs.tag(&status.volume, attached.epoch), "{}", status.volume);
+            }
+            serving.push(number);
+        }
+        serving.sort_unstable();
+        serving
+    }
+
+    /// Waits until what the last run left is served or on its way to be released.
+    async fn settle(&self, node: &Node) {
+        settled(node, |status| matches!(status.state, VolumeState::Attached | VolumeState::Detaching)).await;
+    }
+
+    /// Detaches all volumes; then only the devices of other programs are there.
+    async fn end(&self, node: &Node) {
+        self.settle(node).await;
+        for status in node.list() {
+            match node.detach(&status.volume).await {
+                Ok(()) | Err(NodeError::Busy { .. } | NodeError::NotAttached(_)) => {}
+                Err(error) => panic!("{}: {error}", status.volume),
+            }
+        }
+        settled(node, |_left| false).await;
+        until(|| self.kernel.devices().into_keys().eq([0, 2])).await;
+        self.check(node).await;
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.outside.take().unwrap().shutdown_background();
+    }
+}
+
+fn id(volume: &str) -> VolumeId {
+    volume.parse().unwrap()
+}
+
+async fn until(holds: impl Fn() -> bool) {
+    let held = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, held).await.expect("it never holds");
+}
+
+async fn settled(node: &Node, is_settled: impl Fn(&VolumeStatus) -> bool) {
+    until(|| node.list().iter().all(&is_settled)).await;
+}
+
+fn state_of(node: &Node, volume: &str) -> Option<VolumeState> {
+    node.list().into_iter().find(|status| status.volume == id(volume)).map(|status| status.state)
+}
+
+/// Two attaches, a detach whose last commit waits for the store, and an attach that gets the number that came free.
+async fn reuse_a_number(host: &Host, node: Node) {
+    host.attach(&node, "x").await;
+    host.attach(&node, "y").await;
+    host.bucket.close("volumes/x/");
+    let detaching = tokio::spawn({
+        let node = node.clone();
+        async move { node.detach(&id("x")).await }
+    });
+    until(|| host.device_of(host.dirs.tag(&id("x"), 1)).is_none()).await;
+    let reused = host.attach(&node, "z").await;
+    assert_eq!(reused.device_path.to_str(), Some("/dev/ublkb1"), "the kernel gives a number again");
+    host.check(&node).await;
+    detaching.abort();
+}
+
+/// Found by reading: a record named a device that had been deleted. The kernel gave its number to the next volume, and after
+/// a restart both volumes recovered that device: one served the data of the other, or deleted the device below its mount.
+#[test]
+fn no_volume_gets_the_device_of_another() {
+    let mut deaths = 0;
+    for death in (0..).flat_map(|step| [Death::Before(step), Death::After(step)]) {
+        let host = &Host::new(&["x", "y", "z"]);
+        host.kernel.die(Some(death));
+        let survived = &std::cell::Cell::new(false);
+        host.daemon(|node| async move {
+            reuse_a_number(host, node).await;
+            survived.set(true);
+        });
+        // A daemon with nothing to do but to recover, and one that attaches in between.
+        for _ in 0..2 {
+            host.daemon(|node| async move {
+                host_serves_its_own(host, &node).await;
+            });
+        }
+        host.bucket.open();
+        host.daemon(|node| async move { host.end(&node).await });
+        if survived.get() {
+            break;
+        }
+        deaths += 1;
+    }
+    assert_eq!(deaths, 2 * (3 + 3 + 2 + 3), "add, open, start; stop and delete");
+}
+
+async fn host_serves_its_own(host: &Host, node: &Node) {
+    host.settle(node).await;
+    host.check(node).await;
+    for volume in ["y", "z"] {
+        host.attach(node, volume).await;
+        host.check(node).await;
+    }
+}
+
+/// The same for a daemon that dies while it recovers: no device is lost, and none changes its volume.
+#[test]
+fn a_death_in_a_recovery_loses_no_device() {
+    let mut deaths = 0;
+    for death in (0..).flat_map(|step| [Death::Before(step), Death::After(step)]) {
+        let host = &Host::new(&["x", "y"]);
+        host.daemon(|node| async move {
+            host_attaches(host, &node).await;
+        });
+        let before = host.kernel.devices();
+        host.kernel.die(Some(death));
+        let survived = &std::cell::Cell::new(false);
+        host.daemon(|node| async move {
+            settled(&node, |status| status.state == VolumeState::Attached).await;
+            survived.set(true);
+        });
+        assert_eq!(host.kernel.devices(), before);
+        host.daemon(|node| async move {
+            settled(&node, |status| status.state == VolumeState::Attached).await;
+            host.check(&node).await;
+            assert_eq!(node.list().len(), 2);
+        });
+        if survived.get() {
+            break;
+        }
+        deaths += 1;
+    }
+    assert_eq!(
+        deaths,
+        2 * 2 * 4,
+        "recovery begun, before the volume is on its ring and after; open; recovery ended"
+    );
+}
+
+async fn host_attaches(host: &Host, node: &Node) {
+    for volume in ["x", "y"] {
+        host.attach(node, volume).await;
+    }
+    host.check(node).await;
+}
+
+/// Found by reading: a daemon that died before a deletion left the number of the device in the record.
+#[test]
+fn a_record_names_no_device_once_its_deletion_begins() {
+    let host = &Host::new(&["x"]);
+    // add, open, start, stop, delete
+    host.kernel.die(Some(Death::Before(4)));
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        node.detach(&id("x")).await.unwrap();
+        panic!("the daemon dies before");
+    });
+    let record = host.dirs.local_of(&id("x")).read_record().unwrap().unwrap();
+    assert_eq!((record.device_id, record.detaching), (None, true));
+    assert_eq!(host.device_of(record.tag).unwrap().state, DeviceState::Dead);
+    host.daemon(|node| async move { host.end(&node).await });
+}
+
+/// A device that another program has made under the number of a record is neither served nor deleted.
+#[test]
+fn a_foreign_device_under_a_known_number_is_left_alone() {
+    for state in [DeviceState::Dead, DeviceState::Quiesced] {
+        let host = &Host::new(&["x"]);
+        host.daemon(|node| async move {
+            host.attach(&node, "x").await;
+        });
+        host.kernel.take_away(1);
+        host.kernel.add_foreign(1, state, 77);
+        host.daemon(|node| async move {
+            settled(&node, |_left| false).await;
+        });
+        assert_eq!(host.kernel.devices()[&1].state, state);
+        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+        assert!(host.dirs.local_of(&id("x")).read_record().unwrap().is_none());
+    }
+}
+
+/// Found by reading: of two records with one number, the volume that came first got the device.
+#[test]
+fn of_two_records_with_one_number_the_tag_decides() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move { host_attaches(host, &node).await });
+    let local = host.dirs.local_of(&id("y"));
+    let record = local.read_record().unwrap().unwrap();
+    local.write_record(&AttachedRecord { device_id: Some(1), ..record }).unwrap();
+    host.daemon(|node| async move {
+        settled(&node, |status| status.state == VolumeState::Attached).await;
+        host.check(&node).await;
+        assert_eq!(node.list().len(), 2);
+    });
+    assert_eq!(local.read_record().unwrap().unwrap().device_id, Some(3), "the record is corrected");
+}
+
+/// Found by reading: a daemon that died between adding a device and noting it left the device until the host restarted.
+#[test]
+fn unused_devices_of_ours_are_deleted_and_others_stay() {
+    let host = &Host::new(&["x"]);
+    let gone = id("gone");
+    let [unused, served] = [1, 2].map(|epoch| host.dirs.tag(&gone, epoch));
+    host.kernel.add_left(1, DeviceState::Dead, unused);
+    host.kernel.add_left(3, DeviceState::Quiesced, served);
+    host.daemon(|node| async move {
+        until(|| host.device_of(unused).is_none()).await;
+        assert_eq!(host.device_of(served).unwrap().state, DeviceState::Quiesced, "it may be mounted");
+        // The number is free again.
+        let attached = host.attach(&node, "x").await;
+        assert_eq!(attached.device_path.to_str(), Some("/dev/ublkb1"));
+        host.check(&node).await;
+    });
+}
+
+/// A record of another installation's device: the state directory was replaced below a run directory that stayed.
+#[test]
+fn the_record_of_another_installation_is_refused() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    fs::remove_file(host.dirs.state.path().join("installation")).unwrap();
+    let before = host.kernel.devices();
+    host.daemon(|node| async move {
+        let message = only(&node).message.unwrap();
+        assert!(message.contains("another installation"), "{message}");
+    });
+    assert_eq!(host.kernel.devices(), before);
+}
+
+/// Found by reading: a detach was accepted while the attach was under way. Both succeeded, and the device stayed without a
+/// server.
+#[test]
+fn a_detach_during_an_attach_is_refused() {
+    let host = &Host::new(&["x"]);
+    for command in ["add", "open", "start"] {
+        host.daemon(|node| async move {
+            host.kernel.hold(command, None);
+            let attach = host.attach(&node, "x");
+            let detach = async {
+                until(|| matches!(node.volumes().get(&id("x")), Some(Entry::Present(_)))).await;
+                let refused = node.detach(&id("x")).await.unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::Busy);
+                assert_eq!(refused.to_string(), "volume x is being attached on this node");
+                host.kernel.release();
+            };
+            futures::join!(attach, detach);
+            host.check(&node).await;
+            node.detach(&id("x")).await.unwrap();
+            host.check(&node).await;
+            assert!(node.list().is_empty() && host.kernel.devices().into_keys().eq([0, 2]));
+        });
+    }
+}
+
+/// Found by reading: a volume left its ring while its queues were with the kernel. The next volume got its index there, and
+/// with it the completions of those queues.
+#[test]
+fn a_volume_with_open_queues_stays_on_its_ring() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        let present = node.present(&id("x")).unwrap();
+        for _ in 0..2 {
+            let refused = node.remove_from_ring(&present).await.unwrap_err();
+            assert!(matches!(refused, NodeError::StillArmed(_)), "{refused}");
+        }
+        host.attach(&node, "y").await;
+        host.end(&node).await;
+        // Again it changes nothing.
+        node.remove_from_ring(&present).await.unwrap();
+    });
+}
+
+/// Found by reading: a device whose recovery did not end kept the whole node from serving.
+#[test]
+fn a_recovery_that_stalls_holds_up_no_other() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move { host_attaches(host, &node).await });
+    host.kernel.hold("end_recovery", Some(1));
+    host.daemon(|node| async move {
+        until(|| state_of(&node, "y") == Some(VolumeState::Attached)).await;
+        let message = || node.list()[0].message.clone().unwrap();
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Quiesced));
+        assert!(message().contains("its device is being recovered"), "{}", message());
+        for refused in [node.attach(host.request("x")).await.map(drop), node.detach(&id("x")).await] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, NodeError::NotTakenUp { .. }), "{refused}");
+        }
+        // The kernel refuses what the queues of x offer it: nothing more is waited for.
+        node.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
+        until(|| message().contains("the kernel refused a queue command of device 1")).await;
+        host.kernel.release();
+    });
+}
+
+/// A device that is in use is not detached, and serves on.
+#[test]
+fn a_device_in_use_is_not_detached() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.change(1, |known| known.is_used = true);
+        let refused = node.detach(&id("x")).await.unwrap_err();
+        assert_eq!(refused.to_string(), "volume x is in use: unmount /dev/ublkb1 first");
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Attached));
+        host.check(&node).await;
+        assert!(!host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().detaching);
+        host.kernel.change(1, |known| known.is_used = false);
+        host.end(&node).await;
+    });
+}

@@ -1,0 +1,312 @@
+//! A ublk driver as attach, detach and recovery see it: numbers are handed out as the real one does, the lowest first. A
+//! process can be ended at any command, before or after it took effect.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use holdfast_ublk::{
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Transport,
+    Unsupported,
+};
+use tokio::sync::watch;
+
+use crate::node::TransportChoice;
+use crate::node::devices::{Devices, OpenQueues};
+
+/// When the process ends: before the command with this number took effect, or after it.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Death {
+    Before(usize),
+    After(usize),
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    pub(super) info: DeviceInfo,
+    pub(super) sectors: u64,
+    /// A server has its character device open.
+    is_open: bool,
+    /// Another program's: to be left alone.
+    is_foreign: bool,
+    /// A program has the block device open.
+    pub(super) is_used: bool,
+}
+
+#[derive(Default)]
+struct State {
+    devices: BTreeMap<u32, Known>,
+    commands: usize,
+    death: Option<Death>,
+    is_dead: bool,
+    /// A command that does not end while it is held, for one device or all.
+    held: Option<(&'static str, Option<u32>)>,
+    wrong: Vec<String>,
+}
+
+pub(super) struct FakeKernel {
+    state: Mutex<State>,
+    changed: Condvar,
+    died: watch::Sender<bool>,
+}
+
+impl FakeKernel {
+    pub(super) fn new() -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), died: watch::Sender::new(false) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Adds a device of another program.
+    pub(super) fn add_foreign(&self, id: u32, state: DeviceState, tag: u64) {
+        self.put(id, state, tag, true);
+    }
+
+    /// Adds a device as a daemon of an installation left it.
+    pub(super) fn add_left(&self, id: u32, state: DeviceState, tag: u64) {
+        self.put(id, state, tag, false);
+    }
+
+    fn put(&self, id: u32, state: DeviceState, tag: u64, is_foreign: bool) {
+        let info = DeviceInfo {
+            id,
+            state,
+            queues: 1,
+            depth: 128,
+            max_io_bytes: 1 << 20,
+            transport: Some(Transport::UserCopy),
+            server_pid: -1,
+            tag,
+            foreign: ForeignFeatures::among(0),
+        };
+        let known = Known { info, sectors: super::SECTORS, is_open: false, is_foreign, is_used: false };
+        assert!(self.lock().devices.insert(id, known).is_none(), "the number is taken");
+    }
+
+    /// Takes a device away, as an administrator does.
+    pub(super) fn take_away(&self, id: u32) -> Known {
+        self.lock().devices.remove(&id).unwrap()
+    }
+
+    pub(super) fn change(&self, id: u32, change: impl FnOnce(&mut Known)) {
+        change(self.lock().devices.get_mut(&id).unwrap());
+    }
+
+    pub(super) fn devices(&self) -> BTreeMap<u32, DeviceInfo> {
+        self.lock().devices.iter().map(|(id, known)| (*id, known.info)).collect()
+    }
+
+    /// What was done that must never be.
+    pub(super) fn wrong(&self) -> Vec<String> {
+        self.lock().wrong.clone()
+    }
+
+    pub(super) fn die(&self, death: Option<Death>) {
+        let mut state = self.lock();
+        (state.commands, state.death) = (0, death);
+    }
+
+    /// Keeps commands of this name from ending, those for one device or all.
+    pub(super) fn hold(&self, command: &'static str, device: Option<u32>) {
+        self.lock().held = Some((command, device));
+    }
+
+    pub(super) fn release(&self) {
+        self.lock().held = None;
+        self.changed.notify_all();
+    }
+
+    /// Ends once the process has died.
+    pub(super) async fn death(&self) {
+        self.died.subscribe().wait_for(|died| *died).await.unwrap();
+    }
+
+    /// The end of the process, if it did not die before: its devices are quiesced, its threads gone.
+    pub(super) fn bury(&self) {
+        let mut state = self.lock();
+        state.end();
+        (state.is_dead, state.death, state.held) = (false, None, None);
+        drop(state);
+        self.died.send_replace(false);
+        self.changed.notify_all();
+    }
+
+    fn command<T>(
+        &self,
+        name: &'static str,
+        device: Option<Device>,
+        run: impl FnOnce(&mut State) -> Result<T, ControlError>,
+    ) -> Result<T, ControlError> {
+        let mut state = self.lock();
+        let device = device.map(|device| device.id());
+        while state.held.is_some_and(|(held, of)| held == name && (of.is_none() || of == device)) {
+            state = self.changed.wait(state).unwrap();
+        }
+        let number = state.commands;
+        state.commands += 1;
+        if state.is_dead || matches!(state.death, Some(Death::Before(at)) if at == number) {
+            return self.stay(state);
+        }
+        let done = run(&mut state);
+        if matches!(state.death, Some(Death::After(at)) if at == number) {
+            return self.stay(state);
+        }
+        done
+    }
+
+    /// A dead process hears no answer.
+    fn stay<T>(&self, mut state: MutexGuard<'_, State>) -> Result<T, ControlError> {
+        state.is_dead = true;
+        state.end();
+        self.died.send_replace(true);
+        while state.is_dead {
+            state = self.changed.wait(state).unwrap();
+        }
+        Err(ControlError::Channel(io::Error::other("the process has died")))
+    }
+}
+
+impl State {
+    fn end(&mut self) {
+        for known in self.devices.values_mut().filter(|known| !known.is_foreign) {
+            known.is_open = false;
+            if known.info.state == DeviceState::Live {
+                known.info.state = DeviceState::Quiesced;
+            }
+        }
+    }
+
+    /// The device that a command is for, and no other with its number.
+    fn of(&mut self, device: Device, doing: &str) -> Result<&mut Known, ControlError> {
+        let id = device.id();
+        let known = self.devices.get_mut(&id).ok_or(ControlError::NotFound { id })?;
+        let expected = Expected { tag: known.info.tag, sectors: known.sectors };
+        if Device::of(&known.info, known.sectors, &expected).ok() != Some(device) {
+            return Err(ControlError::NotFound { id });
+        }
+        if known.is_foreign {
+            self.wrong.push(format!("{doing} of device {id}, which is another program's"));
+        }
+        Ok(known)
+    }
+}
+
+impl Devices for FakeKernel {
+    fn transport(&self, _choice: TransportChoice) -> Result<Transport, Unsupported> {
+        Ok(Transport::UserCopy)
+    }
+
+    fn list(&self) -> Result<Vec<u32>, ControlError> {
+        Ok(self.lock().devices.keys().copied().collect())
+    }
+
+    fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
+        self.lock().devices.get(&id).map(|known| known.info).ok_or(ControlError::NotFound { id })
+    }
+
+    fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
+        let info = self.look(id)?;
+        let sectors = match info.state {
+            DeviceState::Dead => expected.sectors,
+            DeviceState::Live | DeviceState::Quiesced | DeviceState::FailIo => {
+                self.lock().devices[&id].sectors
+            }
+        };
+        Device::of(&info, sectors, expected)
+    }
+
+    fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
+        self.command("add", None, |state| {
+            let id = (0..).find(|id| !state.devices.contains_key(id)).unwrap();
+            let info = DeviceInfo {
+                id,
+                state: DeviceState::Dead,
+                queues: spec.queues,
+                depth: spec.depth,
+                max_io_bytes: spec.max_io_bytes,
+                transport: Some(spec.transport),
+                server_pid: -1,
+                tag: spec.tag,
+                foreign: ForeignFeatures::among(0),
+            };
+            let sectors = spec.sectors;
+            let known = Known { info, sectors, is_open: false, is_foreign: false, is_used: false };
+            state.devices.insert(id, known);
+            Device::of(&info, sectors, &Expected { tag: spec.tag, sectors })
+        })
+    }
+
+    fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+        self.command("open", Some(device), |state| {
+            let known = state.of(device, "open")?;
+            assert!(!std::mem::replace(&mut known.is_open, true), "a device is opened once");
+            let queues: OpenQueues = Box::new(|_ring, _index| Ok(Vec::new()));
+            Ok(queues)
+        })
+    }
+
+    fn start(&self, device: Device) -> Result<(), ControlError> {
+        self.command("start", Some(device), |state| {
+            let known = state.of(device, "start")?;
+            assert!(known.is_open && known.info.state == DeviceState::Dead);
+            known.info.state = DeviceState::Live;
+            Ok(())
+        })
+    }
+
+    fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
+        self.command("start_recovery", Some(device), |state| {
+            let known = state.of(device, "recovery")?;
+            if known.info.state == DeviceState::Quiesced && !known.is_open {
+                return Ok(());
+            }
+            let waited_ms = u64::try_from(within.as_millis()).unwrap();
+            Err(ControlError::StillHeld { id: device.id(), state: known.info.state, waited_ms })
+        })
+    }
+
+    fn end_recovery(&self, device: Device) -> Result<(), ControlError> {
+        self.command("end_recovery", Some(device), |state| {
+            let known = state.of(device, "recovery")?;
+            assert!(known.is_open && known.info.state == DeviceState::Quiesced);
+            known.info.state = DeviceState::Live;
+            Ok(())
+        })
+    }
+
+    fn stop(&self, device: Device) -> Result<(), ControlError> {
+        self.command("stop", Some(device), |state| {
+            state.of(device, "stop")?.info.state = DeviceState::Dead;
+            Ok(())
+        })
+    }
+
+    fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
+        self.command("stop_unused", Some(device), |state| {
+            let known = state.of(device, "stop")?;
+            if known.is_used {
+                return Err(ControlError::InUse { id: device.id() });
+            }
+            known.info.state = DeviceState::Dead;
+            Ok(())
+        })
+    }
+
+    fn delete(&self, device: Device) -> Result<(), ControlError> {
+        self.command("delete", Some(device), |state| match state.of(device, "deletion") {
+            Ok(known) => {
+                let (id, serves) = (known.info.id, known.info.state != DeviceState::Dead);
+                if serves {
+                    state.wrong.push(format!("deletion of device {id}, which was not stopped"));
+                }
+                state.devices.remove(&id);
+                Ok(())
+            }
+            Err(ControlError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        })
+    }
+}
