@@ -19,4 +19,4 @@ pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
 pub use upload::{BLOCK_ALIGNMENT, SideReader, Unreadable, build_segment};
-pub use work::{Background, Work};
+pub use work::{Background, Tidy, Work};

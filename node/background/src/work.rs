@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
@@ -43,13 +44,22 @@ pub enum Work {
         /// The record's place.
         seq: Seq,
     },
-    /// Store the checkpoint of `seq`, and trim the log.
+    /// Store the checkpoint of `seq`; a [`Tidy`] follows.
     WriteCheckpoint {
         /// As of which seq.
         seq: Seq,
         /// Its bytes.
         bytes: Vec<u8>,
     },
+}
+
+/// Deletions that a stored checkpoint allows. The volume waits for none of them, and none has to succeed: what is left is
+/// deleted after a later checkpoint.
+#[derive(Debug)]
+#[must_use]
+pub struct Tidy {
+    seq: Seq,
+    checkpoint: Bytes,
 }
 
 /// What the work of one volume needs.
@@ -62,19 +72,51 @@ pub struct Background<S, T> {
     pub sides: S,
     /// Time and chance.
     pub time: T,
+    tidying: Mutex<()>,
 }
 
 impl<S: Sides, T: TimeAndChance> Background<S, T> {
-    /// Does a piece of work; the event is the volume's answer.
-    pub async fn perform(&self, work: Work) -> Event {
-        match work {
+    /// The work of `volume`, whose objects are in `objects` and whose files are `sides`.
+    pub fn new(volume: VolumeId, objects: Arc<dyn ObjectStore>, sides: S, time: T) -> Self {
+        Self { volume, objects, sides, time, tidying: Mutex::new(()) }
+    }
+
+    /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is begun.
+    pub async fn perform(&self, work: Work) -> (Event, Option<Tidy>) {
+        let event = match work {
             Work::Upload(dirty) => self.upload(dirty).await,
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
             Work::WriteCheckpoint { seq, bytes } => {
-                Event::CheckpointWritten { seq, written: self.write_checkpoint(seq, bytes.into()).await }
+                let checkpoint = Bytes::from(bytes);
+                let mut written = self.write_checkpoint(seq, checkpoint.clone()).await;
+                if written && is_planted(Bug::NeedsDeletes) {
+                    written = holdfast_log::drop_checkpoints(&*self.objects, &self.volume, seq).await.is_ok();
+                }
+                let tidy = written.then_some(Tidy { seq, checkpoint });
+                return (Event::CheckpointWritten { seq, written }, tidy);
             }
+        };
+        (event, None)
+    }
+
+    /// Deletes what a checkpoint replaces, unless the deletions after the one before are still in progress.
+    pub async fn tidy(&self, tidy: Tidy) {
+        let Some(_alone) = self.tidying.try_lock() else { return };
+        let Tidy { seq, checkpoint } = tidy;
+        let (objects, volume) = (&*self.objects, &self.volume);
+        let trimmed = async {
+            match holdfast_log::drop_checkpoints(objects, volume, seq).await? {
+                Some(older) => holdfast_log::trim(objects, volume, older, (seq, &checkpoint)).await,
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = trimmed.await {
+            self.warn(
+                "old log records and checkpoints were not deleted; they are tried again after the next checkpoint",
+                &error,
+            );
         }
     }
 
@@ -105,24 +147,15 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         Event::Uploaded(segment)
     }
 
-    /// Stores a checkpoint, and deletes the records that it makes superfluous. Whether it is stored.
+    /// Stores a checkpoint. Whether it is stored.
     async fn write_checkpoint(&self, seq: Seq, bytes: Bytes) -> bool {
-        let (objects, volume) = (&*self.objects, &self.volume);
-        match holdfast_log::write_checkpoint(objects, volume, seq, bytes.clone()).await {
-            Ok(older) => {
-                if let Some(older) = older
-                    && let Err(error) = holdfast_log::trim(objects, volume, older, (seq, &bytes)).await
-                {
-                    self.warn("the log is trimmed after the next checkpoint", &error);
-                }
-                true
-            }
-            Err(error) => {
-                self.warn("the checkpoint waits", &error);
-                self.time.sleep(CHECKPOINT_RETRY).await;
-                false
-            }
-        }
+        let Err(error) = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await
+        else {
+            return true;
+        };
+        self.warn("the checkpoint waits", &error);
+        self.time.sleep(CHECKPOINT_RETRY).await;
+        false
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), Errno> {

@@ -55,6 +55,8 @@ pub enum Bug {
     SegmentNotStored,
     /// What failed once is waited for, and never tried again.
     NeverRetries,
+    /// A checkpoint counts as written only once what it replaces is deleted.
+    NeedsDeletes,
     /// What LIST shows counts as the whole log of a volume taken over.
     ListIsTheEnd,
     /// What the local disk cannot read of a seal is left out of its segment.
@@ -87,7 +89,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 37] = [
+    pub const ALL: [Self; 38] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -111,6 +113,7 @@ impl Bug {
         Self::NoLastRound,
         Self::SegmentNotStored,
         Self::NeverRetries,
+        Self::NeedsDeletes,
         Self::ListIsTheEnd,
         Self::SkipUnreadable,
         Self::NoAgeLimit,
@@ -147,7 +150,7 @@ impl Bug {
             Self::NoZeroFill => 9,
             Self::UploadInFlight => 10,
             Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
-            Self::NeverRetries => 12,
+            Self::NeverRetries | Self::NeedsDeletes => 12,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal => 15,

@@ -75,7 +75,7 @@ pub async fn provision(
     }
 }
 
-/// Stores a checkpoint and drops those it replaces. The seq of the one before it that was kept.
+/// Stores a checkpoint. That it is stored does not depend on what may be deleted for it ([`drop_checkpoints`]).
 ///
 /// # Errors
 /// [`LogFailure::Store`]: try again at the next occasion.
@@ -84,15 +84,26 @@ pub async fn write_checkpoint(
     volume: &VolumeId,
     seq: Seq,
     bytes: Bytes,
-) -> Result<Option<Seq>, LogFailure> {
+) -> Result<(), LogFailure> {
     let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
     match objects.create(&key, bytes).await {
         // Whoever made a checkpoint of this seq made the same one.
-        Ok(_) | Err(CreateError::Exists { .. }) => {}
+        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            return Err(store("write a checkpoint", volume)(source));
+            Err(store("write a checkpoint", volume)(source))
         }
     }
+}
+
+/// Drops the checkpoints that the one of `seq` replaces. The seq of the one before it that was kept.
+///
+/// # Errors
+/// [`LogFailure::Store`]: what is left is dropped after a later checkpoint.
+pub async fn drop_checkpoints(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+) -> Result<Option<Seq>, LogFailure> {
     let page = objects
         .list(&checkpoint_prefix(volume), None, MAX_PAGE_ENTRIES)
         .await

@@ -14,7 +14,7 @@ mod remove;
 pub mod scrub;
 mod trim;
 
-pub use create::{CreateOutcome, create_record, provision, write_checkpoint};
+pub use create::{CreateOutcome, create_record, drop_checkpoints, provision, write_checkpoint};
 pub use read::{read_manifest, read_manifest_to_end};
 pub use remove::remove;
 pub use trim::{trim, was_trimmed_after};

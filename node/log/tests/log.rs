@@ -8,8 +8,8 @@ use bytes::Bytes;
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, provision, read_manifest, read_manifest_to_end, remove, trim,
-    was_trimmed_after, write_checkpoint,
+    CreateOutcome, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
+    read_manifest_to_end, remove, trim, was_trimmed_after, write_checkpoint,
 };
 use holdfast_objects::{
     CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, StoreError, Suffix, Verb,
@@ -79,16 +79,37 @@ async fn only_the_newest_checkpoints_are_kept() {
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     for seq in 2..=6 {
         write_checkpoint(&store, &volume(), Seq(seq), manifest.encode_checkpoint().into()).await.unwrap();
+        drop_checkpoints(&store, &volume(), Seq(seq)).await.unwrap();
     }
     assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
+}
+
+/// A deletion that the store denied hid that the checkpoint was stored: from 60 records on nothing was committed.
+#[tokio::test]
+async fn checkpoints_are_stored_while_deletions_are_denied() {
+    let store = log_of(2).await;
+    store.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
+    for seq in 3..=132 {
+        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Won);
+        if seq % 32 == 0 {
+            let manifest = read_manifest(&store, &volume()).await.unwrap();
+            let bytes = manifest.encode_checkpoint().into();
+            write_checkpoint(&store, &volume(), manifest.seq(), bytes).await.unwrap();
+            let dropped = drop_checkpoints(&store, &volume(), manifest.seq()).await;
+            assert_eq!(dropped.is_ok(), seq <= 64, "the third replaces the first");
+        }
+    }
+    assert_eq!(seqs_of(&store, "checkpoints").await, [32, 64, 96, 128]);
+    store.heal();
+    assert_eq!(drop_checkpoints(&store, &volume(), Seq(128)).await.unwrap(), Some(Seq(96)));
 }
 
 /// A checkpoint as of the log's end, and the trim that follows it.
 async fn checkpoint_and_trim(store: &dyn ObjectStore) {
     let manifest = read_manifest(store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
-    let older = write_checkpoint(store, &volume(), manifest.seq(), bytes.clone()).await.unwrap();
-    if let Some(older) = older {
+    write_checkpoint(store, &volume(), manifest.seq(), bytes.clone()).await.unwrap();
+    if let Some(older) = drop_checkpoints(store, &volume(), manifest.seq()).await.unwrap() {
         trim(store, &volume(), older, (manifest.seq(), &bytes)).await.unwrap();
     }
 }
@@ -162,7 +183,8 @@ async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
     assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
-    let older = write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap().unwrap();
+    write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap();
+    let older = drop_checkpoints(&store, &volume(), Seq(192)).await.unwrap().unwrap();
     let before = store.counts();
     trim(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
     let after = store.counts();

@@ -8,7 +8,9 @@ use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
-use holdfast_log::{CreateOutcome, create_record, provision, read_manifest, trim, write_checkpoint};
+use holdfast_log::{
+    CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, trim, write_checkpoint,
+};
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq, VolumeId};
@@ -84,6 +86,7 @@ impl Stored {
         write_checkpoint(&self.store, &volume(), manifest.seq(), manifest.encode_checkpoint().into())
             .await
             .unwrap();
+        drop_checkpoints(&self.store, &volume(), manifest.seq()).await.unwrap();
     }
 
     async fn scrub(&self) -> Report {

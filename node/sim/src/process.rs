@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use holdfast_background::{
-    AttachError, Background, ColdError, Indexes, Won, Work, fetch, load_manifest, patiently, win,
+    AttachError, Background, ColdError, Indexes, Tidy, Won, Work, fetch, load_manifest, patiently, win,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -71,8 +71,10 @@ impl Job {
 
 /// How a future of the pipeline ended.
 pub(crate) enum Ended {
-    /// Work of the volume.
-    Answered(Event),
+    /// Work of the volume; what follows.
+    Answered(Event, Option<Tidy>),
+    /// The deletions after a checkpoint.
+    Tidied,
     /// A cold read: the sectors' block.
     Cold { id: RequestId, range: SectorRange, at: u32, block: Result<Vec<u8>, ColdError> },
     /// The manifest of a volume taken over.
@@ -122,7 +124,7 @@ impl Process {
             jobs: Vec::new(),
             tasks: Tasks::default(),
             calls,
-            background: Arc::new(Background { volume: volume.clone(), objects, sides, time }),
+            background: Arc::new(Background::new(volume.clone(), objects, sides, time)),
             indexes: shared.indexes,
             upload: None,
             detaching: false,
@@ -154,7 +156,19 @@ impl Process {
 
     fn work(&mut self, work: Work) {
         let background = Arc::clone(&self.background);
-        self.tasks.start(async move { Ended::Answered(background.perform(work).await) });
+        self.tasks.start(async move {
+            let (event, tidy) = background.perform(work).await;
+            Ended::Answered(event, tidy)
+        });
+    }
+
+    /// Begins the deletions that follow a checkpoint.
+    pub(crate) fn tidy(&mut self, tidy: Tidy) {
+        let background = Arc::clone(&self.background);
+        self.tasks.start(async move {
+            background.tidy(tidy).await;
+            Ended::Tidied
+        });
     }
 
     fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, layers: Layers) {

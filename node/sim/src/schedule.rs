@@ -62,6 +62,8 @@ fn shorten_log(world: &mut World, profile: Profile) {
         (false, false) => (*world.rng.pick(&[2, 3]), 16 * 4096, 300),
     };
     world.shorten_log(records);
+    // What sleeps is to find its log trimmed.
+    world.denies_deletes = profile != Profile::Sleepers && world.rng.once_in(3);
     world.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
 }
 

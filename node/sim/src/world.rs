@@ -77,6 +77,8 @@ pub struct World {
     pub(crate) grow_to: Option<u64>,
     /// With it, jobs take at most [`timing::JOB_MS`] each, and a commit comes in time.
     pub(crate) timely: bool,
+    /// The store denies every deletion, and does not change its mind.
+    pub(crate) denies_deletes: bool,
     serial: u64,
     /// The nonces of attaches that won, and their hosts.
     writers: Vec<(Nonce, usize)>,
@@ -158,6 +160,7 @@ impl World {
             now: 0,
             grow_to: None,
             timely: false,
+            denies_deletes: false,
             serial: 0,
             writers: Vec::new(),
             clock: Arc::default(),
@@ -316,12 +319,17 @@ impl World {
 
     fn task_ended(&mut self, host: usize, ended: Ended) {
         let event = match ended {
-            Ended::Answered(event) => {
+            Ended::Answered(event, tidy) => {
+                let process = self.hosts[host].process.as_mut().expect("it ran the task");
                 if matches!(event, Event::Uploaded(_) | Event::SidesUnreadable(_)) {
-                    self.hosts[host].process.as_mut().expect("it ran the task").upload = None;
+                    process.upload = None;
+                }
+                if let Some(tidy) = tidy {
+                    process.tidy(tidy);
                 }
                 event
             }
+            Ended::Tidied => return,
             Ended::Manifest(manifest) => Event::ManifestLoaded(Box::new(manifest)),
             Ended::Attached(came_of) => return self.attach_ended(host, came_of),
             Ended::Cold { id, range, at, block } => {

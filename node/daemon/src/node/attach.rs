@@ -241,7 +241,7 @@ impl Node {
         })?;
         let sides = LocalSides { local, sides };
         let work = VolumeWork {
-            background: Background { volume: volume.clone(), objects, sides, time: NodeTime },
+            background: Background::new(volume.clone(), objects, sides, NodeTime),
             cold: Arc::clone(&self.0.cold),
             uploads: Arc::clone(&self.0.uploads),
             ring: ring.clone(),

@@ -132,7 +132,7 @@ impl VolumeWork {
             }
             Work::Other(work) => work,
         };
-        let _permit = match &work {
+        let permit = match &work {
             holdfast_background::Work::Upload(_) => {
                 Some(self.uploads.acquire().await.expect("the semaphore is never closed"))
             }
@@ -141,8 +141,12 @@ impl VolumeWork {
             | holdfast_background::Work::ReadRecord { .. }
             | holdfast_background::Work::WriteCheckpoint { .. } => None,
         };
-        let event = self.background.perform(work).await;
+        let (event, tidy) = self.background.perform(work).await;
         self.ring.send(Message::Event { key: self.key, event });
+        drop(permit);
+        if let Some(tidy) = tidy {
+            self.background.tidy(tidy).await;
+        }
     }
 
     async fn read_cold(&self, ticket: u32, range: SectorRange, layers: &Layers) {

@@ -60,6 +60,9 @@ impl World {
             Some(Outage::Unreachable | Outage::Silent) => return unanswered(ask),
             None => {}
         }
+        if self.denies_deletes && matches!(ask, StoreAsk::Delete { .. }) {
+            return denied(ask);
+        }
         let fate = if self.hosts[host].trouble.cut_off { Fate::RequestLost } else { self.fate(ask) };
         match fate {
             Fate::Fine => {
