@@ -16,6 +16,7 @@ use io_uring::{IoUring, cqueue, opcode, types};
 use libublk::sys;
 
 use crate::ControlError;
+use crate::device_spec::Params;
 use crate::features::CONTROL_PATH;
 
 /// Room for the largest payload, `struct ublk_params`.
@@ -49,6 +50,7 @@ thread_local! {
 pub(crate) trait Payload: Copy {}
 
 impl Payload for sys::ublksrv_ctrl_dev_info {}
+impl Payload for Params {}
 impl Payload for sys::ublk_params {}
 
 /// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not ended then is

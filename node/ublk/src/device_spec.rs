@@ -6,6 +6,9 @@ use crate::{ControlError, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
 
 /// The most a single discard or write-zeroes request covers: 1 GiB.
 const MAX_ZERO_BYTES: u64 = 1 << 30;
+/// The mask for the address of a request's memory. With zero copy the memory goes to the local disk as it is, and no disk
+/// that can hold sectors of 4096 bytes demands more: the most is dm-crypt's, its sector. The kernel takes none above a page.
+const DMA_ALIGNMENT: u32 = SECTOR_BYTES as u32 - 1;
 const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 
 /// What a device is to be.
@@ -46,11 +49,11 @@ impl DeviceSpec {
         check(io_fits, "max_io_bytes", "must be a multiple of 4096, at most 32 MiB")
     }
 
-    pub(crate) fn params(&self) -> sys::ublk_params {
+    pub(crate) fn params(&self) -> Params {
         let zero_sectors = (MAX_ZERO_BYTES / 512) as u32;
-        sys::ublk_params {
-            len: size_of::<sys::ublk_params>() as u32,
-            types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD,
+        Params {
+            len: size_of::<Params>() as u32,
+            types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,
             basic: sys::ublk_param_basic {
                 // Not FUA: with it the kernel would send no FLUSH for a forced write.
                 attrs: sys::UBLK_ATTR_VOLATILE_CACHE,
@@ -69,7 +72,37 @@ impl DeviceSpec {
                 max_discard_segments: 1,
                 ..Default::default()
             },
-            ..Default::default()
+            devt: sys::ublk_param_devt::default(),
+            zoned: sys::ublk_param_zoned::default(),
+            dma: sys::ublk_param_dma_align { alignment: DMA_ALIGNMENT, ..Default::default() },
         }
+    }
+}
+
+/// `struct ublk_params` as far as it is used here; what `libublk` knows of it ends before the alignment.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Params {
+    len: u32,
+    types: u32,
+    basic: sys::ublk_param_basic,
+    discard: sys::ublk_param_discard,
+    devt: sys::ublk_param_devt,
+    zoned: sys::ublk_param_zoned,
+    dma: sys::ublk_param_dma_align,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Params;
+
+    #[test]
+    fn the_alignment_lies_where_the_kernel_reads_it() {
+        assert_eq!(
+            std::mem::offset_of!(Params, zoned),
+            std::mem::offset_of!(libublk::sys::ublk_params, zoned)
+        );
+        assert_eq!(std::mem::offset_of!(Params, dma), 108);
+        assert_eq!(size_of::<Params>(), 120);
     }
 }

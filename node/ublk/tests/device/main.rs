@@ -7,7 +7,7 @@ mod ring_thread;
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::thread;
@@ -134,6 +134,7 @@ fn a_device_announces_what_it_is() {
         ("queue/physical_block_size", "4096"),
         ("queue/write_cache", "write back"),
         ("queue/fua", "0"),
+        ("queue/dma_alignment", "4095"),
         ("queue/discard_granularity", "4096"),
         ("queue/discard_max_bytes", "1073741824"),
         ("queue/write_zeroes_max_bytes", "1073741824"),
@@ -149,6 +150,30 @@ fn a_device_announces_what_it_is() {
     assert_eq!((info.tag, info.foreign.is_empty()), (TAG, true));
     assert!(Device::list().unwrap().contains(&fixture.device.id()));
     assert_eq!(Device::find(fixture.device.id(), &OURS).unwrap(), fixture.device);
+}
+
+/// Memory at an address that the disk under a side may refuse never gets there: the block layer refuses it, as `statx` says.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn misaligned_memory_is_refused_before_the_server_sees_it() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let direct = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(fixture.device.block_path())
+            .unwrap();
+        let mut memory = vec![3; 3 * 4096];
+        let aligned = memory.as_ptr().align_offset(4096);
+        let refused = direct.write_at(&memory[aligned + 512..][..4096], 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "{transport}");
+        let refused = direct.read_at(&mut memory[aligned + 512..][..4096], 0).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "{transport}");
+        assert_eq!(direct.write_at(&memory[aligned..][..4096], 0).unwrap(), 4096, "{transport}");
+        let stat = fixture.attribute("stat");
+        assert_eq!(stat.split_whitespace().nth(4), Some("1"), "{transport}: writes in {stat}");
+    }
 }
 
 #[test]
