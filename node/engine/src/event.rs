@@ -21,12 +21,21 @@ pub enum Op {
     Read,
     /// Store the request's bytes in the range.
     Write,
+    /// Store the request's bytes in the range, and make them durable before the request completes (FUA).
+    WriteFua,
     /// Make every completed write durable.
     Flush,
     /// The guest no longer needs the range; it reads as zeros afterwards.
     Discard,
     /// The range reads as zeros afterwards.
     WriteZeroes,
+}
+
+impl Op {
+    /// Returns true for the operations that store the request's bytes.
+    pub const fn is_write(self) -> bool {
+        matches!(self, Self::Write | Self::WriteFua)
+    }
 }
 
 /// A positive error number of the kernel (`errno`).

@@ -85,11 +85,17 @@ pub enum Bug {
     DetachUnderDevice,
     /// A starting daemon deletes every unserved device that it has no record of.
     SweepsAll,
+    /// A FUA write completes once its data is stored.
+    FuaCompletesEarly,
+    /// A FUA write joins the round that is running when its data is stored.
+    FuaJoinsRunning,
+    /// With `durability: object` a FUA write completes once the local disk has it.
+    FuaIsLocal,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 41] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -128,6 +134,9 @@ impl Bug {
         Self::RecordAfterDeletion,
         Self::DetachUnderDevice,
         Self::SweepsAll,
+        Self::FuaCompletesEarly,
+        Self::FuaJoinsRunning,
+        Self::FuaIsLocal,
     ];
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
@@ -136,6 +145,8 @@ impl Bug {
             Self::NoSideSync
             | Self::CommitBeforeRound
             | Self::FlushJoinsRunning
+            | Self::FuaCompletesEarly
+            | Self::FuaJoinsRunning
             | Self::NoFirstFullRound
             | Self::PunchBeforeRound
             | Self::BelievesRetriedSync
@@ -153,7 +164,7 @@ impl Bug {
             Self::NeverRetries | Self::NeedsDeletes => 12,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
-            Self::FlushAtUpload | Self::FlushJoinsSeal => 15,
+            Self::FlushAtUpload | Self::FlushJoinsSeal | Self::FuaIsLocal => 15,
             Self::ZerosStayZeros => 16,
             Self::WholeBlockFails => 17,
             Self::DeviceByNumber | Self::RecordAfterDeletion | Self::DetachUnderDevice | Self::SweepsAll => {

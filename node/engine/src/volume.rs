@@ -377,7 +377,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn plan(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
         match op {
             Op::Read => self.plan_read(id, range, out),
-            Op::Write => self.plan_write(id, range, out),
+            Op::Write | Op::WriteFua => self.plan_write(id, range, out),
             Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, out),
             Op::Flush => self.plan_flush(id, out),
         }
@@ -400,7 +400,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let slot = self.in_slot(id);
         match slot.op {
             Op::Read => slot.unreadable = slot.unreadable.or(result.err()),
-            Op::Write | Op::Discard | Op::WriteZeroes => slot.failed = result.err(),
+            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => slot.failed = result.err(),
             Op::Flush => unreachable!("a flush moves no bytes"),
         }
         self.part_ended(id, out);
@@ -421,7 +421,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let request = *slot;
         match request.op {
             Op::Read => self.read(id, request, out),
-            Op::Write | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
+            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
             Op::Flush => unreachable!("a flush moves no bytes"),
         }
     }

@@ -13,7 +13,7 @@ pub(crate) struct Request {
     pub(crate) range: SectorRange,
     /// Unique; the stamp of what a write stores.
     pub(crate) serial: u64,
-    issued: u64,
+    pub(crate) issued: u64,
     /// Of a read: what each sector may read as, and what was filled in.
     allowed: Vec<Vec<Stamp>>,
     filled: Vec<Option<Stamp>>,
@@ -25,7 +25,7 @@ impl Request {
     /// What its sectors read as afterwards, if it changes any.
     pub(crate) fn stores(&self) -> Option<Stamp> {
         match self.op {
-            Op::Write => Some(self.serial),
+            Op::Write | Op::WriteFua => Some(self.serial),
             Op::Discard | Op::WriteZeroes => Some(0),
             Op::Read | Op::Flush => None,
         }
@@ -137,7 +137,7 @@ impl Device {
         self.slots[id.0 as usize] = Some(request);
     }
 
-    /// The guest gets its answer; of a FLUSH that vouches for the store too, with what is `in_store`.
+    /// The guest gets its answer; of a FLUSH that promises the store too, with what is `in_store`.
     pub(crate) fn complete(
         &mut self,
         id: RequestId,
@@ -170,7 +170,9 @@ impl Device {
                 }
                 expect.is_durable(request.issued);
             }
-            Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {}
+            // What it wrote is durable, whatever else is.
+            Op::WriteFua if result.is_ok() => expect.is_durable_in(request.range, request.issued),
+            Op::Read | Op::Write | Op::WriteFua | Op::Flush | Op::Discard | Op::WriteZeroes => {}
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Times are ticks of the model's own clock, which moves with everything the guest sees. A write is *superseded* by a write
 //! that succeeded and was issued after the first one had ended. A read sees a write that is not superseded. After the loss
-//! of the host it sees one not superseded by a write that a successful flush, issued after that write ended, vouches for.
+//! of the host it sees one not superseded by a write that a successful flush, issued after that write ended, vouches for, nor
+//! by a FUA write that succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -201,6 +202,23 @@ impl Expect {
                 writes.retain(|w| !w.is_superseded(until, before));
             }
         }
+    }
+
+    /// A write of `range`, issued at `issued`, survives the loss of the host: nothing that had ended before comes back.
+    pub(crate) fn is_durable_in(&mut self, range: SectorRange, issued: u64) {
+        for sector in sectors(range) {
+            let writes = self.sectors.get_mut(&sector).expect("it was written");
+            writes.retain(|w| w.ended.is_none_or(|ended| ended >= issued));
+        }
+    }
+
+    /// The store holds `stamp` in `sector` when a FUA write of it, issued at `issued`, succeeds.
+    pub(crate) fn check_stored(&self, sector: u64, stamp: Stamp, issued: u64) {
+        let mut writes = self.sectors.get(&sector).into_iter().flatten();
+        let stored = writes.any(|w| w.stamp == stamp && w.ended.is_none_or(|ended| ended >= issued));
+        Invariant::ObjectFlushSurvivesNode.check(stored, || {
+            format!("sector {sector} is {stamp} in the log's last commit when a later FUA write succeeds")
+        });
     }
 
     /// Everything that had ended before `before` is in the commit that captured `cut`, or replaced by later writes there.

@@ -318,7 +318,7 @@ fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
 fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {
     let request = device.request(id);
     let holds = match request.op {
-        Op::Write => is_write && request.range == range,
+        Op::Write | Op::WriteFua => is_write && request.range == range,
         Op::Discard | Op::WriteZeroes => !is_write && request.range.intersect(range) == Some(range),
         Op::Read | Op::Flush => false,
     };

@@ -44,6 +44,8 @@ pub(crate) struct Schedule {
     sleeps: bool,
     /// Volumes that share what befalls their hosts.
     crowd: u64,
+    /// Some writes are FUA writes.
+    fua: bool,
 }
 
 fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
@@ -102,6 +104,9 @@ impl Schedule {
             leaving: false,
             sleeps: profile == Profile::Sleepers,
             crowd: 1,
+            // Every profile is run with and without, for both durabilities; but the age of what is in no commit is told by writes
+            // that complete once they are stored.
+            fua: !profile.is_timely() && (seed / (2 * Profile::ALL.len() as u64)).is_multiple_of(2),
         }
     }
 
@@ -115,7 +120,7 @@ impl Schedule {
         if self.world.hosts[host].is_shut || !device.ready || device.closing || device.free_slot().is_none() {
             return;
         }
-        let op = *self.rng().pick(&[
+        let mut op = *self.rng().pick(&[
             Op::Write,
             Op::Write,
             Op::Write,
@@ -127,6 +132,9 @@ impl Schedule {
             Op::Discard,
             Op::WriteZeroes,
         ]);
+        if op == Op::Write && self.fua && self.rng().once_in(3) {
+            op = Op::WriteFua;
+        }
         let mut range = range(self.rng(), sectors);
         // Who is told that something cannot be read writes there.
         let lost = self.world.status(host).and_then(|status| status.unreadable);
@@ -137,7 +145,7 @@ impl Schedule {
         }
         match op {
             Op::Flush => range = SectorRange::new(0, 0),
-            Op::Read | Op::Write => range.sectors = range.sectors.min(64),
+            Op::Read | Op::Write | Op::WriteFua => range.sectors = range.sectors.min(64),
             Op::Discard | Op::WriteZeroes => {}
         }
         self.world.request(host, op, range);

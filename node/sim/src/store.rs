@@ -15,11 +15,12 @@ use holdfast_engine::segment::{FrameIndex, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, SECTOR_BYTES, SegmentId, Seq, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, SECTOR_BYTES, Sector, SectorRange, SegmentId, Seq,
+    VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
-use crate::disk::Stamp;
+use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
@@ -318,6 +319,17 @@ impl Store {
             place(piece, &unpack(&piece.frame, stored).expect("nobody damages segments"), &mut bytes);
         }
         stamps(block, &bytes).collect()
+    }
+
+    /// What the sectors of `range` read as from the store alone, as of the log's last commit.
+    pub(crate) fn read_sectors(&self, range: SectorRange) -> Vec<(u64, Stamp)> {
+        let manifest = self.manifest();
+        let mut read = Vec::new();
+        for piece in range.split_at_multiples(BLOCK_SECTORS) {
+            let block = self.read_remote(&manifest, piece.start.block());
+            read.extend(sectors(piece).map(|at| (at, block[Sector(at).in_block() as usize])));
+        }
+        read
     }
 
     fn key(&self, segment: &SegmentRef) -> String {

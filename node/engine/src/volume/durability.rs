@@ -2,6 +2,9 @@
 //!
 //! Upholds invariant 15 (`docs/invariants.md`): with `object`, what a successful FLUSH covered survives the loss of the node.
 //!
+//! A FUA write is a write and, from the moment it is stored and marked, a FLUSH: it waits in the same queues, shares their
+//! rounds and commits, and fails as they do. No round that began before that moment completes it.
+//!
 //! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side that is sealed,
 //! or committed. So it waits for a seal, by number: the next one if the active side is dirty, else the one in progress, else
 //! none. The wait makes the engine seal at once; flushes that come while a seal is in progress share the next. An object
@@ -44,6 +47,22 @@ impl Seals {
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer that was fenced
+    /// meanwhile makes nothing durable.
+    pub(super) fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        if self.is_fenced() {
+            self.complete(id, Err(Errno::EIO), out);
+        } else if is_planted(Bug::FuaCompletesEarly) {
+            self.complete(id, Ok(()), out);
+        } else if is_planted(Bug::FuaJoinsRunning) && !self.round.is_idle() {
+            self.round.join_running(Guest { id, seal: 0 });
+        } else if is_planted(Bug::FuaIsLocal) && !self.is_distrusted() {
+            self.join_round(Guest { id, seal: 0 }, out);
+        } else {
+            self.plan_flush(id, out);
+        }
+    }
+
     pub(super) fn plan_flush(&mut self, id: RequestId, out: &mut Vec<Action>) {
         if self.is_distrusted() {
             let seal = self.seal_that_covers();

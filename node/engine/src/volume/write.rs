@@ -88,7 +88,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         for (other_id, other) in (0..).map(RequestId).zip(&self.requests) {
             let Some(other) = other else { continue };
-            let races = if zeroing { other.op == Op::Write } else { is_zeroing(other.op) };
+            let races = if zeroing { other.op.is_write() } else { is_zeroing(other.op) };
             if !races || other.pending == 0 || other.side != request.side {
                 continue;
             }
@@ -109,7 +109,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.disk_full = false;
                 reach(CrashPoint::Stored);
                 match request.op {
-                    Op::Write => self.record_write(request.range, side),
+                    Op::Write | Op::WriteFua => self.record_write(request.range, side),
                     Op::Discard | Op::WriteZeroes => {
                         self.record_zeroes(request.range, side);
                         for (_, written) in
@@ -121,7 +121,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     Op::Read | Op::Flush => unreachable!("they store nothing"),
                 }
                 reach(CrashPoint::Marked);
-                self.complete(id, Ok(()), out);
+                match request.op {
+                    Op::WriteFua => self.make_durable(id, out),
+                    Op::Read | Op::Write | Op::Flush | Op::Discard | Op::WriteZeroes => {
+                        self.complete(id, Ok(()), out);
+                    }
+                }
             }
             // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
             // mark of a failure on the active side would hide it (invariant 2).

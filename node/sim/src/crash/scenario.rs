@@ -39,6 +39,10 @@ pub enum Scenario {
     Repair,
     /// Flushes wait for their commit.
     Object,
+    /// FUA writes: beside flushes and discards, over each other, across the death of the process, and last without a flush.
+    Fua,
+    /// FUA writes wait for their commit, and another host takes the volume meanwhile.
+    ObjectFua,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,
     /// A process that attaches stands still until the place of its record was trimmed.
@@ -50,7 +54,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -61,6 +65,8 @@ impl Scenario {
         Self::Race,
         Self::Repair,
         Self::Object,
+        Self::Fua,
+        Self::ObjectFua,
         Self::Decay,
         Self::Sleeper,
     ];
@@ -75,6 +81,8 @@ impl Scenario {
             | Self::Race
             | Self::Repair
             | Self::Object
+            | Self::Fua
+            | Self::ObjectFua
             | Self::Decay
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
@@ -86,9 +94,10 @@ impl Scenario {
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
-            Self::Object => world.durability = Durability::Object,
+            Self::Object | Self::ObjectFua => world.durability = Durability::Object,
             Self::Sleeper => world.shorten_log(1),
             Self::Decay
+            | Self::Fua
             | Self::Race
             | Self::Repair
             | Self::Takeover
@@ -112,6 +121,8 @@ impl Scenario {
             Self::Race => race(&mut stage),
             Self::Repair => repair(&mut stage),
             Self::Object => object(&mut stage),
+            Self::Fua => fua(&mut stage),
+            Self::ObjectFua => object_fua(&mut stage),
             Self::Decay => decay(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
         }
@@ -233,6 +244,40 @@ fn object(stage: &mut Stage<'_>) -> Played {
     stage.until(creates)?;
     stage.ask(&[(Op::Flush, 0, 0), (Op::Discard, 0, 1)])?;
     stage.ask(&[(Op::Flush, 0, 0), (Op::Read, 0, 4)])
+}
+
+fn fua(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::WriteFua, 0, 2)])?;
+    // The data of some is stored after the round of the others has begun.
+    stage.ask(&[(Op::Write, 2, 1), (Op::WriteFua, 1, 2), (Op::Flush, 0, 0), (Op::WriteFua, 4095, 2)])?;
+    stage.ask(&[(Op::WriteFua, 0, 3), (Op::Discard, 1, 1), (Op::WriteFua, 1, 1)])?;
+    // Reissued to the next process.
+    stage.issue(&[(Op::WriteFua, 4, 1), (Op::WriteFua, 0, 1)])?;
+    stage.step()?;
+    stage.step()?;
+    stage.world.kill(0);
+    stage.rest()?;
+    // Enough for a seal: written before the sides are swapped, and while the sealed one drains.
+    stage.ask(&[(Op::WriteFua, 20, 12), (Op::WriteFua, 21, 1)])?;
+    stage.ask(&[(Op::WriteFua, 22, 1)])?;
+    stage.ask(&[(Op::Read, 0, 8)])?;
+    stage.detach()
+}
+
+fn object_fua(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::WriteFua, 0, 2)])?;
+    stage.issue(&[(Op::WriteFua, 1, 2), (Op::Flush, 0, 0), (Op::WriteFua, 2, 1)])?;
+    stage.until(creates)?;
+    stage.ask(&[(Op::WriteFua, 0, 1), (Op::Discard, 1, 1)])?;
+    // In flight when the writer is fenced.
+    stage.issue(&[(Op::WriteFua, 4, 1)])?;
+    stage.until(creates)?;
+    stage.host = 1;
+    stage.ask(&[(Op::WriteFua, 3, 2)])?;
+    stage.host = 0;
+    stage.until(|world| world.is_fenced(0))?;
+    stage.until(|world| !world.has_device(0))?;
+    stage.ask(&[(Op::Read, 0, 8)])
 }
 
 fn decay(stage: &mut Stage<'_>) -> Played {

@@ -68,12 +68,19 @@ impl World {
                     Invariant::CompletedOnce
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
-                // What is zeroed where nothing was leaves nothing to commit.
-                let wrote = device.request(*id).op == Op::Write;
-                // What a FLUSH vouches for is looked up in the log while this host is its newest writer.
-                let vouches = self.durability == Durability::Object && self.last_writer == Some(host);
-                let in_store = (vouches && device.request(*id).op == Op::Flush && result.is_ok())
-                    .then(|| self.store.last_cut());
+                // What is zeroed where nothing was leaves nothing to commit, and a FUA write may be committed before it ends.
+                let op = device.request(*id).op;
+                let wrote = op == Op::Write;
+                // What a FLUSH promises is looked up in the log while this host is its newest writer.
+                let promises =
+                    self.durability == Durability::Object && self.last_writer == Some(host) && result.is_ok();
+                let in_store = (promises && op == Op::Flush).then(|| self.store.last_cut());
+                if promises && op == Op::WriteFua {
+                    let request = device.request(*id);
+                    for (sector, stamp) in self.store.read_sectors(request.range) {
+                        here.expect.check_stored(sector, stamp, request.issued);
+                    }
+                }
                 device.complete(*id, *result, &mut here.expect, in_store.as_deref());
                 if self.timely && wrote {
                     here.uncommitted.push_back((here.expect.now(), self.now));

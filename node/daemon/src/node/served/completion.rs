@@ -49,7 +49,7 @@ impl Served {
             Operation::Write => {
                 tally.writes += 1;
                 tally.written_bytes += request.len_bytes();
-                Op::Write
+                if request.is_fua() { Op::WriteFua } else { Op::Write }
             }
             Operation::Flush => {
                 tally.flushes += 1;

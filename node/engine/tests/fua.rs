@@ -1,0 +1,266 @@
+//! A FUA write, event by event: it completes only when what it wrote is durable.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
+
+const SECTORS: u64 = 10_000;
+const NONCE: Nonce = Nonce([7; 16]);
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: 1 << 40 };
+
+/// A volume that answers nothing by itself.
+struct Bench {
+    volume: Volume<Vec<u8>>,
+    /// What it asked for and was not answered yet, oldest first.
+    asked: Vec<Action>,
+    completed: Vec<(u32, Result<(), Errno>)>,
+    fenced: bool,
+}
+
+impl Bench {
+    /// An attached volume with its first chunk allocated and its first round done.
+    fn new(durability: Durability) -> Self {
+        let mut manifest = Manifest::empty("v".parse().unwrap());
+        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned() };
+        for (epoch, body) in [(0, Body::Create { sectors: SECTORS }), (1, attach)] {
+            let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+            manifest
+                .apply(&Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body })
+                .unwrap();
+        }
+        let header = Header {
+            volume: manifest.volume().clone(),
+            sectors: SECTORS,
+            epoch: Epoch(1),
+            nonces: vec![NONCE],
+            active: Side::A,
+            closed_clean: false,
+            void: SideSet::NONE,
+            seq: Seq(0),
+            synced_generation: 0,
+        };
+        let setup = Setup {
+            requests: 8,
+            limits: LIMITS,
+            header,
+            header_generation: 0,
+            unix_ms_at_zero: 0,
+            durability,
+        };
+        let memory = vec![0; map_bytes(SECTORS) as usize];
+        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        let mut bench = Self { volume, asked: Vec::new(), completed: Vec::new(), fenced: false };
+        bench.ask(7, Op::Write, 9000);
+        bench.tell(Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
+        bench.asked.retain(|action| !matches!(action, Action::PrepareMap { .. }));
+        bench.finish();
+        bench.ask(7, Op::Flush, 0);
+        bench.finish();
+        bench.completed.clear();
+        bench
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut out = Vec::new();
+        self.volume.handle(0, event, &mut out);
+        for action in out {
+            if let Action::Complete { id, result } = action {
+                self.completed.push((id.0, result));
+            } else if let Action::Report(report) = action {
+                self.fenced |= report == Report::Fenced;
+            } else {
+                self.asked.push(action);
+            }
+        }
+    }
+
+    fn ask(&mut self, id: u32, op: Op, sector: u64) {
+        let range = SectorRange::new(sector, u64::from(op != Op::Flush));
+        self.tell(Event::Request { id: RequestId(id), op, range });
+    }
+
+    /// Answers the oldest action that `wanted` names.
+    fn answer(&mut self, wanted: impl Fn(&Action) -> bool, result: Result<(), Errno>) {
+        let at = self.asked.iter().position(wanted).expect("it was asked for");
+        let event = match self.asked.remove(at) {
+            Action::Write { id, .. } | Action::Punch { id, .. } => Event::Moved { id, result },
+            Action::Evict { .. } => Event::Evicted { result },
+            Action::SyncSide { side } => Event::SideSynced { side, result },
+            Action::WriteMap(_) => Event::MapWritten { result },
+            Action::SyncMap => Event::MapSynced { result },
+            Action::StorePending { .. } => Event::PendingStored { result },
+            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::Upload(_) => {
+                let id = SegmentId::new(1, [0; 10]);
+                let chunks = vec![(0, 1)];
+                Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
+            }
+            other @ (Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::Complete { .. }
+            | Action::PrepareMap { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. }
+            | Action::Report(_)) => unreachable!("{other:?}"),
+        };
+        self.tell(event);
+    }
+
+    fn store(&mut self, id: u32) {
+        self.answer(|action| matches!(action, Action::Write { id: of, .. } if of.0 == id), Ok(()));
+    }
+
+    /// Answers everything, oldest first, until nothing is asked for.
+    fn finish(&mut self) {
+        while !self.asked.is_empty() {
+            self.answer(|_| true, Ok(()));
+        }
+    }
+
+    /// Answers what belongs to rounds, until one is over.
+    fn finish_round(&mut self) {
+        let of_round = |action: &Action| {
+            matches!(action, Action::SyncSide { .. } | Action::WriteMap(_) | Action::SyncMap)
+        };
+        let before = self.completed.len();
+        while self.completed.len() == before && self.asked.iter().any(of_round) {
+            self.answer(of_round, Ok(()));
+        }
+    }
+}
+
+#[test]
+fn a_fua_write_completes_at_the_end_of_its_round() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    assert!(matches!(bench.asked[..], [Action::SyncSide { side: Side::A }]), "{:?}", bench.asked);
+    bench.answer(|_| true, Ok(()));
+    assert!(matches!(bench.asked[..], [Action::WriteMap(_)]), "{:?}", bench.asked);
+    bench.answer(|_| true, Ok(()));
+    assert_eq!(bench.asked, [Action::SyncMap]);
+    assert_eq!(bench.completed, [], "its map page is not synced");
+    bench.answer(|_| true, Ok(()));
+    assert_eq!((bench.completed, bench.asked), (vec![(0, Ok(()))], vec![]));
+}
+
+/// A round that began before the data was stored may have synced the side too early.
+#[test]
+fn a_round_begun_before_does_not_complete_a_fua_write() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::Write, 3);
+    bench.store(0);
+    bench.ask(1, Op::WriteFua, 4);
+    bench.ask(2, Op::Flush, 0);
+    bench.completed.clear();
+    bench.store(1);
+    bench.finish_round();
+    assert_eq!(bench.completed, [(2, Ok(()))], "the flush does not wait for the FUA write");
+    bench.finish_round();
+    assert_eq!(bench.completed, [(2, Ok(())), (1, Ok(()))]);
+}
+
+#[test]
+fn fua_writes_and_flushes_share_one_round() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    for id in 1..4 {
+        bench.ask(id, Op::WriteFua, 4 + u64::from(id));
+        bench.store(id);
+    }
+    bench.ask(4, Op::Flush, 0);
+    bench.finish_round();
+    assert_eq!(bench.completed, [(0, Ok(()))]);
+    bench.finish_round();
+    assert_eq!(bench.completed.len(), 5);
+    assert_eq!(bench.asked, []);
+}
+
+#[test]
+fn a_round_that_fails_fails_its_fua_writes() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    bench.answer(|action| matches!(action, Action::SyncSide { .. }), Ok(()));
+    bench.answer(|action| matches!(action, Action::WriteMap(_)), Err(Errno::EIO));
+    assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
+}
+
+#[test]
+fn after_a_failed_sync_a_fua_write_waits_for_a_commit() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    bench.answer(|action| matches!(action, Action::SyncSide { .. }), Err(Errno::EIO));
+    assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
+    bench.finish();
+    bench.ask(1, Op::WriteFua, 3);
+    bench.store(1);
+    assert!(matches!(bench.asked[..], [Action::Upload(_)]), "{:?}", bench.asked);
+    bench.answer(|_| true, Ok(()));
+    bench.answer(|action| matches!(action, Action::StorePending { .. }), Ok(()));
+    assert_eq!(bench.completed.len(), 1, "its record is not in the log");
+    bench.answer(|action| matches!(action, Action::CreateRecord { .. }), Ok(()));
+    assert_eq!(bench.completed[1..], [(1, Ok(()))]);
+}
+
+#[test]
+fn with_durability_object_a_fua_write_waits_for_its_commit() {
+    let mut bench = Bench::new(Durability::Object);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.store(0);
+    while !matches!(bench.asked[..], [Action::CreateRecord { .. }]) {
+        assert_eq!(bench.completed, []);
+        bench.answer(|_| true, Ok(()));
+    }
+    assert_eq!(bench.completed, []);
+    bench.answer(|_| true, Ok(()));
+    assert_eq!(bench.completed, [(0, Ok(()))]);
+}
+
+#[test]
+fn a_fua_write_without_space_is_written_again() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.answer(|action| matches!(action, Action::Write { .. }), Err(Errno::ENOSPC));
+    assert_eq!((&bench.completed, &bench.asked), (&vec![], &vec![]));
+    bench.tell(Event::Tick);
+    bench.store(0);
+    assert_eq!(bench.completed, []);
+    bench.finish();
+    assert_eq!(bench.completed, [(0, Ok(()))]);
+}
+
+/// The discard was issued while the data of the FUA write was not stored: either may be the last, and both are durable.
+#[test]
+fn a_fua_write_beside_a_discard_is_durable() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.ask(1, Op::Discard, 3);
+    bench.store(0);
+    bench.answer(|action| matches!(action, Action::Punch { .. }), Ok(()));
+    assert_eq!(bench.completed, [(1, Ok(()))]);
+    bench.finish();
+    assert_eq!(bench.completed, [(1, Ok(())), (0, Ok(()))]);
+    assert_eq!(bench.volume.status().dirty_bytes, 2 * 4096, "what the disk took last counts as data");
+}
+
+#[test]
+fn a_fua_write_stored_after_the_fencing_fails() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::WriteFua, 3);
+    bench.volume.handle(1 << 41, Event::Tick, &mut bench.asked);
+    bench.asked.retain(|action| matches!(action, Action::Write { .. }));
+    bench.tell(Event::RecordRead { seq: Seq(3), bytes: Some(b"another's".to_vec()) });
+    assert!(bench.fenced);
+    bench.store(0);
+    assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
+    assert_eq!(bench.asked, []);
+}
