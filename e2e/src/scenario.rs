@@ -11,6 +11,7 @@ mod cache_disk;
 mod chart;
 mod control_plane;
 mod damage;
+mod device_identity;
 mod fenced;
 mod load;
 mod node_loss;
@@ -112,6 +113,12 @@ pub const ALL: &[Scenario] = &[
         about: "the same with user copy",
         expected: Duration::from_secs(75),
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "device-identity",
+        about: "a volume keeps its own device when numbers are given again, daemons die, and detach meets attach",
+        expected: Duration::from_secs(60),
+        run: device_identity::run,
     },
     Scenario {
         name: "damage",
