@@ -41,6 +41,12 @@ impl CharDevice {
         }
     }
 
+    /// A file in the place of a character device.
+    #[cfg(test)]
+    pub(crate) fn of(file: File) -> Self {
+        Self { file }
+    }
+
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

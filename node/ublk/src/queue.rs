@@ -398,3 +398,61 @@ const fn transfer(buffers: &BufferRange, tag: u16, part: &Part) -> FixedTransfer
         user_data: part.user_data,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::MetadataExt;
+
+    use holdfast_ring::RingOptions;
+
+    use super::*;
+    use crate::{DeviceInfo, DeviceState, Expected, ForeignFeatures};
+
+    /// A queue that was dropped with requests kept the character device open with their memory, so that the kernel quiesced
+    /// the device only when the process had ended.
+    #[test]
+    fn a_dropped_queue_closes_its_character_device() {
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
+        let mut ring = Ring::new(&options).unwrap();
+        let info = DeviceInfo {
+            id: 0,
+            state: DeviceState::Live,
+            queues: 1,
+            depth: 2,
+            max_io_bytes: 4096,
+            transport: Some(Transport::UserCopy),
+            server_pid: -1,
+            tag: 0,
+            foreign: ForeignFeatures::among(0),
+        };
+        let device = Device::of(&info, 1, &Expected { tag: 0, sectors: 1 }).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let inode = file.metadata().unwrap().ino();
+        let uses = || {
+            let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            files.filter(|file| fs::metadata(file.path()).is_ok_and(|data| data.ino() == inode)).count()
+        };
+        let char_device = CharDevice::of(file);
+        let spec = QueueSpec { device_index: 0, queue_id: 0 };
+        let mut queue = Queue::open(&mut ring, &device, &char_device, spec).unwrap();
+        drop(char_device);
+        queue.arm(&mut ring);
+        // What the kernel says when it has requests; the descriptors are zeros, which is a read of nothing.
+        let mut requests = (0..2).map(|tag| {
+            let user_data = UserData::new(COMMAND_KIND, 0, tag, 0);
+            match queue.on_completion(&mut ring, &Completion { user_data, raw_result: 0 }) {
+                QueueEvent::Request(request) => request,
+                other => panic!("{other:?}"),
+            }
+        });
+        let (parked, moving) = (requests.next().unwrap(), requests.next().unwrap());
+        drop(requests);
+        queue.leave(parked);
+        assert_eq!((queue.requests_with_owner(), uses()), (1, 1));
+        moving.leave_to_successor();
+        drop(queue);
+        assert_eq!(uses(), 0);
+    }
+}

@@ -41,7 +41,7 @@ impl Node {
         if state != DeviceState::Dead {
             tracing::error!(
                 device = id, %state,
-                "a device of this installation has no record in node.run_dir; it is left alone, and requests to it wait; \
+                "a device of this installation has no readable record in node.run_dir; it is left alone, and requests to it wait; \
                  unmount it and restart the host"
             );
             return;

@@ -24,7 +24,7 @@ use super::local::{AttachedRecord, Local, VolumeFiles, volumes_under};
 use super::off_runtime::blocking;
 use super::ring_thread::{Message, Start};
 use super::rings::{Need, VOLUME_FILES};
-use super::{Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving};
+use super::{Entry, Node, Present, Serving};
 use crate::failure::chain;
 
 /// How long a device may take to become quiesced after its last server died, before the daemon goes on without it.
@@ -219,15 +219,9 @@ impl Node {
             store,
         } = record;
         let objects = self.0.stores.connect(&store_name, &store).await?;
-        // As the device was made, perhaps by another version.
-        let (queues, depth) =
-            device.map_or((QUEUES, QUEUE_DEPTH), |device| (device.queues(), device.depth()));
-        let need = match device {
-            Some(device) => need(device.transport(), queues, depth),
-            None => Need { files: VOLUME_FILES, buffers: 0 },
-        };
+        let (requests, need) = taken_by(device);
         let setup = Setup {
-            requests: u32::from(queues) * u32::from(depth),
+            requests,
             limits: self.limits(max_age_ms),
             durability,
             header,
@@ -310,6 +304,18 @@ impl Node {
     }
 }
 
+/// How many requests a volume may have in flight, and what it takes of a ring: as its device was made, perhaps by another
+/// version.
+fn taken_by(device: Option<Device>) -> (u32, Need) {
+    match device {
+        Some(device) => (
+            u32::from(device.queues()) * u32::from(device.depth()),
+            need(device.transport(), device.queues(), device.depth()),
+        ),
+        None => (0, Need { files: VOLUME_FILES, buffers: 0 }),
+    }
+}
+
 /// The device that served the volume, if it is still there; else the record names none from here on.
 ///
 /// The tag decides, not the number: another device may have the number by now, and the last daemon may have died before it
@@ -364,5 +370,33 @@ fn found(device: Result<Device, ControlError>) -> Result<Option<Device>, NodeErr
         Ok(device) => Ok(Some(device)),
         Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_ublk::{DeviceInfo, ForeignFeatures, Transport};
+
+    use super::*;
+
+    /// Found by reading: a recovered device had room for as many requests as this version gives a device, whatever it was made
+    /// with; a greater tag ended the process.
+    #[test]
+    fn a_recovered_device_has_room_for_all_its_tags() {
+        let info = DeviceInfo {
+            id: 1,
+            state: DeviceState::Quiesced,
+            queues: 2,
+            depth: 256,
+            max_io_bytes: 1 << 20,
+            transport: Some(Transport::ZeroCopy),
+            server_pid: -1,
+            tag: 5,
+            foreign: ForeignFeatures::among(0),
+        };
+        let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();
+        let need = Need { files: VOLUME_FILES + 2, buffers: 512 };
+        assert_eq!(taken_by(Some(device)), (512, need));
+        assert_eq!(taken_by(None).1, Need { files: VOLUME_FILES, buffers: 0 });
     }
 }
