@@ -442,10 +442,9 @@ mod tests {
         // What the kernel says when it has requests; the descriptors are zeros, which is a read of nothing.
         let mut requests = (0..2).map(|tag| {
             let user_data = UserData::new(COMMAND_KIND, 0, tag, 0);
-            match queue.on_completion(&mut ring, &Completion { user_data, raw_result: 0 }) {
-                QueueEvent::Request(request) => request,
-                other => panic!("{other:?}"),
-            }
+            let event = queue.on_completion(&mut ring, &Completion { user_data, raw_result: 0 });
+            let QueueEvent::Request(request) = event else { panic!("{event:?}") };
+            request
         });
         let (parked, moving) = (requests.next().unwrap(), requests.next().unwrap());
         drop(requests);

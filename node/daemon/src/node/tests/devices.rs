@@ -402,6 +402,61 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     });
 }
 
+/// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes could still land.
+#[test]
+fn a_volume_is_on_no_ring_before_its_last_server_ended() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    host.kernel.hold("start_recovery", None);
+    host.daemon(|node| async move {
+        assert!(matches!(node.volumes().get(&id("x")), Some(Entry::Stranded(_))));
+        host.kernel.release();
+        settled(&node, |status| status.state == VolumeState::Attached).await;
+        host.check(&node).await;
+    });
+}
+
+#[test]
+fn an_attach_that_fails_leaves_no_device() {
+    let host = &Host::new(&["x"]);
+    for refused in ["add", "open", "start"] {
+        host.daemon(|node| async move {
+            host.kernel.refuse(&[refused]);
+            let failed = node.attach(host.request("x")).await.unwrap_err();
+            assert!(matches!(failed, NodeError::Device(_)), "{failed}");
+            assert!(node.list().is_empty() && host.kernel.devices().into_keys().eq([0, 2]));
+            assert!(!host.dirs.local_of(&id("x")).live_map_path().exists());
+            host.kernel.refuse(&[]);
+            host.attach(&node, "x").await;
+            host.end(&node).await;
+        });
+    }
+}
+
+/// Found by reading: a device that could not be removed after a failed attach was forgotten, with its record.
+#[test]
+fn a_device_that_cannot_be_removed_is_not_forgotten() {
+    let host = &Host::new(&["x"]);
+    for restarts in [false, true] {
+        host.daemon(|node| async move {
+            host.kernel.refuse(&["start", "stop", "stop_unused"]);
+            node.attach(host.request("x")).await.unwrap_err();
+            assert_eq!(node.list().len(), 1);
+            let record = host.dirs.local_of(&id("x")).read_record().unwrap().unwrap();
+            assert_eq!(record.device_id, Some(1));
+            assert_eq!(host.device_of(record.tag).unwrap().id, 1);
+            host.kernel.refuse(&[]);
+            if !restarts {
+                node.detach(&id("x")).await.unwrap();
+                assert!(node.list().is_empty() && host.kernel.devices().into_keys().eq([0, 2]));
+            }
+        });
+    }
+    host.daemon(|node| async move { host.end(&node).await });
+}
+
 /// A device that is in use is not detached, and serves on.
 #[test]
 fn a_device_in_use_is_not_detached() {

@@ -6,6 +6,7 @@ use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use holdfast_ring::Errno;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Transport,
     Unsupported,
@@ -42,6 +43,8 @@ struct State {
     is_dead: bool,
     /// A command that does not end while it is held, for one device or all.
     held: Option<(&'static str, Option<u32>)>,
+    /// Commands that the kernel refuses.
+    refused: Vec<&'static str>,
     wrong: Vec<String>,
 }
 
@@ -114,6 +117,11 @@ impl FakeKernel {
         self.lock().held = Some((command, device));
     }
 
+    /// Refuses commands of these names.
+    pub(super) fn refuse(&self, commands: &[&'static str]) {
+        self.lock().refused = commands.to_vec();
+    }
+
     pub(super) fn release(&self) {
         self.lock().held = None;
         self.changed.notify_all();
@@ -150,7 +158,12 @@ impl FakeKernel {
         if state.is_dead || matches!(state.death, Some(Death::Before(at)) if at == number) {
             return self.stay(state);
         }
-        let done = run(&mut state);
+        let done = if state.refused.contains(&name) {
+            let id = device.unwrap_or(u32::MAX);
+            Err(ControlError::Command { id, command: name, source: Errno::EIO })
+        } else {
+            run(&mut state)
+        };
         if matches!(state.death, Some(Death::After(at)) if at == number) {
             return self.stay(state);
         }
