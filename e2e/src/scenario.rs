@@ -117,7 +117,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "device-identity",
         about: "a volume keeps its own device when numbers are given again, daemons die, and detach meets attach",
-        expected: Duration::from_secs(60),
+        expected: Duration::from_secs(80),
         run: device_identity::run,
     },
     Scenario {
