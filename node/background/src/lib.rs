@@ -11,6 +11,7 @@ mod backoff;
 mod cold;
 mod local;
 mod manifest;
+mod slots;
 mod upload;
 mod work;
 
@@ -18,5 +19,6 @@ pub use attach::{AttachError, Won, win};
 pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
+pub use slots::{Slot, SlotTable};
 pub use upload::{BLOCK_ALIGNMENT, SideReader, Unreadable, build_segment};
 pub use work::{Background, Tidy, Work};

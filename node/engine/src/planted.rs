@@ -83,6 +83,10 @@ pub enum Bug {
     RecordAfterDeletion,
     /// A volume leaves its ring while the kernel has its device.
     DetachUnderDevice,
+    /// The slab's index may hold every slot: none is left for what is fetched.
+    IndexFillsSlab,
+    /// A slot of the slab that is no longer used is free twice.
+    SlotFreedTwice,
     /// A starting daemon deletes every unserved device that it has no record of.
     SweepsAll,
     /// A FUA write completes once its data is stored.
@@ -95,7 +99,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 41] = [
+    pub const ALL: [Self; 43] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -137,7 +141,22 @@ impl Bug {
         Self::FuaCompletesEarly,
         Self::FuaJoinsRunning,
         Self::FuaIsLocal,
+        Self::IndexFillsSlab,
+        Self::SlotFreedTwice,
     ];
+
+    /// Whether the safeguard is about what the volumes of a host share.
+    pub const fn is_shared(self) -> bool {
+        matches!(
+            self,
+            Self::DeviceByNumber
+                | Self::RecordAfterDeletion
+                | Self::DetachUnderDevice
+                | Self::SweepsAll
+                | Self::IndexFillsSlab
+                | Self::SlotFreedTwice
+        )
+    }
 
     /// The number of the invariant that an engine without the safeguard breaks, in `docs/invariants.md`.
     pub const fn breaks(self) -> u8 {
@@ -152,7 +171,7 @@ impl Bug {
             | Self::BelievesRetriedSync
             | Self::NothingIsVoid => 1,
             Self::PunchUnderReads => 2,
-            Self::SparseIsDense | Self::NoFrameChecksum => 3,
+            Self::SparseIsDense | Self::NoFrameChecksum | Self::SlotFreedTwice => 3,
             Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst | Self::SkipUnreadable => 4,
             Self::RecordNotStored | Self::ListIsTheEnd => 5,
             Self::NoSetAside | Self::NoLastRound => 6,
@@ -161,7 +180,7 @@ impl Bug {
             Self::NoZeroFill => 9,
             Self::UploadInFlight => 10,
             Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
-            Self::NeverRetries | Self::NeedsDeletes => 12,
+            Self::NeverRetries | Self::NeedsDeletes | Self::IndexFillsSlab => 12,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal | Self::FuaIsLocal => 15,

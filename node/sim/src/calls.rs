@@ -39,6 +39,10 @@ pub(crate) enum LocalAsk {
     Discard,
     WriteHeader(MapWrite),
     SyncHeader,
+    /// Fill a slot of the slab; its bytes are there when the answer is heard.
+    WriteSlot,
+    /// Read one; its bytes are taken when the answer is heard.
+    ReadSlot,
 }
 
 /// What a future waits for.

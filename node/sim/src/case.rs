@@ -5,7 +5,6 @@ use std::fmt;
 use holdfast_engine::planted::{Bug, plant};
 
 use crate::fleet::FleetCase;
-use crate::invariant::Invariant;
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
@@ -110,7 +109,7 @@ impl fmt::Display for Case {
 /// The first seed that notices that `bug` is planted, and what it sees: of one volume, or of several where the bug is about
 /// what they share.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
-    if bug.breaks() < Invariant::StoresAreIndependent.number() {
+    if !bug.is_shared() {
         return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }
     FleetCase::that_finds(bug, seeds, FLEET, FLEET as u64 * operations)

@@ -21,6 +21,7 @@ mod process;
 mod profile;
 mod rng;
 mod schedule;
+mod slab;
 mod store;
 mod surroundings;
 mod tasks;

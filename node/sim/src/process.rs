@@ -91,7 +91,7 @@ pub(crate) struct Process {
     pub(crate) tasks: Tasks<Ended>,
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
-    indexes: Arc<Indexes>,
+    shared: Shared,
     /// What the upload under way uploads, and what its seal captured.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
     /// It was told to let go; once is enough.
@@ -125,7 +125,7 @@ impl Process {
             tasks: Tasks::default(),
             calls,
             background: Arc::new(Background::new(volume.clone(), objects, sides, time)),
-            indexes: shared.indexes,
+            shared,
             upload: None,
             detaching: false,
             dies: None,
@@ -172,10 +172,14 @@ impl Process {
     }
 
     fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, layers: Layers) {
-        let (background, indexes) = (Arc::clone(&self.background), Arc::clone(&self.indexes));
+        let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
         self.tasks.start(async move {
             let Background { volume, objects, time, .. } = &*background;
-            let block = read_block(&**objects, volume, time, &indexes, range, &layers).await;
+            let Shared { indexes, slab } = &shared;
+            let block = match slab {
+                Some(slab) => slab.read(&**objects, volume, time, indexes, range, &layers).await,
+                None => read_block(&**objects, volume, time, indexes, range, &layers).await,
+            };
             Ended::Cold { id, range, at, block }
         });
     }

@@ -13,7 +13,7 @@ fn run(seeds: std::ops::Range<u64>, volumes: usize, operations: u64) {
 
 #[test]
 fn four_volumes_share_hosts_and_stores() {
-    run(0..32, 4, 12_000);
+    run(0..24, 4, 12_000);
 }
 
 #[test]
@@ -23,5 +23,5 @@ fn a_volume_for_each_store() {
 
 #[test]
 fn many_volumes_share_hosts_and_stores() {
-    run(48..56, 12, 36_000);
+    run(48..52, 12, 36_000);
 }

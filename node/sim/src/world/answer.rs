@@ -143,7 +143,7 @@ impl World {
             return Err(io::Error::other("simulated").into());
         }
         match ask {
-            LocalAsk::ReadSides => {}
+            LocalAsk::ReadSides | LocalAsk::WriteSlot | LocalAsk::ReadSlot => {}
             LocalAsk::StorePending(pending) => disk.pending = Some(pending.clone()),
             LocalAsk::ReadMap => {
                 let mark = disk.map.mark();
@@ -184,7 +184,9 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
         | LocalAsk::StorePending(_)
         | LocalAsk::ReadMap
         | LocalAsk::SetAside
-        | LocalAsk::Discard => None,
+        | LocalAsk::Discard
+        | LocalAsk::WriteSlot
+        | LocalAsk::ReadSlot => None,
     }
 }
 

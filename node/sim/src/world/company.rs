@@ -8,6 +8,7 @@ use holdfast_engine::event::Millis;
 use super::World;
 use crate::invariant::Invariant;
 use crate::process::{INDEX_BYTES, INDEXES};
+use crate::slab::Slab;
 
 /// How long a request waits for a store that is silent.
 const REQUEST_MS: Millis = 20_000;
@@ -36,12 +37,19 @@ pub(crate) enum Death {
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) indexes: Arc<Indexes>,
+    /// What is fetched goes through it; a volume alone on its hosts has none.
+    pub(crate) slab: Option<Arc<Slab>>,
 }
 
 impl Shared {
-    /// That of a new process.
+    /// That of a new process with one volume.
+    fn alone() -> Self {
+        Self { indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)), slab: None }
+    }
+
+    /// That of a new process with several.
     pub(crate) fn new() -> Self {
-        Self { indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)) }
+        Self { slab: Some(Arc::new(Slab::new())), ..Self::alone() }
     }
 }
 
@@ -119,7 +127,7 @@ impl World {
 
     /// What a new process on `host` shares.
     pub(super) fn shared(&self, host: usize) -> Shared {
-        self.company.as_ref().map_or_else(Shared::new, |company| company.shared[host].clone())
+        self.company.as_ref().map_or_else(Shared::alone, |company| company.shared[host].clone())
     }
 
     pub(super) fn tell_company(&mut self, host: usize, death: Death) {

@@ -1,0 +1,80 @@
+//! The slab of a host: the daemon's table of slots over a simulated file.
+
+use std::io;
+use std::sync::Mutex;
+
+use holdfast_background::{ColdError, Indexes, Slot, SlotTable, fetch, patiently};
+use holdfast_engine::manifest::Layers;
+use holdfast_objects::ObjectStore;
+use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+
+use crate::calls::{Answer, Ask, Calls, LocalAsk, lock};
+use crate::surroundings::SimTime;
+
+/// Slots, and those of them that the index leaves free: few, so that contents are evicted all the time.
+const SLOTS: u32 = 8;
+const SPARE_SLOTS: u32 = 3;
+
+/// What all volumes of a process fetch into.
+pub(crate) struct Slab {
+    table: SlotTable,
+    file: Mutex<Vec<Vec<u8>>>,
+}
+
+impl Slab {
+    /// The slab of a new process, which trusts nothing in its file.
+    pub(crate) fn new() -> Self {
+        Self {
+            table: SlotTable::new(SLOTS, SPARE_SLOTS, 1),
+            file: Mutex::new(vec![Vec::new(); SLOTS as usize]),
+        }
+    }
+
+    /// The bytes of `range`'s block, of which at least those of `range` are what the store holds.
+    pub(crate) async fn read(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        time: &SimTime,
+        indexes: &Indexes,
+        range: SectorRange,
+        layers: &Layers,
+    ) -> Result<Vec<u8>, ColdError> {
+        let calls = &time.calls;
+        patiently(time, volume, range, |wanted| async move {
+            let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+            let whole = async {
+                let mut whole = vec![0; BLOCK_BYTES as usize];
+                fetch(objects, volume, &plan, &mut whole).await?;
+                Ok(whole)
+            };
+            let slot = self.table.slot(&plan.key, whole, |slot, block| self.fill(calls, slot, block)).await?;
+            // The ring reads it some time later.
+            if let Err(error) = ask(calls, LocalAsk::ReadSlot).await {
+                self.table.forget(&slot);
+                return Err(error.into());
+            }
+            Ok(lock(&self.file)[slot.number() as usize].clone())
+        })
+        .await
+    }
+
+    async fn fill(&self, calls: &Calls, slot: Slot, block: Vec<u8>) -> Result<Slot, ColdError> {
+        if let Err(error) = ask(calls, LocalAsk::WriteSlot).await {
+            slot.set_failed();
+            return Err(error.into());
+        }
+        lock(&self.file)[slot.number() as usize] = block;
+        Ok(slot)
+    }
+}
+
+async fn ask(calls: &Calls, ask: LocalAsk) -> io::Result<()> {
+    match calls.send(Ask::Local(ask)).await {
+        Answer::Local(Ok(_)) => Ok(()),
+        Answer::Local(Err(_)) => Err(io::Error::other("simulated")),
+        Answer::Bytes(_) | Answer::Created(_) | Answer::Listed(_) | Answer::Stored(_) | Answer::Slept => {
+            unreachable!("the local disk has another answer")
+        }
+    }
+}
