@@ -16,6 +16,7 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -269,7 +270,7 @@ impl Device {
     /// # Errors
     /// [`ControlError::Command`]; [`ControlError::TimedOut`] after a minute.
     pub fn start(&self) -> Result<(), ControlError> {
-        self.send_within("START_DEV", sys::UBLK_U_CMD_START_DEV, own_pid(), START_WITHIN)
+        self.send_within("START_DEV", sys::UBLK_U_CMD_START_DEV, own_pid(), START_WITHIN).map_err(named)
     }
 
     /// Prepares a device whose server has gone for new queues: waits, at most `timeout`, until the
@@ -313,7 +314,7 @@ impl Device {
     /// one of its tags. It may be called again.
     pub fn end_recovery(&self) -> Result<(), ControlError> {
         let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
-        self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN)
+        self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named)
     }
 
     /// Asks the kernel to take idle tags back so that the server can let go of the device, waiting at
@@ -503,6 +504,26 @@ fn own_pid() -> u64 {
     std::process::id().into()
 }
 
+/// Inode of the host's PID namespace. Source: `PROC_PID_INIT_INO` in `linux/proc_ns.h`.
+const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Names what `EINVAL` for the server's pid means. Kernels from 6.17 on compare it with the opener's as the host sees it;
+/// `47bdf1d29cae` (7.0) has it translated first.
+fn named(error: ControlError) -> ControlError {
+    let in_host_namespace =
+        fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST_PID_NAMESPACE);
+    named_in(error, in_host_namespace)
+}
+
+fn named_in(error: ControlError, in_host_namespace: bool) -> ControlError {
+    if let ControlError::Command { id, command, source: Errno::EINVAL } = error
+        && !in_host_namespace
+    {
+        return ControlError::PidNamespace { id, command };
+    }
+    error
+}
+
 fn exists(id: u32) -> bool {
     Path::new(CHAR_CLASS).join(format!("ublkc{id}")).exists()
 }
@@ -566,5 +587,19 @@ mod tests {
         // Set by the kernel itself on every device.
         let announced = sys::UBLK_F_PER_IO_DAEMON | sys::UBLK_F_SAFE_STOP_DEV;
         assert!(ForeignFeatures::among(announced.into()).is_empty());
+    }
+
+    /// A daemon in a pod without `hostPID` was refused by some kernels, with an error that named nothing.
+    #[test]
+    fn a_pid_namespace_is_named_as_the_cause() {
+        let refused = |source| ControlError::Command { id: 3, command: "END_USER_RECOVERY", source };
+        let message = named_in(refused(Errno::EINVAL), false).to_string();
+        for part in ["ublk device 3", "END_USER_RECOVERY", "PID namespace", "hostPID: true"] {
+            assert!(message.contains(part), "{message}");
+        }
+        for (errno, in_host_namespace) in [(Errno::EINVAL, true), (Errno::EBUSY, false)] {
+            let other = named_in(refused(errno), in_host_namespace);
+            assert!(matches!(other, ControlError::Command { .. }), "{other}");
+        }
     }
 }

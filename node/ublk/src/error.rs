@@ -88,6 +88,17 @@ pub enum ControlError {
         #[source]
         source: Errno,
     },
+    /// The kernel compared the pid of this process with the one that the host sees.
+    #[error(
+        "ublk device {id}: {command} was refused because this process runs in a PID namespace of its own. The device is not \
+         served. Run it in the host's (`hostPID: true` for a pod), or use kernel 7.0 or newer"
+    )]
+    PidNamespace {
+        /// The device.
+        id: u32,
+        /// The command, as in `linux/ublk_cmd.h`.
+        command: &'static str,
+    },
     /// The device did not become free for recovery in time: another process still holds it.
     #[error("ublk device {id} is {state} and still held by another process after {waited_ms} ms")]
     StillHeld {
