@@ -99,11 +99,25 @@ impl Node {
     }
 
     /// Starts the daemon after [`Node::kill`], [`Node::terminate`] or a reset of the machine, and waits until
-    /// it serves again.
+    /// it is ready: it serves all that is the node's.
     ///
     /// # Errors
     /// When it runs already or does not come up.
     pub fn restart(&self) -> Result<()> {
+        self.spawn()?;
+        self.wait_ready("200 OK")
+    }
+
+    /// The same, until `/readyz` answers so.
+    ///
+    /// # Errors
+    /// When it runs already or does not come up.
+    pub fn restart_until(&self, answer: &str) -> Result<()> {
+        self.spawn()?;
+        self.wait_ready(answer)
+    }
+
+    fn spawn(&self) -> Result<()> {
         let mut program = Program {
             argv: ["holdfast-node", "run", "--config", CONFIG].map(str::to_owned).to_vec(),
             ..Program::default()
@@ -113,13 +127,20 @@ impl Node {
         if self.kubernetes {
             program.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
         }
-        self.vm.spawn(PROGRAM, &program)?;
-        let probe = bash(&format!("exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}"));
+        self.vm.spawn(PROGRAM, &program).map(drop)
+    }
+
+    /// Waits until `/readyz` answers so.
+    ///
+    /// # Errors
+    /// When the daemon ends or the time does.
+    pub fn wait_ready(&self, answer: &str) -> Result<()> {
+        let probe = bash(&get("/readyz"));
         until("the daemon to serve", START_LIMIT, || {
             if let Some(exit) = self.vm.status(PROGRAM)? {
                 bail!("the daemon ended: {exit:?}\n{}", self.vm.log(PROGRAM)?);
             }
-            Ok((self.vm.run(&probe, START_LIMIT)?.exit == Exit::Code(0)).then_some(()))
+            Ok(self.vm.run(&probe, START_LIMIT)?.stdout.contains(answer).then_some(()))
         })
     }
 
@@ -178,12 +199,16 @@ impl Node {
     /// # Errors
     /// When it does not serve them.
     pub fn metrics(&self) -> Result<String> {
-        let script = format!(
-            "exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}; \
-             printf 'GET /metrics HTTP/1.1\\r\\nHost: node\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
-        );
-        self.vm.exec(&script)
+        self.vm.exec(&get("/metrics"))
     }
+}
+
+/// A script that asks the daemon's HTTP listener.
+fn get(path: &str) -> String {
+    format!(
+        "exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}; \
+         printf 'GET {path} HTTP/1.1\\r\\nHost: node\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
+    )
 }
 
 fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<String> {

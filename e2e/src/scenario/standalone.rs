@@ -63,12 +63,9 @@ fn held(node: &Node, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");
     node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
     node.vm().wait_log("holder", "held", LIMIT)?;
-    node.restart()?;
-    // The daemon serves others before the wait for this one is over.
-    let list = until("the daemon to say why", LIMIT, || {
-        Ok(Some(node.cli(&["list"])?).filter(|list| list.contains("still held by another process")))
-    })?;
-    ensure!(list.contains("Quiesced"), "{list}");
+    node.restart_until("still held by another process")?;
+    let list = node.cli(&["list"])?;
+    ensure!(list.contains("Quiesced") && list.contains("still held by another process"), "{list}");
     ensure!(!list.contains(device), "nobody serves the device: {list}");
     for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
         let refused = node.cli(refused).err().context("nobody serves the device")?;

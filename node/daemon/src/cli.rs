@@ -140,17 +140,13 @@ struct Target {
 impl Cli {
     /// Does what the command line asks for.
     pub(crate) fn run(self) -> ExitCode {
-        let runtime = match Runtime::new() {
-            Ok(runtime) => runtime,
-            Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
-        };
         match self.command {
             Command::Run { config } => {
                 let config = match Config::load(&config) {
                     Ok(config) => config,
                     Err(error) => return fail(2, &chain(&error)),
                 };
-                match run_to_end(runtime, daemon::run(config)) {
+                match daemon::run(config) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }
@@ -167,19 +163,16 @@ impl Cli {
             | Command::Stats { .. }
             | Command::Scrub(_)
             | Command::Capabilities { .. }) => {
+                let runtime = match Runtime::new() {
+                    Ok(runtime) => runtime,
+                    Err(error) => return fail(1, &format!("threads cannot be made: {error}")),
+                };
                 let mut text = String::new();
                 let asked = runtime.block_on(client::ask(command, &mut text));
                 finish(asked, &text)
             }
         }
     }
-}
-
-/// Waits for the daemon alone: what still blocks on a disk or a device ends with the process.
-fn run_to_end<T>(runtime: Runtime, daemon: impl Future<Output = T>) -> T {
-    let outcome = runtime.block_on(daemon);
-    runtime.shutdown_background();
-    outcome
 }
 
 /// Prints an answer and says how it went.

@@ -1,15 +1,22 @@
-//! The daemon's life: recover what this node serves, then listen, until SIGTERM.
+//! The daemon's life: wait for the node's lock, recover what this node serves, then listen, until SIGTERM.
 //!
 //! ```text
-//! lock and recover devices -> gRPC socket, metrics, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
+//! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
+//!   -> end every task -> release the lock -> last traces and log lines
+//! metrics and readiness are served from the first moment on
 //! ```
 //! Owns: the order of start and stop.
-//! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a device.
+//! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a device; the lock is
+//! released only when no thread of this process can touch a device or a local file any more.
 //! On failure: what fails at the start ends the process; later, only the data plane may.
 
-use std::time::Duration;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
+use holdfast_ublk::become_io_flusher;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -19,43 +26,112 @@ use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::kubernetes;
 use crate::metrics;
-use crate::node::ErrorKind;
-use crate::node::Node;
+use crate::node::{ErrorKind, Node, NodeError, Owner};
+use crate::readiness::Readiness;
 use crate::telemetry;
 
 /// How long the data plane may take to finish requests on SIGTERM. A kubelet gives 30 s by default; what is left is for
 /// the last traces. A device whose requests have not ended by then is quiesced by the kernel when the process ends.
 const GRACE: Duration = Duration::from_secs(20);
+/// How long the end waits for tasks and for what blocks on a disk or a device. What takes longer ends with the process,
+/// and so does the lock.
+const TASKS_END_WITHIN: Duration = Duration::from_secs(2);
+/// How long the address of the metrics may still be the predecessor's after it released the lock.
+const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
+const ADDRESS_POLL: Duration = Duration::from_millis(50);
 
-/// Runs the daemon until SIGTERM or SIGINT.
+/// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
 ///
 /// # Errors
 /// What kept it from starting, or an end of its listeners that nobody asked for.
-pub(crate) async fn run(config: Config) -> Result<(), Failure> {
-    let tracing = telemetry::start(&config.node.node_name)?;
-    let mut stop_signals = Signals::new()?;
-    let outcome = serve(config, &mut stop_signals).await;
-    tracing.finish();
+pub(crate) fn run(config: Config) -> Result<(), Failure> {
+    // Every thread that is started later inherits it.
+    let io_flusher = become_io_flusher();
+    let telemetry = telemetry::start(&config.node.node_name)?;
+    if let Err(error) = io_flusher {
+        tracing::warn!(
+            %error,
+            "PR_SET_IO_FLUSHER failed; a node that is short of memory may wait for its own devices; grant CAP_SYS_RESOURCE"
+        );
+    }
+    let outcome = serve_to_end(config);
+    telemetry.finish();
     outcome
 }
 
-async fn serve(config: Config, signals: &mut Signals) -> Result<(), Failure> {
-    let Config { node: node_config, socket, metrics, control } = config;
-    let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
-    let node = Node::start(node_config).await.map_err(|error| Failure::new(error.kind(), &error))?;
-    tracing::info!(volumes = node.list().len(), "devices recovered");
+fn serve_to_end(config: Config) -> Result<(), Failure> {
+    let runtime = Runtime::new().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
+    let ended = runtime.block_on(serve(config));
+    let all_ended = end_tasks(runtime);
+    let owner = ended?;
+    if let Some(Err(error)) = owner.filter(|_| all_ended).map(Owner::release) {
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "the lock was kept to the end of the process"
+        );
+    }
+    Ok(())
+}
 
+/// Drops all tasks and waits for what blocks, with a limit. Returns whether nothing is left.
+fn end_tasks(runtime: Runtime) -> bool {
+    let begun = Instant::now();
+    runtime.shutdown_timeout(TASKS_END_WITHIN);
+    begun.elapsed() < TASKS_END_WITHIN
+}
+
+/// Returns the right to use the directories once the devices are left.
+async fn serve(config: Config) -> Result<Option<Owner>, Failure> {
+    let Config { node: node_config, socket, metrics, control } = config;
+    let mut signals = Signals::new()?;
+    let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let (stop, stopped) = watch::channel(false);
-    let mut parts = JoinSet::new();
-    let started = start(&mut parts, &node, &socket, metrics, &control, &stopped).await;
-    if started.is_ok() && matches!(control, Control::Kubernetes) {
-        let (volumes, stop) = (node.clone(), wait(stopped.clone()));
+    let (mut parts, readiness) = (JoinSet::new(), Readiness::new());
+    let serve_metrics = |parts: &mut JoinSet<PartEnd>, listener| {
+        let (readiness, stop) = (readiness.clone(), wait(stopped.clone()));
         parts.spawn(async move {
-            kubernetes::run(node_name, state_dir, volumes, stop).await;
+            metrics::serve(listener, readiness, stop).await;
             Ok(())
         });
+    };
+    // While a predecessor serves on the same network, the address is not free yet.
+    let mut to_listen = metrics;
+    if let Some(address) = metrics
+        && let Ok(listener) = TcpListener::bind(address).await
+    {
+        serve_metrics(&mut parts, listener);
+        to_listen = None;
     }
-    let outcome = match started {
+
+    let failed = |error: NodeError| Failure::new(error.kind(), &error);
+    let owner = tokio::select! {
+        owner = Owner::wait(node_config) => owner.map_err(failed)?,
+        () = signals.recv() => return Ok(None),
+    };
+    readiness.recovers();
+    let node = Node::serve(owner).await.map_err(failed)?;
+    tracing::info!(volumes = node.list().len(), "devices recovered");
+    let started = async {
+        if let Some(address) = to_listen {
+            serve_metrics(&mut parts, listen(address).await?);
+        }
+        let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
+        let (service, stop) = (Api::new(node.clone(), &control), wait(stopped.clone()));
+        parts.spawn(async move {
+            let served = api::serve(listener, service, stop).await;
+            served.map_err(|error| Failure::new(ErrorKind::Local, &error))
+        });
+        if matches!(control, Control::Kubernetes) {
+            let (volumes, stop) = (node.clone(), wait(stopped.clone()));
+            parts.spawn(async move {
+                kubernetes::run(node_name, state_dir, volumes, stop).await;
+                Ok(())
+            });
+        }
+        readiness.serves(node.clone());
+        Ok(())
+    };
+    let outcome = match started.await {
         Err(failure) => Err(failure),
         Ok(()) => tokio::select! {
             () = signals.recv() => Ok(()),
@@ -65,42 +141,36 @@ async fn serve(config: Config, signals: &mut Signals) -> Result<(), Failure> {
     tracing::info!("stopping; the devices stay and wait for the next daemon");
     stop.send_replace(true);
     while parts.join_next().await.is_some() {}
-    if tokio::time::timeout(GRACE, node.shutdown()).await.is_err() {
+    let owner = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
-    }
-    outcome
+        None
+    });
+    outcome.map(|()| owner)
 }
 
 type PartEnd = Result<(), Failure>;
 
-async fn start(
-    parts: &mut JoinSet<PartEnd>,
-    node: &Node,
-    socket: &std::path::Path,
-    metrics_address: Option<std::net::SocketAddr>,
-    control: &Control,
-    stopped: &watch::Receiver<bool>,
-) -> Result<(), Failure> {
-    let listener = api::bind(socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
-    let service = Api::new(node.clone(), control);
-    let stop = wait(stopped.clone());
-    parts.spawn(async move {
-        api::serve(listener, service, stop).await.map_err(|error| Failure::new(ErrorKind::Local, &error))
-    });
-    if let Some(address) = metrics_address {
-        let listener = TcpListener::bind(address).await.map_err(|error| Failure {
-            kind: ErrorKind::Invalid,
-            message: format!("metrics.listen: {address} cannot be used ({error}); choose a free address"),
-        })?;
-        let (volumes, stop) = (node.clone(), wait(stopped.clone()));
-        parts.spawn(async move {
-            metrics::serve(listener, volumes, stop).await;
-            Ok(())
-        });
+async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let begun = Instant::now();
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return Ok(listener),
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < ADDRESS_FREE_WITHIN =>
+            {
+                tokio::time::sleep(ADDRESS_POLL).await;
+            }
+            Err(error) => {
+                return Err(Failure {
+                    kind: ErrorKind::Invalid,
+                    message: format!(
+                        "metrics.listen: {address} cannot be used ({error}); choose a free address"
+                    ),
+                });
+            }
+        }
     }
-    Ok(())
 }
-
 fn unexpected(ended: Result<PartEnd, tokio::task::JoinError>) -> Failure {
     match ended {
         Ok(Err(failure)) => failure,
@@ -130,5 +200,27 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_blocks_does_not_keep_a_daemon_that_ended() {
+        let (release, blocked) = std::sync::mpsc::channel::<()>();
+        let runtime = Runtime::new().unwrap();
+        runtime.block_on(async move {
+            let (begun, begins) = tokio::sync::oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                begun.send(()).unwrap();
+                blocked.recv()
+            });
+            begins.await.unwrap();
+        });
+        assert!(!end_tasks(runtime), "the lock is kept: the thread may still write");
+        drop(release);
+        assert!(end_tasks(Runtime::new().unwrap()));
     }
 }

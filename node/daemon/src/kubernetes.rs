@@ -11,6 +11,7 @@ mod api;
 mod event;
 mod object_store;
 mod operations;
+mod orphan;
 mod plan;
 mod retry;
 mod storage_node;

@@ -8,8 +8,10 @@ mod daemon;
 mod documented;
 mod failure;
 mod kubernetes;
+mod logs;
 mod metrics;
 mod node;
+mod readiness;
 mod telemetry;
 mod volumes;
 

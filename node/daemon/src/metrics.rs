@@ -1,6 +1,6 @@
 //! The daemon's metrics: one table, read off the data plane whenever somebody asks.
 //!
-//! Owns: names, units and labels of all metrics; the HTTP endpoint (`/metrics`, `/healthz`).
+//! Owns: names, units and labels of all metrics; the HTTP endpoint (`/metrics`, `/healthz`, `/readyz`).
 //! Invariants: asking changes nothing and waits for nothing but a look at the volumes.
 
 mod http;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::UNIX_EPOCH;
 
-use holdfast_engine::volume::Durability;
+use holdfast_engine::volume::{Delay, Durability};
 use holdfast_objects::RequestCounts;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -19,7 +19,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::http::serve;
+use crate::logs;
 use crate::node::{VolumeState, VolumeStatus};
+use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
 /// How a metric moves.
@@ -57,7 +59,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 25] = [
+const VOLUME_METRICS: [VolumeMetric; 26] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -108,6 +110,12 @@ const VOLUME_METRICS: [VolumeMetric; 25] = [
         Some(Unit::Seconds),
         "How long writes have waited for space or a commit, 0 while they do not",
         |v| Some(v.delayed.map_or(0.0, |(_, delayed)| delayed.as_secs_f64())),
+    ),
+    gauge(
+        "holdfast_volume_run_dir_full",
+        None,
+        "1 while writes wait for room in the run directory, else 0",
+        |v| Some(f64::from(matches!(v.delayed, Some((Delay::RunDirFull, _))))),
     ),
     gauge(
         "holdfast_volume_local_disk_distrusted",
@@ -191,8 +199,11 @@ const STORE_METRICS: [StoreMetric; 8] = [
     StoreMetric { operation: "abort_upload", value: |counts| counts.abort_upload },
 ];
 
+/// Name of the one metric of the process's log.
+const LOG_DROPPED: &str = "holdfast_log_dropped_lines";
+
 /// Reads the table off the volumes.
-struct VolumeCollector<V>(V);
+struct VolumeCollector<V>(Readiness<V>);
 
 impl<V> fmt::Debug for VolumeCollector<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -202,7 +213,7 @@ impl<V> fmt::Debug for VolumeCollector<V> {
 
 impl<V: Volumes> Collector for VolumeCollector<V> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let volumes = self.0.list();
+        let volumes = self.0.volumes();
         for metric in &VOLUME_METRICS {
             let kind = match metric.kind {
                 Kind::Gauge => ConstGauge::new(0.0).metric_type(),
@@ -233,12 +244,16 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 ConstCounter::new((metric.value)(counts) as f64).encode(family.encode_family(&labels)?)?;
             }
         }
+        let help = "Log lines dropped because standard error was not read in time";
+        let dropped = ConstCounter::new(logs::dropped_lines());
+        let family = encoder.encode_descriptor(LOG_DROPPED, help, None, dropped.metric_type())?;
+        dropped.encode(family)?;
         Ok(())
     }
 }
 
 /// The metrics as OpenMetrics text.
-fn render<V: Volumes>(volumes: V) -> Result<String, fmt::Error> {
+fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(VolumeCollector(volumes)));
     let mut text = String::new();
@@ -251,11 +266,17 @@ mod tests {
     use super::*;
     use crate::volumes::tests::{Fake, attached};
 
+    pub(super) fn serving(fake: Fake) -> Readiness<Fake> {
+        let readiness = Readiness::new();
+        readiness.serves(fake);
+        readiness
+    }
+
     #[test]
     fn a_volume_is_told_of_with_units_and_its_label() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
-        let text = render(fake).unwrap();
+        let text = render(serving(fake)).unwrap();
         for line in [
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
@@ -278,7 +299,7 @@ mod tests {
         let unknown =
             VolumeStatus { dirty_bytes: None, durability: None, store_requests: None, ..attached("a") };
         fake.put(VolumeStatus { state: VolumeState::Attaching, attached: None, ..unknown });
-        let text = render(fake).unwrap();
+        let text = render(serving(fake)).unwrap();
         let has = |line: &str| text.lines().any(|have| have == line);
         assert!(has("holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0"), "{text}");
         assert!(has("holdfast_volume_attached{volume=\"a\"} 0.0"), "{text}");
@@ -289,7 +310,7 @@ mod tests {
     fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
-        let text = render(fake).unwrap();
+        let text = render(serving(fake)).unwrap();
         let page = crate::documented::page("docs/metrics.md");
         let told = |what, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
@@ -311,7 +332,7 @@ mod tests {
     fn the_pages_for_users_name_metrics_that_there_are() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
-        let text = render(fake).unwrap();
+        let text = render(serving(fake)).unwrap();
         for (path, page) in crate::documented::pages() {
             let words = page.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
             // The operator's are looked up by its own test.

@@ -21,7 +21,9 @@ mod local;
 mod off_runtime;
 mod orphans;
 mod outdated;
+mod owner;
 mod quota;
+mod record_file;
 mod recover;
 mod ring_thread;
 mod rings;
@@ -34,8 +36,8 @@ mod store;
 mod watched_store;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -49,6 +51,7 @@ use tokio::sync::Semaphore;
 
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use off_runtime::off_runtime;
+pub(crate) use owner::Owner;
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use state_disk::StateDisk;
 pub(crate) use status::{ServedCounts, VolumeState, VolumeStatus};
@@ -66,8 +69,6 @@ use slab::Slab;
 use store::{StoreRecord, Stores};
 use watched_store::WatchedStore;
 
-/// `f_type` of a tmpfs. Source: `linux/magic.h`.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
 /// Queues a device has: one ring thread owns a volume.
@@ -173,8 +174,8 @@ struct Inner {
     uploads: Arc<Semaphore>,
     stores: Stores,
     volumes: Mutex<BTreeMap<VolumeId, Entry>>,
-    /// Held for as long as the process lives.
-    _lock: File,
+    /// The right to use the directories, until [`Node::shutdown`].
+    owner: Mutex<Option<Owner>>,
 }
 
 /// What the node knows of one volume.
@@ -226,33 +227,22 @@ struct Present {
 }
 
 impl Node {
-    /// Takes the node lock, starts the ring threads and takes up every device a predecessor left, before it returns. A device
-    /// that takes longer than others holds up no other: it is tried again in the background.
+    /// Starts the ring threads and takes up every device a predecessor left, before it returns. A device that takes longer than
+    /// others holds up no other: it is tried again in the background.
     ///
     /// # Errors
-    /// [`NodeError::AlreadyRunning`], or what of the local state cannot be used.
-    pub(crate) async fn start(config: NodeConfig) -> Result<Self, NodeError> {
-        Self::start_with(config, Arc::new(Kernel), START_WITHIN).await
+    /// What of the local state cannot be used.
+    pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
+        Self::serve_with(owner, Arc::new(Kernel), START_WITHIN).await
     }
 
     /// The same with the devices of this kernel, and with this wait for those that a predecessor left.
-    async fn start_with(
-        config: NodeConfig,
+    async fn serve_with(
+        owner: Owner,
         devices: Arc<dyn Devices>,
         within: Duration,
     ) -> Result<Self, NodeError> {
-        let volumes = config.state_dir.join("volumes");
-        for dir in [&volumes, &config.run_dir] {
-            fs::create_dir_all(dir).map_err(file(dir, "created"))?;
-        }
-        if rustix::fs::statfs(&config.run_dir)
-            .map_err(|errno| file(&config.run_dir, "read")(errno.into()))?
-            .f_type
-            != TMPFS_MAGIC
-        {
-            return Err(NodeError::RunDir(config.run_dir));
-        }
-        let lock = take_lock(&config)?;
+        let config = owner.config().clone();
         let installation = Installation::of(&config.state_dir)?;
         let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
@@ -260,8 +250,7 @@ impl Node {
         }
         let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");
-        // As long as the largest request of any device: another version may have made it.
-        let zeros = open_direct(&zeros_path, u64::from(DeviceSpec::MAX_IO_BYTES))?;
+        let zeros = zeros_file(&zeros_path)?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
@@ -281,7 +270,7 @@ impl Node {
             uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
             stores: Stores::default(),
             volumes: Mutex::default(),
-            _lock: lock,
+            owner: Some(owner).into(),
         }));
         node.recover_all(within).await?;
         let ticking = node.clone();
@@ -336,8 +325,9 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. The process should end now.
-    pub(crate) async fn shutdown(self) {
+    /// Stops serving and leaves every device quiesced, for a successor. Returns the right to use the directories, to be
+    /// released once nothing else of this process can touch them: the process should end now.
+    pub(crate) async fn shutdown(self) -> Option<Owner> {
         for ring in self.0.rings.iter() {
             ring.send(Message::Leave);
         }
@@ -347,6 +337,7 @@ impl Node {
         if !matches!(joined, Ok(Ok(()))) {
             tracing::error!("a ring thread died; its devices are quiesced all the same");
         }
+        self.0.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
@@ -373,11 +364,6 @@ impl Node {
     fn limits(&self, max_age_ms: u64) -> DirtyLimits {
         let config = &self.0.config;
         DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.most_dirty_bytes, max_age_ms }
-    }
-
-    /// What milliseconds since 1970 the volumes' clock began at.
-    fn unix_ms_at_zero(&self) -> u64 {
-        unix_ms().saturating_sub(ring_thread::now())
     }
 }
 
@@ -449,14 +435,13 @@ impl Present {
     }
 }
 
-fn take_lock(config: &NodeConfig) -> Result<File, NodeError> {
-    let path = config.state_dir.join("lock");
-    let lock = File::create(&path).map_err(file(&path, "created"))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(TryLockError::WouldBlock) => Err(NodeError::AlreadyRunning(config.state_dir.clone())),
-        Err(TryLockError::Error(error)) => Err(file(&path, "locked")(error)),
-    }
+/// A file of zeros, whatever was in it before.
+fn zeros_file(path: &Path) -> Result<File, NodeError> {
+    let zeros = open_direct(path, 0)?;
+    zeros.set_len(0).map_err(file(path, "emptied"))?;
+    // As long as the largest request of any device: another version may have made it.
+    zeros.set_len(DeviceSpec::MAX_IO_BYTES.into()).map_err(file(path, "resized"))?;
+    Ok(zeros)
 }
 
 fn sectors_of(bytes: u64) -> Result<u64, NodeError> {
@@ -464,6 +449,11 @@ fn sectors_of(bytes: u64) -> Result<u64, NodeError> {
         return Err(NodeError::Size(bytes));
     }
     Ok(bytes / SECTOR_BYTES)
+}
+
+/// What milliseconds since 1970 the volumes' clock began at, as far as is known now.
+fn unix_ms_at_zero() -> u64 {
+    unix_ms().saturating_sub(ring_thread::now())
 }
 
 /// Milliseconds since 1970 by the node's clock.

@@ -1,37 +1,45 @@
 //! Logs to standard error, and traces over OTLP where `OTEL_EXPORTER_OTLP_ENDPOINT` says to.
 //!
+//! Owns: the runtime that sends traces, apart from the daemon's, which has ended when the last ones are sent.
 //! `RUST_LOG` chooses what is logged (default `info`). The exporter reads the other `OTEL_*` variables itself.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::{self, Runtime};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::failure::Failure;
+use crate::logs;
 use crate::node::ErrorKind;
 
 /// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const LOG_FILTER: &str = "RUST_LOG";
+/// How long the end of the process waits for its last traces to be sent.
+const SEND_WITHIN: Duration = Duration::from_secs(2);
 
 /// What must be finished before the process ends.
 #[must_use]
 pub(crate) struct Telemetry {
-    provider: Option<SdkTracerProvider>,
+    export: Option<(SdkTracerProvider, Runtime)>,
 }
 
 impl Telemetry {
-    /// Sends the traces that are still here.
+    /// Sends the traces that are still here and writes the last log lines, both within a limit.
     pub(crate) fn finish(self) {
-        if let Some(provider) = self.provider
-            && let Err(error) = provider.shutdown()
-        {
-            tracing::warn!(%error, "the last traces were not sent");
+        if let Some((provider, runtime)) = self.export {
+            if let Err(error) = provider.shutdown_with_timeout(SEND_WITHIN) {
+                tracing::warn!(%error, "the last traces were not sent");
+            }
+            runtime.shutdown_background();
         }
+        logs::flush();
     }
 }
 
@@ -49,9 +57,16 @@ pub(crate) fn start(node_name: &str) -> Result<Telemetry, Failure> {
         Some(text) => EnvFilter::try_new(&text)
             .map_err(|error| invalid(LOG_FILTER, &error, "write for example `info,holdfast_node=debug`"))?,
     };
-    let provider = match variable(ENDPOINT) {
+    let export = match variable(ENDPOINT) {
         None => None,
         Some(_) => {
+            let runtime = runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .thread_name("traces")
+                .enable_all()
+                .build()
+                .map_err(|error| Failure::new(ErrorKind::Local, &error))?;
+            let _inside = runtime.enter();
             let exporter = opentelemetry_otlp::SpanExporter::builder()
                 .with_tonic()
                 .build()
@@ -60,23 +75,25 @@ pub(crate) fn start(node_name: &str) -> Result<Telemetry, Failure> {
                 .with_service_name("holdfast-node")
                 .with_attribute(opentelemetry::KeyValue::new("k8s.node.name", node_name.to_owned()))
                 .build();
-            Some(SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build())
+            let provider =
+                SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+            Some((provider, runtime))
         }
     };
-    let traces = provider
+    let traces = export
         .as_ref()
-        .map(|provider| tracing_opentelemetry::layer().with_tracer(provider.tracer("holdfast-node")));
+        .map(|(provider, _)| tracing_opentelemetry::layer().with_tracer(provider.tracer("holdfast-node")));
     tracing_subscriber::registry()
         .with(filter)
         .with(
             tracing_subscriber::fmt::layer()
-                .with_writer(std::io::stderr)
+                .with_writer(logs::start())
                 .with_ansi(std::io::stderr().is_terminal()),
         )
         .with(traces)
         .try_init()
         .map_err(|error| Failure::new(ErrorKind::Local, &error))?;
-    Ok(Telemetry { provider })
+    Ok(Telemetry { export })
 }
 
 /// The value of a variable; an empty one counts as absent.

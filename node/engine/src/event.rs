@@ -42,6 +42,15 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
+/// Why a chunk of the map was not prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Unprepared {
+    /// The live map has no memory for it: the run directory is full.
+    RunDir(Errno),
+    /// The durable map has no place for it.
+    Disk(Errno),
+}
+
 impl Errno {
     /// Input/output error. Source: `asm-generic/errno-base.h`, as the others.
     pub const EIO: Self = Self(5);
@@ -105,7 +114,7 @@ pub enum Event {
         /// Which.
         chunk: Chunk,
         /// How; on failure it is asked for again at the next tick.
-        result: Result<(), Errno>,
+        result: Result<(), Unprepared>,
     },
     /// `SyncSide` ended.
     SideSynced {

@@ -40,7 +40,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, SECTOR_BYTES, SectorRange, Seq
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
-use crate::event::{Errno, Event, Millis, Op, RequestId};
+use crate::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, SideSet, Union};
@@ -161,6 +161,8 @@ pub struct Volume<M> {
     unix_ms_at_zero: u64,
     heard_from_log: Millis,
     disk_full: bool,
+    /// The run directory had no room for the last chunk tried.
+    run_dir_full: bool,
     now: Millis,
 }
 
@@ -283,6 +285,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             unix_ms_at_zero: setup.unix_ms_at_zero,
             heard_from_log: now,
             disk_full: false,
+            run_dir_full: false,
             now,
             map,
         };
@@ -343,6 +346,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         self.advance(out);
+    }
+
+    /// The time of day was set: from now on times are told by it.
+    pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
+        self.unix_ms_at_zero = unix_ms_at_zero;
     }
 
     fn is_fenced(&self) -> bool {
@@ -455,9 +463,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         true
     }
 
-    fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Errno>, out: &mut Vec<Action>) {
+    fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>, out: &mut Vec<Action>) {
         self.preparing.retain(|other| *other != chunk);
         // On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not fail.
+        self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
+        if result == Err(Unprepared::Disk(Errno::ENOSPC)) {
+            self.disk_is_full();
+        }
         if result.is_ok() {
             reach(CrashPoint::ChunkAllocated);
             self.map.set_prepared(chunk);

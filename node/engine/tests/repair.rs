@@ -111,7 +111,7 @@ impl Host {
                 self.reads.push(from);
                 Event::Moved { id, result: done }
             }
-            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: done },
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
             Action::SyncSide { side } => Event::SideSynced { side, result: done },
             Action::WriteMap(writes) => {
                 for write in writes {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
-use holdfast_engine::event::{CreateAnswer, Errno, Event};
+use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
 use holdfast_objects::{CreateError, StoreError};
 
 use crate::calls::{Answer, Ask, LocalAsk, StoreAsk};
@@ -119,7 +119,10 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Fetched { id, result } => (17, [id.0.into(), came_of(*result), 0, 0]),
         Event::Evicted { result } => (15, [came_of(*result), 0, 0, 0]),
         Event::Space { excess_bytes, room_bytes } => (16, [*excess_bytes, *room_bytes, 0, 0]),
-        Event::MapPrepared { chunk, result } => (3, [chunk.0, came_of(*result), 0, 0]),
+        Event::MapPrepared { chunk, result } => {
+            let result = result.map_err(|(Unprepared::RunDir(errno) | Unprepared::Disk(errno))| errno);
+            (3, [chunk.0, came_of(result), 0, 0])
+        }
         Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
         Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
         Event::MapSynced { result } => (6, [came_of(*result), 0, 0, 0]),

@@ -50,25 +50,6 @@ impl Drop for World {
     }
 }
 
-#[test]
-fn a_thread_that_blocks_does_not_keep_a_daemon_that_ended() {
-    let (release, blocked) = std::sync::mpsc::channel::<()>();
-    let (ended, ends) = std::sync::mpsc::channel();
-    std::thread::spawn(move || {
-        run_to_end(Runtime::new().unwrap(), async move {
-            let (begun, begins) = tokio::sync::oneshot::channel();
-            tokio::task::spawn_blocking(move || {
-                begun.send(()).unwrap();
-                blocked.recv()
-            });
-            begins.await.unwrap();
-        });
-        ended.send(()).unwrap();
-    });
-    ends.recv_timeout(std::time::Duration::from_secs(30)).expect("nobody waits for the thread");
-    drop(release);
-}
-
 #[tokio::test]
 async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;

@@ -3,6 +3,7 @@
 //! On failure: an event that cannot be written is only logged; the conditions say the same.
 
 use holdfast_crds::{Condition, Volume, event, find_condition, turned};
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{self, EventType, Reporter};
 use kube::{Client, Resource};
 
@@ -10,6 +11,7 @@ use super::api::call;
 use super::trouble;
 
 /// Writes events in the daemon's name.
+#[derive(Clone)]
 pub(crate) struct Recorder(events::Recorder);
 
 impl Recorder {
@@ -23,13 +25,14 @@ impl Recorder {
     pub(crate) async fn tell(&self, volume: &Volume, before: &[Condition]) {
         let after = volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
         for change in changes(before, after) {
-            if let Err(error) = call(self.0.publish(&change, &volume.object_ref(&()))).await {
-                tracing::warn!(
-                    reason = change.reason,
-                    error = crate::failure::chain(&error),
-                    "event not written"
-                );
-            }
+            self.publish(&change, &volume.object_ref(&())).await;
+        }
+    }
+
+    /// Writes one event about an object.
+    pub(crate) async fn publish(&self, event: &events::Event, about: &ObjectReference) {
+        if let Err(error) = call(self.0.publish(event, about)).await {
+            tracing::warn!(reason = event.reason, error = crate::failure::chain(&error), "event not written");
         }
     }
 }

@@ -161,6 +161,13 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
                 "the disk of node {me} cannot read what is to be uploaded first (LocalDataReadable), and {bytes} bytes wait"
             ),
         ),
+        Delay::RunDirFull => (
+            "RunDirectoryFull",
+            format!(
+                "the tmpfs of node.run_dir on node {me} is full. Detaches still work. Remove what else fills it, or enlarge it \
+                 (mount -o remount,size=...)"
+            ),
+        ),
         Delay::DiskFull => {
             ("LocalDiskFull", format!("the disk under node.state_dir of node {me} is full: make room on it"))
         }

@@ -20,6 +20,7 @@ use super::api::{ApiError, call};
 use super::event::Recorder;
 use super::object_store::{self, StoreError};
 use super::operations::{Doing, Operations, Outcome};
+use super::orphan;
 use super::plan::{Facts, Step, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
@@ -43,17 +44,20 @@ pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let (ended, ends) = mpsc::unbounded();
     let operations = Operations::new(ended);
     let recorder = Recorder::new(client.clone(), &me);
-    let context = Arc::new(Context { client: client.clone(), me, volumes, operations, recorder });
+    let context = Context { client: client.clone(), me, volumes, operations, recorder };
     // All Volumes: one that shall be served elsewhere now may still be here.
-    Controller::new(Api::<Volume>::all(client), watcher::Config::default())
-        .reconcile_on(ends)
-        .run(reconcile, retry, context)
-        .for_each(|outcome| async move {
+    let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
+    let Context { client, me, volumes, recorder, .. } = &context;
+    let orphans =
+        orphan::run(client.clone(), me.clone(), volumes.clone(), controller.store(), recorder.clone());
+    let served = controller.reconcile_on(ends).run(reconcile, retry, Arc::new(context)).for_each(
+        |outcome| async move {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "volume controller");
             }
-        })
-        .await;
+        },
+    );
+    tokio::join!(served, orphans);
 }
 
 async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) -> Result<Action, ApiError> {
@@ -81,7 +85,7 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
     Action::requeue(API_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64()))
 }
 
-fn identity(volume: &Volume) -> Option<VolumeId> {
+pub(super) fn identity(volume: &Volume) -> Option<VolumeId> {
     volume.status.as_ref()?.volume_id.clone()?.try_into().ok()
 }
 

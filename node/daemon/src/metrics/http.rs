@@ -1,4 +1,4 @@
-//! The daemon's HTTP endpoint: `/metrics` and `/healthz`.
+//! The daemon's HTTP endpoint: `/metrics`, `/healthz` (the process runs) and `/readyz` (it serves all that is the node's).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -13,6 +13,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 
 use super::render;
+use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
 /// Media type of the metrics. Source: the OpenMetrics specification, which Prometheus reads.
@@ -23,16 +24,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Answers requests until `stop` ends.
 pub(crate) async fn serve<V: Volumes>(
     listener: TcpListener,
-    volumes: V,
+    readiness: Readiness<V>,
     stop: impl Future<Output = ()> + Send,
 ) {
     tokio::select! {
-        () = accept(listener, volumes) => {}
+        () = accept(listener, readiness) => {}
         () = stop => {}
     }
 }
 
-async fn accept<V: Volumes>(listener: TcpListener, volumes: V) {
+async fn accept<V: Volumes>(listener: TcpListener, readiness: Readiness<V>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _peer)) => stream,
@@ -42,10 +43,10 @@ async fn accept<V: Volumes>(listener: TcpListener, volumes: V) {
                 continue;
             }
         };
-        let volumes = volumes.clone();
+        let readiness = readiness.clone();
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                let response = answer(request.method(), request.uri().path(), &volumes);
+                let response = answer(request.method(), request.uri().path(), &readiness);
                 async move { Ok::<_, Infallible>(response) }
             });
             let mut server = http1::Builder::new();
@@ -57,14 +58,18 @@ async fn accept<V: Volumes>(listener: TcpListener, volumes: V) {
     }
 }
 
-fn answer<V: Volumes>(method: &Method, path: &str, volumes: &V) -> Response<Full<Bytes>> {
+fn answer<V: Volumes>(method: &Method, path: &str, readiness: &Readiness<V>) -> Response<Full<Bytes>> {
     match (method, path) {
         (&Method::GET, "/healthz") => response(StatusCode::OK, "text/plain", "ok\n".to_owned()),
-        (&Method::GET, "/metrics") => match render(volumes.clone()) {
+        (&Method::GET, "/readyz") => match readiness.reasons().join("\n") {
+            none if none.is_empty() => response(StatusCode::OK, "text/plain", "ready\n".to_owned()),
+            reasons => response(StatusCode::SERVICE_UNAVAILABLE, "text/plain", format!("{reasons}\n")),
+        },
+        (&Method::GET, "/metrics") => match render(readiness.clone()) {
             Ok(body) => response(StatusCode::OK, OPENMETRICS, body),
             Err(error) => response(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", format!("{error}\n")),
         },
-        _ => response(StatusCode::NOT_FOUND, "text/plain", "try /metrics or /healthz\n".to_owned()),
+        _ => response(StatusCode::NOT_FOUND, "text/plain", "try /metrics, /healthz or /readyz\n".to_owned()),
     }
 }
 
@@ -78,17 +83,49 @@ fn response(status: StatusCode, content_type: &'static str, body: String) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::volumes::tests::Fake;
+    use http_body_util::BodyExt;
+
+    use crate::node::{VolumeState, VolumeStatus};
+    use crate::volumes::tests::{Fake, attached};
+
+    async fn readyz(readiness: &Readiness<Fake>) -> (StatusCode, String) {
+        let (head, body) = answer(&Method::GET, "/readyz", readiness).into_parts();
+        (head.status, String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap())
+    }
+
+    /// A daemon that could not recover a device counted as ready, so that a rollout took the next node.
+    #[tokio::test]
+    async fn a_node_is_ready_when_it_serves_every_volume() {
+        let (readiness, fake) = (Readiness::new(), Fake::default());
+        let (status, reason) = readyz(&readiness).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert!(reason.contains("another holdfast-node holds the lock"), "{reason}");
+        readiness.recovers();
+        assert!(readyz(&readiness).await.1.contains("being recovered"));
+        fake.put(attached("one"));
+        readiness.serves(fake.clone());
+        assert_eq!(readyz(&readiness).await, (StatusCode::OK, "ready\n".to_owned()));
+        let message = Some("volume two is not served: its disk is gone".to_owned());
+        fake.put(VolumeStatus { state: VolumeState::Quiesced, message, ..attached("two") });
+        let (status, reason) = readyz(&readiness).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(reason, "volume two is not served: its disk is gone\n");
+        let healthy = answer(&Method::GET, "/healthz", &readiness).status();
+        assert_eq!(healthy, StatusCode::OK, "the process runs");
+    }
 
     #[test]
     fn health_metrics_and_the_rest() {
         for (method, path, status) in [
             (Method::GET, "/healthz", StatusCode::OK),
+            (Method::GET, "/readyz", StatusCode::OK),
             (Method::GET, "/metrics", StatusCode::OK),
             (Method::POST, "/metrics", StatusCode::NOT_FOUND),
             (Method::GET, "/", StatusCode::NOT_FOUND),
         ] {
-            assert_eq!(answer(&method, path, &Fake::default()).status(), status, "{method} {path}");
+            let readiness = Readiness::new();
+            readiness.serves(Fake::default());
+            assert_eq!(answer(&method, path, &readiness).status(), status, "{method} {path}");
         }
     }
 }

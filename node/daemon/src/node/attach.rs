@@ -28,6 +28,7 @@ use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
 use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
+    unix_ms_at_zero,
 };
 use crate::failure::chain;
 
@@ -137,7 +138,7 @@ impl Node {
             durability,
             header: won.header,
             header_generation: won.header_generation,
-            unix_ms_at_zero: self.unix_ms_at_zero(),
+            unix_ms_at_zero: unix_ms_at_zero(),
         };
         let start = Start::Attach {
             manifest: Box::new(won.manifest),

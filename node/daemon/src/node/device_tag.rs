@@ -14,6 +14,7 @@
 //! a device that it cannot serve. *Installation* and *volume and epoch* are parts of BLAKE3 hashes. An epoch belongs to one
 //! attach, so the device of an earlier attach of a volume has another tag.
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -37,6 +38,12 @@ pub(super) struct Installation([u8; 16]);
 /// What a device is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct DeviceTag(pub(super) u64);
+
+impl fmt::Display for Installation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+    }
+}
 
 impl Installation {
     /// Reads the identity of a state directory, or gives it one.

@@ -2,7 +2,13 @@
 //! up. Going on would leave a volume waiting for an answer that never comes.
 
 /// Exit status of a data plane that cannot go on. Source: `EX_SOFTWARE` in sysexits(3head).
-pub(super) const EXIT_STATUS: i32 = 70;
+const EXIT_STATUS: i32 = 70;
+
+/// Ends the process at once, after its last log lines.
+pub(super) fn end_process() -> ! {
+    crate::logs::flush();
+    std::process::exit(EXIT_STATUS)
+}
 
 /// Held by what must not die alone; a panic that drops it ends the process. It says what died.
 pub(super) struct EndsProcess(pub(super) &'static str);
@@ -11,7 +17,7 @@ impl Drop for EndsProcess {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(died = self.0, "a bug: the process ends, its devices wait for the next one");
-            std::process::exit(EXIT_STATUS);
+            end_process();
         }
     }
 }

@@ -133,9 +133,54 @@ pub(crate) enum NodeError {
         .0.display()
     )]
     RunDir(PathBuf),
-    /// Two daemons must not share their state.
-    #[error("another holdfast-node already runs with state directory {}", .0.display())]
-    AlreadyRunning(PathBuf),
+    /// Their files have the same names.
+    #[error("node.run_dir: {} is node.state_dir too; name two different directories", .0.display())]
+    SameDir(PathBuf),
+    /// The run directory holds volumes of another state directory.
+    #[error(
+        "node.run_dir: {} holds volumes that are attached with node.state_dir {}. This daemon serves nothing. Name that state \
+         directory, or another run directory",
+        run_dir.display(),
+        state_dir.display()
+    )]
+    RunDirTaken {
+        /// The run directory.
+        run_dir: PathBuf,
+        /// The state directory it belongs to.
+        state_dir: PathBuf,
+    },
+    /// Volumes of the state directory are attached through another run directory.
+    #[error(
+        "node.run_dir: {} is not what it was when volumes of node.state_dir {} were attached through {}: another directory, or \
+         emptied. This daemon serves nothing. Name that directory again, or restart the host",
+        run_dir.display(),
+        state_dir.display(),
+        last_run_dir.display()
+    )]
+    StateInUse {
+        /// The state directory.
+        state_dir: PathBuf,
+        /// The run directory that is configured.
+        run_dir: PathBuf,
+        /// The one used before, since the host started.
+        last_run_dir: PathBuf,
+    },
+    /// The node's filesystem cannot hold a file as large as the volume.
+    #[error(
+        "spec.size: volume {volume} has {bytes} bytes, and the filesystem of node.state_dir {} holds files of at most \
+         {limit_bytes} bytes. The volume is not attached here. Use XFS there, or a smaller volume",
+        state_dir.display()
+    )]
+    TooLarge {
+        /// Which.
+        volume: VolumeId,
+        /// Its size.
+        bytes: u64,
+        /// What a file may have.
+        limit_bytes: u64,
+        /// Where.
+        state_dir: PathBuf,
+    },
     /// A local structure is damaged.
     #[error("{} is damaged", path.display())]
     Damaged {
@@ -242,6 +287,10 @@ impl NodeError {
             | Self::StoreConfig { .. }
             | Self::Size(_)
             | Self::RunDir(_)
+            | Self::SameDir(_)
+            | Self::TooLarge { .. }
+            | Self::RunDirTaken { .. }
+            | Self::StateInUse { .. }
             | Self::StoreNeeded(_) => ErrorKind::Invalid,
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
                 ErrorKind::Corrupt
@@ -250,7 +299,6 @@ impl NodeError {
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,
             Self::File { .. }
-            | Self::AlreadyRunning(_)
             | Self::NotTakenUp { .. }
             | Self::NotKept { .. }
             | Self::Device(_)

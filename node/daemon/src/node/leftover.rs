@@ -16,7 +16,7 @@ use holdfast_types::VolumeId;
 
 use super::Entry;
 use super::error::{NodeError, file};
-use super::local::{Local, volumes_under};
+use super::local::{Local, random, run_volumes, state_volumes, volumes_under};
 
 /// Directory of what is being thrown away.
 const DOOMED: &str = "doomed";
@@ -50,14 +50,19 @@ impl<'a> Leftovers<'a> {
     ) -> Result<Self, NodeError> {
         let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
         // What could not be taken up may have a live map that knows more than the durable one.
-        let live = volumes_under(run_dir)?;
-        for volume in volumes_under(&state_dir.join("volumes"))? {
+        let live = volumes_under(&run_volumes(run_dir))?;
+        for volume in volumes_under(&state_volumes(state_dir))? {
             if live.contains(&volume) || leftovers.in_use().contains_key(&volume) {
                 continue;
             }
             let local = Local::new(state_dir, run_dir, &volume);
-            if let Some(used) = written_at(&local.map_path())? {
-                leftovers.found.push(Leftover { held_bytes: local.held_bytes()?, volume, used });
+            match written_at(&local.map_path()).and_then(|used| Ok((used, local.held_bytes()?))) {
+                Ok((Some(used), held_bytes)) => leftovers.found.push(Leftover { held_bytes, volume, used }),
+                Ok((None, _)) => {}
+                // Several times a second: `debug`. The others are measured all the same.
+                Err(error) => {
+                    tracing::debug!(%volume, error = &error as &dyn std::error::Error, "files were not measured");
+                }
             }
         }
         leftovers.found.sort_unstable_by_key(|leftover| leftover.used);
@@ -73,9 +78,10 @@ impl<'a> Leftovers<'a> {
         self.found.iter().map(|leftover| leftover.held_bytes).sum()
     }
 
-    /// Throws leftovers away until `excess_bytes` are given up, or there is none left that is not `needed`.
-    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) {
-        let mut given_up = 0;
+    /// Dooms leftovers until `excess_bytes` are given up, or there is none left that is not `needed`. Returns whether there is
+    /// something to [`bury`].
+    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
+        let (mut given_up, mut is_doomed) = (0, false);
         let mut kept = Vec::new();
         for leftover in std::mem::take(&mut self.found) {
             let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
@@ -83,6 +89,7 @@ impl<'a> Leftovers<'a> {
                 match self.throw_away(&leftover) {
                     Ok(true) => {
                         given_up += leftover.held_bytes;
+                        is_doomed = true;
                         continue;
                     }
                     Ok(false) => {}
@@ -96,14 +103,15 @@ impl<'a> Leftovers<'a> {
             kept.push(leftover);
         }
         self.found = kept;
+        is_doomed
     }
 
     /// Whether the leftover could be thrown away.
     fn throw_away(&self, leftover: &Leftover) -> Result<bool, NodeError> {
         let Leftover { volume, held_bytes, used } = leftover;
         let local = Local::new(self.state_dir, self.run_dir, volume);
-        let closed_clean = match local.read_map() {
-            Ok(found) => found.is_some_and(|found| found.header.closed_clean),
+        let closed_clean = match local.read_header() {
+            Ok(found) => found.is_some_and(|(_generation, header)| header.closed_clean),
             Err(error) => {
                 tracing::warn!(%volume, error = &error as &dyn std::error::Error, "local files are kept");
                 false
@@ -112,7 +120,6 @@ impl<'a> Leftovers<'a> {
         if !closed_clean || !self.doom(volume, &local, *used)? {
             return Ok(false);
         }
-        bury(self.state_dir)?;
         tracing::info!(%volume, bytes = held_bytes, "the cache of a detached volume made room");
         Ok(true)
     }
@@ -127,7 +134,9 @@ impl<'a> Leftovers<'a> {
             return Ok(false);
         }
         let dir = local.dir();
-        fs::rename(&dir, doomed.join(volume.as_str())).map_err(file(&dir, "thrown away"))?;
+        // What is being deleted under this volume's name does not stand in the way.
+        let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
+        fs::rename(&dir, doomed.join(name)).map_err(file(&dir, "thrown away"))?;
         Ok(true)
     }
 }
@@ -135,10 +144,15 @@ impl<'a> Leftovers<'a> {
 /// Deletes what is doomed, what an earlier process left too.
 pub(super) fn bury(state_dir: &Path) -> Result<(), NodeError> {
     let doomed = state_dir.join(DOOMED);
-    match fs::remove_dir_all(&doomed) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&doomed, "removed")(error)),
-        Ok(()) | Err(_) => Ok(()),
+    let entries = match fs::read_dir(&doomed) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(file(&doomed, "listed"))?,
+    };
+    for entry in entries {
+        let path = entry.map_err(file(&doomed, "listed"))?.path();
+        fs::remove_dir_all(&path).map_err(file(&path, "removed"))?;
     }
+    Ok(())
 }
 
 fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
@@ -189,7 +203,7 @@ mod tests {
     }
 
     fn left(dirs: &Path) -> Vec<String> {
-        let mut names: Vec<String> = volumes_under(&dirs.join("volumes"))
+        let mut names: Vec<String> = volumes_under(&state_volumes(dirs))
             .unwrap()
             .iter()
             .map(|volume| volume.as_str().to_owned())
@@ -211,20 +225,22 @@ mod tests {
         ] {
             leave(dirs, name, closed_clean, used).await;
         }
-        fs::create_dir(run.join("live")).unwrap();
+        fs::create_dir(run_volumes(&run).join("live")).unwrap();
         let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
         let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
         let mut needed = Needed::default();
 
         let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
         assert!(leftovers.held_bytes() >= 3 * 8192);
-        leftovers.give_up(0, &mut needed);
+        assert!(!leftovers.give_up(0, &mut needed));
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
-        leftovers.give_up(1, &mut needed);
+        assert!(leftovers.give_up(1, &mut needed), "another thread deletes it");
+        assert_eq!(fs::read_dir(dirs.join(DOOMED)).unwrap().count(), 1);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
         leftovers.give_up(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
-        assert!(!dirs.join(DOOMED).exists());
+        bury(dirs).unwrap();
+        assert_eq!(fs::read_dir(dirs.join(DOOMED)).unwrap().count(), 0);
     }
 
     #[tokio::test]
@@ -254,5 +270,24 @@ mod tests {
         let held = leftovers.held_bytes();
         leftovers.give_up(u64::MAX, &mut Needed::default());
         assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
+    }
+
+    /// One file that could not be looked at stopped the measurement for all, and writes waited.
+    #[tokio::test]
+    async fn one_volume_that_cannot_be_measured_stops_no_other() {
+        let dirs = tempfile::tempdir().unwrap();
+        for name in ["bad", "good"] {
+            leave(dirs.path(), name, true, 10).await;
+        }
+        // Looking at what is behind a link to itself fails, as a disk does that cannot be read.
+        let side = dirs.path().join("volumes/bad/a.data");
+        fs::remove_file(&side).unwrap();
+        std::os::unix::fs::symlink(&side, &side).unwrap();
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        assert!(leftovers.held_bytes() >= 8192);
+        assert!(leftovers.give_up(u64::MAX, &mut Needed::default()));
+        assert_eq!(left(dirs.path()), ["bad"]);
     }
 }

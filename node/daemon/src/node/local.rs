@@ -1,7 +1,7 @@
 //! A volume's files on the node.
 //!
 //! ```text
-//! <state>/lock                      held by the one daemon that owns this state
+//! <state>/lock  run                 see `owner`
 //! <state>/installation              16 random bytes: whose devices are ours
 //! <state>/slab.data  zeros.data     shared by all volumes
 //! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
@@ -10,9 +10,12 @@
 //! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
 //! <state>/doomed/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
-//! <run>/<id>/map                    the live map (tmpfs)
-//! <run>/<id>/attached               what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/lock  owner                 see `owner`
+//! <run>/volumes/<id>/map            the live map (tmpfs)
+//! <run>/volumes/<id>/attached       what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/volumes/<id>/attached.new   room for its next form
 //! ```
+//! Nothing else below `<run>` is read or removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -34,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{Damage, NodeError, file};
 use super::off_runtime::blocking;
 use super::quota::allocated_bytes;
+use super::record_file::{replace_reserved, spare};
 use super::store::StoreRecord;
 
 /// Where one volume's files are.
@@ -69,6 +73,16 @@ pub(crate) struct AttachedRecord {
 
 /// The live map of a fenced writer, kept beside its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
+
+/// Where the volumes' files are in a state directory.
+pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
+    state_dir.join("volumes")
+}
+
+/// Where the volumes' files are in a run directory, which may be shared with other programs.
+pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
+    run_dir.join("volumes")
+}
 
 /// Where the local files of fenced writers are kept.
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
@@ -113,11 +127,11 @@ impl Local {
     }
 
     pub(crate) fn dir(&self) -> PathBuf {
-        self.state_dir.join("volumes").join(self.volume.as_str())
+        state_volumes(&self.state_dir).join(self.volume.as_str())
     }
 
     fn run(&self) -> PathBuf {
-        self.run_dir.join(self.volume.as_str())
+        run_volumes(&self.run_dir).join(self.volume.as_str())
     }
 
     pub(crate) fn live_map_path(&self) -> PathBuf {
@@ -144,11 +158,30 @@ impl Local {
     /// Opens the sides and the durable map, making or growing them for `sectors`.
     pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
         let dir = self.dir();
-        let a = open_direct(&dir.join("a.data"), sectors * SECTOR_BYTES)?;
-        let b = open_direct(&dir.join("b.data"), sectors * SECTOR_BYTES)?;
+        let side = |name| {
+            let path = dir.join(name);
+            open_direct(&path, sectors * SECTOR_BYTES).map_err(|error| self.too_large(&path, sectors, error))
+        };
+        let (a, b) = (side("a.data")?, side("b.data")?);
         let map = open_direct(&self.map_path(), file_bytes(sectors.div_ceil(PAGE_SECTORS)))?;
         sync_dir(&dir)?;
         Ok(VolumeFiles { sides: [a, b], map })
+    }
+
+    /// The error of a side that cannot be as large as the device, in words of the volume.
+    fn too_large(&self, side: &Path, sectors: u64, error: NodeError) -> NodeError {
+        let is_limit =
+            matches!(&error, NodeError::File { source, .. } if source.kind() == io::ErrorKind::FileTooLarge);
+        if !is_limit {
+            return error;
+        }
+        let bytes = sectors * SECTOR_BYTES;
+        NodeError::TooLarge {
+            volume: self.volume.clone(),
+            bytes,
+            limit_bytes: most_bytes(side, bytes),
+            state_dir: self.state_dir.clone(),
+        }
     }
 
     /// Bytes that the sides take of the filesystem.
@@ -201,7 +234,7 @@ impl Local {
         let path = self.record_path();
         let text = serde_json::to_vec(record)
             .map_err(|error| NodeError::Damaged { path: path.clone(), source: error.into() })?;
-        replace(&path, &wire::enclose(Kind::Attached, &text), 0o600)
+        replace_reserved(&path, &wire::enclose(Kind::Attached, &text))
     }
 
     pub(crate) fn read_record(&self) -> Result<Option<AttachedRecord>, NodeError> {
@@ -215,12 +248,24 @@ impl Local {
         }
     }
 
-    /// Forgets that the volume is attached; the sides stay as cache.
+    /// Forgets that the volume is attached; the sides stay as cache. Files of others are left where they are.
     pub(crate) fn forget_attached(&self) -> Result<(), NodeError> {
-        let run = self.run();
-        match fs::remove_dir_all(&run) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&run, "removed")(error)),
+        let record = self.record_path();
+        let gone = |removed: io::Result<()>, path: &Path| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
             Ok(()) | Err(_) => Ok(()),
+        };
+        // The record first: without it the rest is what an attach left that never had a device.
+        for path in [record.clone(), spare(&record), self.live_map_path()] {
+            gone(fs::remove_file(&path), &path)?;
+        }
+        let run = self.run();
+        match fs::remove_dir(&run) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                tracing::warn!(directory = %run.display(), "files that are not holdfast's stayed in the run directory");
+                Ok(())
+            }
+            removed => gone(removed, &run),
         }
     }
 
@@ -353,13 +398,13 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     Ok(Some(FoundMap { generation, header, pages }))
 }
 
-/// The volumes with a directory under `dir`: `<run>` or `<state>/volumes`.
+/// The volumes with a directory under `dir`: `<run>/volumes` or `<state>/volumes`.
 pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     let entries = fs::read_dir(dir).map_err(file(dir, "listed"))?;
     let mut volumes = Vec::new();
     for entry in entries {
         let name = entry.map_err(file(dir, "listed"))?.file_name();
-        // Other files of the run directory (sockets) are no volumes.
+        // Other files are no volumes.
         if let Some(volume) = name.to_str().and_then(|name| name.parse().ok())
             && dir.join(&name).is_dir()
         {
@@ -379,6 +424,24 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
         handle.sync_all().map_err(file(path, "synced"))?;
     }
     Ok(handle)
+}
+
+/// How large the filesystem lets a file of holes be, found by trying; less than `refused_bytes`.
+fn most_bytes(path: &Path, refused_bytes: u64) -> u64 {
+    let Ok(handle) = OpenOptions::new().write(true).open(path) else { return 0 };
+    let length = handle.metadata().map_or(0, |metadata| metadata.len());
+    let (mut fits, mut too_large) = (length, refused_bytes);
+    while too_large - fits > SECTOR_BYTES {
+        let middle = fits + (too_large - fits) / 2;
+        if handle.set_len(middle).is_ok() {
+            fits = middle;
+        } else {
+            too_large = middle;
+        }
+    }
+    // Nothing was written beyond it.
+    drop(handle.set_len(length));
+    fits / SECTOR_BYTES * SECTOR_BYTES
 }
 
 /// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.

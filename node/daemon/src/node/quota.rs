@@ -9,12 +9,13 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use holdfast_engine::event::Event;
 use rustix::fs::StatVfs;
+use tokio::sync::Notify;
 
 use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
@@ -34,34 +35,36 @@ struct Space {
 }
 
 impl Node {
-    /// Deletes what an earlier process did not come to delete, then measures all sides four times a second.
+    /// Measures all sides four times a second, and has deleted what makes room.
     pub(super) async fn keep_quota(self) {
         let _alone = EndsProcess("the measurement of the cache");
-        let state_dir = self.0.config.state_dir.clone();
-        if let Err(error) = blocking(move || bury(&state_dir)).await {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "what an earlier daemon threw away stays"
-            );
-        }
+        let doomed = Arc::new(Notify::new());
+        // What an earlier process did not come to delete.
+        doomed.notify_one();
+        tokio::spawn(delete_doomed(self.0.config.state_dir.clone(), Arc::clone(&doomed)));
         let mut needed = Needed::default();
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             let node = self.clone();
             let measured = blocking(move || {
-                node.measure_space(&mut needed)?;
-                Ok(needed)
+                let is_doomed = node.measure_space(&mut needed)?;
+                Ok((needed, is_doomed))
             });
-            needed = measured.await.unwrap_or_else(|error| {
+            let is_doomed;
+            (needed, is_doomed) = measured.await.unwrap_or_else(|error| {
                 tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
-                Needed::default()
+                (Needed::default(), false)
             });
+            if is_doomed {
+                doomed.notify_one();
+            }
         }
     }
 
-    /// Measures the sides of all volumes, makes room and tells each engine how it stands.
-    fn measure_space(&self, needed: &mut Needed) -> Result<(), NodeError> {
+    /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether files wait to be
+    /// deleted.
+    fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
         let volumes: Vec<Arc<Present>> = self
             .volumes()
             .values()
@@ -70,15 +73,14 @@ impl Node {
                 Entry::Attaching { .. } | Entry::Stranded(_) => None,
             })
             .collect();
-        let held: Vec<u64> =
-            volumes.iter().map(|present| present.local.held_bytes()).collect::<Result<_, _>>()?;
+        let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
         let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
         let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;
         let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
         let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
         // Those who are attached give nothing up as long as others can.
-        leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed);
+        let is_doomed = leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
@@ -86,8 +88,33 @@ impl Node {
             let event = Event::Space { excess_bytes, room_bytes };
             present.ring.send(Message::Event { key: present.key, event });
         }
-        Ok(())
+        Ok(is_doomed)
     }
+}
+
+/// Deletes what is doomed, each time there is something: large files take long, and no volume waits for it.
+async fn delete_doomed(state_dir: PathBuf, doomed: Arc<Notify>) {
+    let _alone = EndsProcess("the deletion of caches");
+    loop {
+        doomed.notified().await;
+        let state_dir = state_dir.clone();
+        if let Err(error) = blocking(move || bury(&state_dir)).await {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the cache of a detached volume was not deleted"
+            );
+        }
+    }
+}
+
+/// What the sides of a volume hold; what they held before, where that cannot be measured: the others go on.
+fn held_bytes(present: &Arc<Present>) -> u64 {
+    let known = &present.board.counters.cached_bytes;
+    present.local.held_bytes().unwrap_or_else(|error| {
+        // Several times a second: `debug`, for what the disk cannot do is told of elsewhere.
+        tracing::debug!(error = &error as &dyn std::error::Error, "the sides of a volume were not measured");
+        known.load(Ordering::Relaxed)
+    })
 }
 
 /// Bytes a file takes of its filesystem; none when there is no such file.

@@ -20,11 +20,11 @@ use super::devices::Devices;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
-use super::local::{AttachedRecord, Local, VolumeFiles, volumes_under};
+use super::local::{AttachedRecord, Local, VolumeFiles, run_volumes, volumes_under};
 use super::off_runtime::blocking;
 use super::ring_thread::{Message, Start};
 use super::rings::{Need, VOLUME_FILES};
-use super::{Entry, Node, Present, Serving};
+use super::{Entry, Node, Present, Serving, unix_ms_at_zero};
 use crate::failure::chain;
 
 /// How long a device may take to become quiesced after its last server died, before the daemon goes on without it.
@@ -83,7 +83,7 @@ impl Node {
     /// Takes up every volume of the run directory, all at once. One that cannot be taken up is shown so and tried again; one
     /// that takes longer than `within` is recovered in the background.
     pub(super) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
-        let volumes = volumes_under(&self.0.config.run_dir)?;
+        let volumes = volumes_under(&run_volumes(&self.0.config.run_dir))?;
         let tries: Vec<_> = volumes
             .iter()
             .map(|volume| {
@@ -226,7 +226,7 @@ impl Node {
             durability,
             header,
             header_generation,
-            unix_ms_at_zero: self.unix_ms_at_zero(),
+            unix_ms_at_zero: unix_ms_at_zero(),
         };
         let (ring, place) = self.0.rings.reserve(need)?;
         let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };

@@ -16,14 +16,14 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup, Volume};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
-use holdfast_ublk::{COMMAND_KIND, QueueError, become_io_flusher};
+use holdfast_ublk::{COMMAND_KIND, QueueError};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
 use super::board::{Board, Phase};
 use super::devices::OpenQueues;
-use super::ends_process::{EXIT_STATUS, EndsProcess};
+use super::ends_process::{EndsProcess, end_process};
 use super::error::NodeError;
 use super::live_map::LiveMap;
 use super::rings::Place;
@@ -157,10 +157,6 @@ pub(crate) fn spawn(
     let (inbox, messages) = channel();
     let (ready, started) = channel();
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
-        if let Err(error) = become_io_flusher() {
-            // Without it the kernel may wait for this thread's own devices when it is short of memory.
-            tracing::warn!(%error, "the ring thread is an ordinary one for memory reclaim: grant CAP_SYS_RESOURCE");
-        }
         let made = RingThread::new(&slab, &zeros, messages);
         match made {
             Ok(mut thread) => {
@@ -169,7 +165,7 @@ pub(crate) fn spawn(
                 if let Err(error) = thread.run() {
                     // Devices stay quiesced; a restarted daemon takes them up.
                     tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
-                    std::process::exit(EXIT_STATUS);
+                    end_process();
                 }
             }
             Err(error) => {
@@ -326,6 +322,7 @@ impl RingThread {
         let index = u16::try_from(free).expect("the table of fixed files is full long before");
         let slots = self.register(&new)?;
         let (sectors, requests) = (new.setup.header.sectors, new.setup.requests);
+        let name = new.setup.header.volume.clone();
         let mut actions = Vec::with_capacity(64);
         let volume = match new.start {
             Start::Attach { manifest, found, trust_clean } => {
@@ -349,6 +346,7 @@ impl RingThread {
         let (shared, work, board, place) = (self.shared, new.work, new.board, new.place);
         let mut served = Served::new(Made {
             index,
+            name,
             volume,
             sectors,
             slots,

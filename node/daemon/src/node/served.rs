@@ -13,7 +13,7 @@ use holdfast_engine::event::{Errno, Event, Millis, RequestId};
 use holdfast_engine::manifest::Layers;
 use holdfast_engine::volume::Volume;
 use holdfast_ring::{FileSlot, Ring, RingError};
-use holdfast_types::SectorRange;
+use holdfast_types::{SectorRange, VolumeId};
 use holdfast_ublk::{Queue, QueueError, Request};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,11 +23,14 @@ use super::live_map::LiveMap;
 use super::ring_thread::SharedFiles;
 use super::rings::Place;
 use super::slab::SlabSlot;
+use super::unix_ms_at_zero;
 
 mod completion;
 mod kind;
 mod perform;
 mod report;
+
+use report::Reports;
 
 /// The volume's own files in the ring's table.
 pub(super) struct Slots {
@@ -72,6 +75,8 @@ struct Tally {
 /// One volume on a ring thread.
 pub(super) struct Served {
     index: u16,
+    name: VolumeId,
+    reports: Reports,
     volume: Volume<LiveMap>,
     sectors: u64,
     slots: Slots,
@@ -98,6 +103,7 @@ pub(super) struct Served {
 pub(super) struct Made {
     /// Its place on the thread.
     pub(super) index: u16,
+    pub(super) name: VolumeId,
     pub(super) volume: Volume<LiveMap>,
     pub(super) sectors: u64,
     pub(super) slots: Slots,
@@ -113,9 +119,12 @@ pub(super) struct Made {
 
 impl Served {
     pub(super) fn new(made: Made) -> Self {
-        let Made { index, volume, sectors, slots, shared, requests, actions, work, board, place } = made;
+        let Made { index, name, volume, sectors, slots, shared, requests, actions, work, board, place } =
+            made;
         Self {
             index,
+            name,
+            reports: Reports::default(),
             volume,
             sectors,
             slots,
@@ -168,7 +177,9 @@ impl Served {
 
     /// Time passed: limits are looked at, figures shown.
     pub(super) fn tick(&mut self, ring: &mut Ring, now: Millis) {
+        self.volume.set_time_of_day(unix_ms_at_zero());
         self.tell(ring, Event::Tick, now);
+        self.tell_held_back(now);
         self.board.show(self.volume.status());
         let (tally, shown) = (&self.tally, &self.board.counters);
         for (value, counter) in [

@@ -231,7 +231,9 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
 
 fn trouble(status: &Status) -> Option<&'static str> {
     if status.parked > 0 {
-        Some(if status.disk_full {
+        Some(if status.run_dir_full {
+            "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
+        } else if status.disk_full {
             "requests wait: the local disk is full"
         } else if status.cache_full {
             "writes wait: the cache is full of data that is not uploaded yet"
@@ -273,6 +275,9 @@ mod tests {
         let full = Status { parked: 1, disk_full: true, distrusted: true, ..Status::default() };
         let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
         assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
+        let full = Status { parked: 1, run_dir_full: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
+        assert!(message.unwrap().contains("the run directory (node.run_dir) is full"));
         let distrusted = Status { distrusted: true, ..Status::default() };
         let (_, message) = told(Phase::Ready, false, &Serving::Yes, &distrusted);
         assert!(message.unwrap().starts_with("the local disk failed a sync"));

@@ -2,6 +2,7 @@
 
 mod bucket;
 mod devices;
+pub(super) mod host;
 mod kernel;
 
 use std::fs;
@@ -133,6 +134,22 @@ impl Dirs {
             store: (&nowhere()).into(),
         };
         local.write_record(&record).unwrap();
+    }
+}
+
+impl Node {
+    /// Waits for the directories, then serves what is in them.
+    async fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        Self::serve(Owner::wait(config).await?).await
+    }
+
+    /// The same with other devices.
+    async fn start_with(
+        config: NodeConfig,
+        devices: Arc<dyn Devices>,
+        within: Duration,
+    ) -> Result<Self, NodeError> {
+        Self::serve_with(Owner::wait(config).await?, devices, within).await
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Status {
     pub parked: usize,
     /// The local disk had no space for the last write tried.
     pub disk_full: bool,
+    /// The run directory had no room for the live map: the first writes of a chunk wait.
+    pub run_dir_full: bool,
     /// The volume's share of the node's cache is full: writes wait.
     pub cache_full: bool,
     /// Why writes wait, and for how long requests have.
@@ -57,6 +59,8 @@ pub enum Delay {
     CacheFull,
     /// The local disk had no space.
     DiskFull,
+    /// The run directory has no room for more of the live map.
+    RunDirFull,
     /// What the local disk could not read keeps everything from being committed.
     Unreadable,
 }
@@ -75,6 +79,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             fenced: self.lifecycle == Lifecycle::Fenced,
             parked: self.parked.len() + self.waiting_flushes(),
             disk_full: self.disk_full,
+            run_dir_full: self.run_dir_full,
             cache_full: self.evict.is_full(),
             delayed: self.delay().zip(self.parked_since.map(|since| self.now.saturating_sub(since))),
             evicted_bytes: self.evict.evicted_bytes,
@@ -92,6 +97,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn delay(&self) -> Option<Delay> {
         if self.parked.is_empty() {
             None
+        } else if self.run_dir_full {
+            Some(Delay::RunDirFull)
         } else if self.disk_full {
             Some(Delay::DiskFull)
         } else if self.evict.is_full() {

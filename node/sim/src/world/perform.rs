@@ -1,7 +1,7 @@
 //! What the engine asks of the local host, done by its own thread: files, the live map, answers to the guest.
 
 use holdfast_engine::action::{Action, Source};
-use holdfast_engine::event::{Errno, Event, Op};
+use holdfast_engine::event::{Errno, Event, Op, Unprepared};
 use holdfast_engine::volume::Durability;
 
 use super::World;
@@ -87,7 +87,9 @@ impl World {
                 }
                 return None;
             }
-            Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
+            Action::PrepareMap { chunk } => {
+                Event::MapPrepared { chunk: *chunk, result: result.map_err(Unprepared::RunDir) }
+            }
             Action::SyncSide { side } => {
                 let at = disk.side(*side);
                 let fails =

@@ -318,6 +318,7 @@ fn writes_that_wait_are_told_with_the_reason() {
         (Delay::DirtyLimit, "DirtyLimit"),
         (Delay::CacheFull, "CacheFull"),
         (Delay::DiskFull, "LocalDiskFull"),
+        (Delay::RunDirFull, "RunDirectoryFull"),
         (Delay::Unreadable, "DirtyUnreadable"),
     ] {
         let mut facts = served();

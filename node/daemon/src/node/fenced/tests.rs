@@ -133,7 +133,7 @@ impl Writer {
                 self.sides[side as usize].write_all_at(&bytes, range.start.byte_offset()).unwrap();
                 Event::Moved { id, result: done }
             }
-            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: done },
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
             Action::SyncSide { side } => Event::SideSynced { side, result: done },
             Action::WriteMap(writes) => {
                 for write in writes {

@@ -9,7 +9,7 @@ use super::*;
 #[test]
 fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
     let dir = tempfile::tempdir().unwrap();
-    let local = Local::new(dir.path(), dir.path(), &"disk".parse().unwrap());
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     fs::create_dir_all(local.run()).unwrap();
     let record = AttachedRecord {
         version: ATTACHED_VERSION,
@@ -26,7 +26,10 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
     local.write_record(&record).unwrap();
     let read = local.read_record().unwrap().unwrap();
     assert_eq!((read.epoch, read.durability, read.sectors), (7, Durability::Object, 1024));
-    let whole = fs::read(local.record_path()).unwrap();
+    let mut whole = fs::read(local.record_path()).unwrap();
+    let payload = u32::from_le_bytes(whole[8..12].try_into().unwrap());
+    // The rest of the page is room for a longer one.
+    whole.truncate(32 + usize::try_from(payload).unwrap());
     for at in 0..whole.len() {
         for change in [1, 0x10, 0x80] {
             let mut bytes = whole.clone();
@@ -41,7 +44,7 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
 #[test]
 fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     let dir = tempfile::tempdir().unwrap();
-    let local = Local::new(dir.path(), dir.path(), &"disk".parse().unwrap());
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
     assert_eq!(local.read_header().unwrap(), None, "nothing was ever attached here");
     local.make_dirs().unwrap();
     let files = local.open_files(9000).unwrap();
@@ -66,4 +69,34 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     };
     assert_eq!(path, local.map_path());
     assert!(source.to_string().contains("page 1 "), "{source}");
+}
+
+/// A volume of more than 16 TiB on ext4 was provisioned and never attached, for a reason that named no field.
+#[test]
+fn a_volume_larger_than_files_may_be_is_refused_by_name() {
+    const CHILD: &str = "HOLDFAST_TEST_FILE_LIMIT";
+    const MIB: u64 = 1 << 20;
+    let Some(dir) = std::env::var_os(CHILD) else {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "node::local::tests::a_volume_larger_than_files_may_be_is_refused_by_name";
+        // Files of at most 1 MiB; the limit answers as a filesystem does.
+        let child = std::process::Command::new("bash")
+            .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" --exact \"$1\""])
+            .arg(std::env::current_exe().unwrap())
+            .arg(name)
+            .env(CHILD, dir.path())
+            .output()
+            .unwrap();
+        return assert!(child.status.success(), "{child:?}");
+    };
+    let local = Local::new(Path::new(&dir), &Path::new(&dir).join("run"), &"disk".parse().unwrap());
+    local.make_dirs().unwrap();
+    drop(local.open_files(MIB / SECTOR_BYTES).unwrap());
+    let Err(error) = local.open_files(8 * MIB / SECTOR_BYTES) else { panic!("it fits") };
+    let message = error.to_string();
+    for part in ["spec.size", "disk has 8388608 bytes", "at most 1048576 bytes", "node.state_dir"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(error.kind(), crate::node::ErrorKind::Invalid);
+    assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
 }

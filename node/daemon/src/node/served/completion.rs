@@ -1,6 +1,6 @@
 //! What ended: commands of the device's queues, file operations, fetches of blocks. Each becomes an event for the planner.
 
-use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId};
+use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
 use holdfast_engine::sector_map::Side;
 use holdfast_ring::{Completion, Ring, UserData};
 use holdfast_types::{BLOCK_SECTORS, Chunk, SECTOR_BYTES, SectorRange};
@@ -31,7 +31,7 @@ impl Served {
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
-                tracing::error!(device = self.index, queue = number, tag, %errno, "the kernel refused a queue command");
+                tracing::error!(volume = %self.name, queue = number, tag, %errno, "the kernel refused a queue command");
                 self.board.queue_refused(errno);
                 self.finish_closing(ring);
             }
@@ -74,7 +74,9 @@ impl Served {
             MOVE_KIND => {
                 let length = data.aux() & ((1 << LENGTH_BITS) - 1);
                 let id = RequestId((data.aux() >> LENGTH_BITS) * self.depth + u32::from(data.tag()));
-                Event::Moved { id, result: exactly(completion, length * SECTOR_BYTES as u32) }
+                let request = self.requests[id.0 as usize].as_ref().expect("in flight");
+                let is_write = request.operation() == Operation::Write;
+                Event::Moved { id, result: moved(completion, length * SECTOR_BYTES as u32, is_write) }
             }
             COLD_KIND => {
                 let ticket = self.tickets[data.aux() as usize].as_mut().expect("its read was under way");
@@ -110,14 +112,20 @@ impl Served {
             SYNC_MAP_KIND => Event::MapSynced { result: plain(completion) },
             PREPARE_KIND => match plain(completion) {
                 Ok(()) => return self.prepare_durable(ring, data.aux()),
-                failed => Event::MapPrepared { chunk: Chunk(data.aux().into()), result: failed },
+                Err(errno) => self.unprepared(data.aux(), Unprepared::RunDir(errno), now),
             },
-            PREPARE_DURABLE_KIND => {
-                Event::MapPrepared { chunk: Chunk(data.aux().into()), result: plain(completion) }
-            }
+            PREPARE_DURABLE_KIND => match plain(completion) {
+                Ok(()) => Event::MapPrepared { chunk: Chunk(data.aux().into()), result: Ok(()) },
+                Err(errno) => self.unprepared(data.aux(), Unprepared::Disk(errno), now),
+            },
             kind => unreachable!("nothing of kind {kind} was started"),
         };
         self.tell(ring, event, now);
+    }
+
+    fn unprepared(&mut self, number: u32, why: Unprepared, now: Millis) -> Event {
+        self.no_map(why, now);
+        Event::MapPrepared { chunk: Chunk(number.into()), result: Err(why) }
     }
 
     /// The block of a cold read is in the slab, or cannot be had.
@@ -152,10 +160,46 @@ impl Served {
     }
 }
 
+/// A write that ended early found no room for the rest: the next try hears what is amiss.
+fn moved(completion: &Completion, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
+    match completion.result() {
+        Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
+        Ok(_) | Err(_) => exactly(completion, expected_bytes),
+    }
+}
+
 fn exactly(completion: &Completion, expected_bytes: u32) -> Result<(), Errno> {
-    completion.exactly(expected_bytes).map_err(|errno| Errno(errno.number()))
+    completion.exactly(expected_bytes).map_err(|errno| known(errno.number()))
 }
 
 fn plain(completion: &Completion) -> Result<(), Errno> {
-    completion.result().map(|_| ()).map_err(|errno| Errno(errno.number()))
+    completion.result().map(|_| ()).map_err(|errno| known(errno.number()))
+}
+
+/// A quota that is used up is a disk that is full.
+fn known(number: i32) -> Errno {
+    if number == libc::EDQUOT { Errno::ENOSPC } else { Errno(number) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A write over several extents that ran out of space in the middle was an I/O error for the guest.
+    #[test]
+    fn a_write_cut_short_or_over_quota_waits_for_space() {
+        let ended = |raw_result| Completion { user_data: UserData::new(MOVE_KIND, 0, 0, 0), raw_result };
+        for (raw_result, is_write, expected) in [
+            (8192, true, Ok(())),
+            (4096, true, Err(Errno::ENOSPC)),
+            (0, true, Err(Errno::ENOSPC)),
+            (-libc::ENOSPC, true, Err(Errno::ENOSPC)),
+            (-libc::EDQUOT, true, Err(Errno::ENOSPC)),
+            (-libc::EIO, true, Err(Errno::EIO)),
+            (4096, false, Err(Errno::EIO)),
+        ] {
+            assert_eq!(moved(&ended(raw_result), 8192, is_write), expected, "{raw_result} {is_write}");
+        }
+        assert_eq!(plain(&ended(-libc::EDQUOT)), Err(Errno::ENOSPC));
+    }
 }

@@ -328,6 +328,9 @@ fn the_record_of_another_installation_is_refused() {
         host.attach(&node, "x").await;
     });
     fs::remove_file(host.dirs.state.path().join("installation")).unwrap();
+    // The directories know of each other too, and the daemon would not start.
+    fs::remove_file(host.dirs.state.path().join("run")).unwrap();
+    fs::remove_file(host.dirs.run.path().join("owner")).unwrap();
     let before = host.kernel.devices();
     host.daemon(|node| async move {
         let message = only(&node).message.unwrap();

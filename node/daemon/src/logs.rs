@@ -1,0 +1,66 @@
+//! Log lines to standard error, written by a thread of their own.
+//!
+//! Owns: the queue of lines, its bound, the count of lines that found it full.
+//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the process waits for
+//! at most [`FLUSH_WITHIN`].
+//! On failure: lines are dropped and counted (`holdfast_log_dropped_lines`).
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::time::Duration;
+
+use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+
+/// Lines that wait to be written, at most; a line has some hundred bytes.
+const MOST_LINES: usize = 8192;
+/// How long the end of the process waits for lines to be written.
+const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
+
+static LOG: OnceLock<Log> = OnceLock::new();
+
+struct Log {
+    writer: NonBlocking,
+    dropped: ErrorCounter,
+    /// Until the lines are flushed.
+    guard: Mutex<Option<WorkerGuard>>,
+}
+
+/// Starts the thread that writes, and has panics told of as log events. Returns where lines go.
+pub(crate) fn start() -> NonBlocking {
+    let log = LOG.get_or_init(|| {
+        std::panic::set_hook(Box::new(|panic| {
+            let backtrace = Backtrace::capture();
+            let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+            tracing::error!(backtrace = backtrace.map(tracing::field::display), "{panic}");
+        }));
+        let (writer, guard) = NonBlockingBuilder::default()
+            .lossy(true)
+            .buffered_lines_limit(MOST_LINES)
+            .thread_name("log")
+            .finish(std::io::stderr());
+        Log { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }
+    });
+    log.writer.clone()
+}
+
+/// Lines that were dropped because standard error was not read.
+pub(crate) fn dropped_lines() -> u64 {
+    LOG.get().map_or(0, |log| u64::try_from(log.dropped.dropped_lines()).unwrap_or(u64::MAX))
+}
+
+/// Waits for the lines so far, but not for ever: the process is about to end.
+pub(crate) fn flush() {
+    let Some(log) = LOG.get() else { return };
+    let Some(guard) = log.guard.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    let (flushed, done) = mpsc::channel();
+    // The guard's drop waits for the writing thread, and may itself write to standard output.
+    let flushing = std::thread::Builder::new().spawn(move || {
+        drop(guard);
+        // Nothing waits for it any more when the limit has passed.
+        let _waiting = flushed.send(());
+    });
+    if flushing.is_ok() {
+        // Whether or not they were written: the process ends.
+        let _written = done.recv_timeout(FLUSH_WITHIN);
+    }
+}

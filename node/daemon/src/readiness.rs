@@ -1,0 +1,80 @@
+//! How far this process is on its way to serve the node, for `/readyz` and `/metrics`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::node::{VolumeState, VolumeStatus};
+use crate::volumes::Volumes;
+
+/// What the process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage<V> {
+    WaitsForLock,
+    Recovers,
+    Serves(V),
+}
+
+/// Shared between the daemon and the listener that tells of it.
+#[derive(Debug)]
+pub(crate) struct Readiness<V>(Arc<Mutex<Stage<V>>>);
+
+impl<V> Clone for Readiness<V> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<V: Volumes> Readiness<V> {
+    /// A process that waits for its directories.
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Stage::WaitsForLock)))
+    }
+
+    /// It has them, and recovers what its predecessor served.
+    pub(crate) fn recovers(&self) {
+        self.set(Stage::Recovers);
+    }
+
+    /// It serves these volumes.
+    pub(crate) fn serves(&self, volumes: V) {
+        self.set(Stage::Serves(volumes));
+    }
+
+    fn set(&self, stage: Stage<V>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+    }
+
+    /// The volumes of the node; none before they are recovered.
+    pub(crate) fn volumes(&self) -> Vec<VolumeStatus> {
+        let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*stage {
+            Stage::WaitsForLock | Stage::Recovers => Vec::new(),
+            Stage::Serves(volumes) => {
+                let volumes = volumes.clone();
+                drop(stage);
+                volumes.list()
+            }
+        }
+    }
+
+    /// Why the process does not serve all that is the node's; nothing when it does.
+    pub(crate) fn reasons(&self) -> Vec<String> {
+        let own = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            Stage::WaitsForLock => vec![
+                "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
+                    .to_owned(),
+            ],
+            Stage::Recovers => vec!["the devices of the last daemon are being recovered".to_owned()],
+            Stage::Serves(_) => Vec::new(),
+        };
+        own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
+    }
+}
+
+fn not_served(volume: VolumeStatus) -> Option<String> {
+    match volume.state {
+        VolumeState::Quiesced => {
+            Some(volume.message.unwrap_or_else(|| format!("volume {} was not recovered", volume.volume)))
+        }
+        VolumeState::Attaching | VolumeState::Attached | VolumeState::Detaching | VolumeState::Fenced => None,
+    }
+}

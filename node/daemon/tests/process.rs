@@ -1,0 +1,185 @@
+//! The daemon as a process of a host: who owns the node, what a log or a collector that stands still does, how it ends.
+//! Needs no ublk: no volume is attached.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast-node");
+
+/// The directories of a node.
+struct Dirs {
+    state: TempDir,
+    run: TempDir,
+}
+
+impl Dirs {
+    fn new() -> Self {
+        Self { state: tempfile::tempdir().unwrap(), run: tempfile::tempdir_in("/dev/shm").unwrap() }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.run.path().join("node.sock")
+    }
+}
+
+/// A daemon; killed when dropped.
+struct Daemon {
+    child: Child,
+    metrics: SocketAddr,
+}
+
+impl Daemon {
+    fn start(dirs: &Dirs, environment: &[(&str, &str)]) -> Self {
+        // Free a moment ago; the daemon waits for an address that is not.
+        let metrics = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let config = dirs.state.path().join(format!("node-{}.toml", metrics.port()));
+        let text = format!(
+            "[node]\nname = \"a\"\nstate_dir = {:?}\nrun_dir = {:?}\n[data]\nring_threads = 1\nslab_size = \"16Mi\"\n\
+             [api]\nsocket = {:?}\n[metrics]\nlisten = \"{metrics}\"\n[stores.main]\nbucket = \"none\"\nregion = \"none\"\n",
+            dirs.state.path(),
+            dirs.run.path(),
+            dirs.socket(),
+        );
+        fs::write(&config, text).unwrap();
+        let child = Command::new(PROGRAM)
+            .args(["run", "--config"])
+            .arg(&config)
+            .envs(environment.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(if environment.is_empty() { Stdio::inherit() } else { Stdio::piped() })
+            .spawn()
+            .unwrap();
+        Self { child, metrics }
+    }
+
+    /// Sends a request to the metrics listener and returns all it answers; nothing while there is no listener.
+    fn ask(&self, request: &str) -> Option<String> {
+        let mut stream = TcpStream::connect(self.metrics).ok()?;
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    }
+
+    fn get(&self, path: &str) -> Option<String> {
+        self.ask(&format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"))
+    }
+
+    /// Asks until `/readyz` answers so.
+    fn is_told(&self, wanted: &str) {
+        until(&format!("/readyz to say {wanted:?}"), || {
+            self.get("/readyz").is_some_and(|answer| answer.contains(wanted))
+        });
+    }
+
+    fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    fn ends(&mut self) -> ExitStatus {
+        until("the daemon to end", || self.child.try_wait().unwrap().is_some());
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _killed = self.child.kill();
+        let _ended = self.child.wait();
+    }
+}
+
+/// Looks until it is so: nothing announces it.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LIMIT, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A daemon that found the lock held ended with an error, and the kubelet backed off while nothing was served.
+#[test]
+fn a_daemon_waits_for_the_lock_and_is_ready_then() {
+    let dirs = Dirs::new();
+    let mut first = Daemon::start(&dirs, &[]);
+    first.is_told("200 OK");
+    let mut second = Daemon::start(&dirs, &[]);
+    second.is_told("503 Service Unavailable");
+    second.is_told("another holdfast-node holds the lock");
+    assert!(second.get("/healthz").unwrap().contains("200 OK"), "the process runs");
+    assert!(first.get("/readyz").unwrap().contains("200 OK"), "the first still serves");
+    let mut third = Daemon::start(&dirs, &[]);
+    third.is_told("another holdfast-node holds the lock");
+    third.terminate();
+    assert!(third.ends().success(), "a signal ends the wait");
+    first.child.kill().unwrap();
+    second.is_told("200 OK");
+    second.terminate();
+    assert!(second.ends().success());
+}
+
+/// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own node.
+#[test]
+fn every_thread_of_the_daemon_is_an_io_flusher() {
+    /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.
+    const PF_MEMALLOC_NOIO: u64 = 0x0008_0000;
+    const CAP_SYS_RESOURCE: u32 = 24;
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap();
+    if u64::from_str_radix(capabilities.trim(), 16).unwrap() & (1 << CAP_SYS_RESOURCE) == 0 {
+        return println!("skipped: PR_SET_IO_FLUSHER needs CAP_SYS_RESOURCE");
+    }
+    let dirs = Dirs::new();
+    let daemon = Daemon::start(&dirs, &[]);
+    daemon.is_told("200 OK");
+    let mut threads = Vec::new();
+    for task in fs::read_dir(format!("/proc/{}/task", daemon.child.id())).unwrap() {
+        // A thread may have ended meanwhile.
+        let Ok(stat) = fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
+        let (name, rest) = stat.rsplit_once(')').unwrap();
+        let flags: u64 = rest.split_whitespace().nth(6).unwrap().parse().unwrap();
+        threads.push((name.rsplit_once('(').unwrap().1.to_owned(), flags & PF_MEMALLOC_NOIO != 0));
+    }
+    for name in ["holdfast-node", "ring-0", "log", "tokio-rt-worker"] {
+        assert!(threads.iter().any(|(thread, _)| thread.starts_with(name)), "{name}: {threads:?}");
+    }
+    let not_marked: Vec<_> = threads.iter().filter(|(_, is_marked)| !is_marked).collect();
+    assert!(not_marked.is_empty(), "{not_marked:?}");
+}
+
+/// With a collector that does not answer, the successor waited for the lock while the devices were quiesced.
+#[test]
+fn a_silent_trace_collector_does_not_keep_the_lock() {
+    let dirs = Dirs::new();
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("RUST_LOG", "trace")];
+    let mut daemon = Daemon::start(&dirs, &environment);
+    let mut stderr = daemon.child.stderr.take().unwrap();
+    let reads = std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    daemon.is_told("200 OK");
+    // It makes spans.
+    let list = Command::new(PROGRAM).arg("list").arg("--socket").arg(dirs.socket()).output().unwrap();
+    assert!(list.status.success(), "{list:?}");
+    let lock = fs::File::open(dirs.state.path().join("lock")).unwrap();
+    assert!(lock.try_lock().is_err(), "the daemon holds it");
+    let begun = Instant::now();
+    daemon.terminate();
+    until("the lock", || lock.try_lock().is_ok());
+    assert!(daemon.child.try_wait().unwrap().is_none(), "the lock was held to the end of the process");
+    assert!(daemon.ends().success());
+    assert!(begun.elapsed() < Duration::from_secs(20), "the last traces have a limit: {:?}", begun.elapsed());
+    reads.join().unwrap().unwrap();
+}
