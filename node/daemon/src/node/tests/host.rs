@@ -9,6 +9,7 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
 };
 
+use super::kernel::FakeKernel;
 use super::*;
 
 /// A starting daemon removed every directory of the run directory whose name could be a volume's.
@@ -112,55 +113,45 @@ impl SmallTmpfs {
     }
 }
 
-/// A write into a full run directory hung, and the status said that it waited for the object store.
+/// A write into a full run directory hung, and the status said that it waited for the object store. No volume could be
+/// detached to make room.
 #[test]
-fn writes_that_wait_for_the_run_directory_say_so() {
-    let Some(tmpfs) = SmallTmpfs::mount(256 << 10) else { return };
+fn a_full_run_directory_is_named_and_detaches_work() {
+    let Some(tmpfs) = SmallTmpfs::mount(512 << 10) else { return };
     alone(async {
-        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
         let config = NodeConfig { run_dir: tmpfs.path(), ..dirs.config() };
-        let node = Node::start(config).await.unwrap();
-        node.create(&volume(), 64 * CHUNK_SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
-        let local = Local::new(dirs.state.path(), &tmpfs.path(), &volume());
-        let won = win(&*bucket.objects, &volume(), &local, &claim("a", 1)).await.unwrap();
-        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
-        let setup = Setup {
-            requests: 128,
-            limits,
-            durability: Durability::Local,
-            header: won.header,
-            header_generation: won.header_generation,
-            unix_ms_at_zero: 0,
-        };
-        let sectors = setup.header.sectors;
-        let live_map = LiveMap::create(&local.live_map_path(), sectors, &[]).unwrap();
-        drop(Volume::attach(setup, live_map, won.manifest, &won.found, false, 0, &mut Vec::new()));
-        let record = AttachedRecord {
-            version: ATTACHED_VERSION,
-            tag: dirs.tag(&volume(), 1),
-            device_id: None,
-            sectors,
-            epoch: 1,
-            max_age_ms: 1000,
-            durability: Durability::Local,
-            detaching: false,
-            store_name: "main".to_owned(),
-            store: (&bucket.config).into(),
-        };
-        local.write_record(&record).unwrap();
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let node = Node::start_with(config, kernel.clone(), LIMIT).await.unwrap();
+        let [full, other]: [VolumeId; 2] = ["full", "other"].map(|name| name.parse().unwrap());
+        for volume in [&full, &other] {
+            let bytes = 4 * CHUNK_SECTORS * SECTOR_BYTES;
+            node.create(volume, bytes, "main", &bucket.config).await.unwrap();
+            let store = bucket.config.clone();
+            node.attach(AttachRequest { volume: volume.clone(), store, ..request() }).await.unwrap();
+        }
+        assert_eq!(kernel.devices().len(), 2);
         tmpfs.fill();
+        let present = node.present(&full).unwrap();
         let range = SectorRange::new(CHUNK_SECTORS, 1);
         let event = Event::Request { id: RequestId(0), op: Op::Write, range };
         present.ring.send(Message::Event { key: present.key, event });
-        let status = wait(&node, |status| status.delayed.is_some()).await;
-        assert!(matches!(status.delayed, Some((Delay::RunDirFull, _))), "{status:?}");
-        // The record of a detach still finds its place.
-        present.detaching.store(true, Ordering::Release);
-        present.remember().unwrap();
-        assert!(local.read_record().unwrap().unwrap().detaching);
-        present.detaching.store(false, Ordering::Release);
+        let told = async {
+            loop {
+                let status = node.list().into_iter().find(|status| status.volume == full).unwrap();
+                if let Some((delay, _)) = status.delayed {
+                    return (delay, status.message.unwrap());
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let (delay, message) = tokio::time::timeout(LIMIT, told).await.expect("the status names no reason");
+        assert_eq!(delay, Delay::RunDirFull);
+        assert!(message.contains("node.run_dir"), "{message}");
+
+        tokio::time::timeout(LIMIT, node.detach(&other)).await.expect("it ends").unwrap();
+        assert_eq!((node.list().len(), kernel.devices().len()), (1, 1));
         node.shutdown().await;
+        kernel.bury();
     });
 }
 
