@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
 use crate::failure::{Failure, chain};
+use crate::node::FLUSH_DEVICE;
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -75,6 +76,12 @@ enum Command {
     Scrub(Scrub),
     /// See, export or delete what fenced writers of this node never uploaded; needs no daemon
     Fenced(fenced::Fenced),
+    /// Flush a block device; the daemon's own, for a device that may never answer
+    #[command(name = FLUSH_DEVICE, hide = true)]
+    FlushDevice {
+        /// The device
+        device: PathBuf,
+    },
 }
 
 /// What to attach and how.
@@ -156,6 +163,10 @@ impl Cli {
                 let done = fenced.run(&mut text);
                 finish(done, &text)
             }
+            Command::FlushDevice { device } => match holdfast_ublk::flush_device(&device) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => fail(1, &format!("{} cannot be flushed: {error}", device.display())),
+            },
             command @ (Command::Create { .. }
             | Command::Attach(_)
             | Command::Detach { .. }

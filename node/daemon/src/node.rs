@@ -49,6 +49,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
 use tokio::sync::Semaphore;
 
+pub(crate) use devices::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use off_runtime::off_runtime;
 pub(crate) use owner::Owner;

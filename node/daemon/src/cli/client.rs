@@ -20,7 +20,7 @@ use crate::node::ErrorKind;
 /// The daemon's refusal, or why it was not reached.
 pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failure> {
     match command {
-        Command::Run { .. } | Command::Fenced(_) => {
+        Command::Run { .. } | Command::Fenced(_) | Command::FlushDevice { .. } => {
             Err(Failure { kind: ErrorKind::Local, message: "this is no request to the daemon".to_owned() })
         }
         Command::Create { volume, size, store, target } => {

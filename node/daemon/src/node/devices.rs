@@ -4,15 +4,24 @@
 //! Runs on: threads that may block.
 //! Invariants: a device is found by its tag, never by its number alone ([`super::device_tag`]).
 
+use std::io;
+use std::process::Command;
 use std::time::Duration;
 
 use holdfast_ring::Ring;
 use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, Queue, QueueError,
-    QueueSpec, Transport, Unsupported,
+    QueueSpec, Transport, Unsupported, flush_from_outside,
 };
 
 use super::TransportChoice;
+
+/// The command of the daemon's own program that flushes a block device.
+pub(crate) const FLUSH_DEVICE: &str = "flush-device";
+/// The program of this process, also after an upgrade has replaced its file.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// The longest wait for the flush of a lost device.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
 /// Opens the queues of a device on a ring thread, under the volume's index there.
 pub(super) type OpenQueues = Box<dyn FnOnce(&mut Ring, u16) -> Result<Vec<Queue>, QueueError> + Send>;
@@ -35,6 +44,8 @@ pub(super) trait Devices: Send + Sync {
     fn start(&self, device: Device) -> Result<(), ControlError>;
     /// Waits until the last server of a device has ended.
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError>;
+    /// Has a process of its own flush a device that the kernel has lost, which may free it.
+    fn flush_from_outside(&self, id: u32) -> io::Result<()>;
     /// Hands out the requests that waited, once the queues are armed.
     fn end_recovery(&self, device: Device) -> Result<(), ControlError>;
     /// Removes the block device.
@@ -97,6 +108,12 @@ impl Devices for Kernel {
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
         device.start_recovery(within)
+    }
+
+    fn flush_from_outside(&self, id: u32) -> io::Result<()> {
+        let mut flusher = Command::new(OWN_PROGRAM);
+        flusher.arg(FLUSH_DEVICE).arg(format!("/dev/ublkb{id}"));
+        flush_from_outside(flusher, FLUSH_WITHIN)
     }
 
     fn end_recovery(&self, device: Device) -> Result<(), ControlError> {

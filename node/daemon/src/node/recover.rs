@@ -21,7 +21,7 @@ use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{AttachedRecord, Local, VolumeFiles, run_volumes, volumes_under};
-use super::off_runtime::blocking;
+use super::off_runtime::{blocking, off_runtime};
 use super::ring_thread::{Message, Start};
 use super::rings::{Need, VOLUME_FILES};
 use super::{Entry, Node, Present, Serving, unix_ms_at_zero};
@@ -33,6 +33,8 @@ const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two tries to take a volume up, at first and at most.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known to help.
+const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// What is said of a volume until its first try has ended.
 const FIRST_TRY: &str = "its device is being recovered";
 
@@ -115,15 +117,36 @@ impl Node {
     async fn recover_again(self, mut one: TakingUp) {
         let _alone = EndsProcess("the taking up of a volume");
         let [mut pause, longest] = AGAIN_AFTER;
+        let mut was_flushed = false;
         loop {
             tokio::time::sleep(pause).await;
             match self.take_up(&mut one).await {
                 Ok(()) => {
                     return tracing::warn!(volume = %one.volume, "the volume was taken up after all");
                 }
-                Err(error) => self.strand(&one.volume, one.present.as_ref(), &error),
+                Err(error) => {
+                    self.strand(&one.volume, one.present.as_ref(), &error);
+                    if let NodeError::Device(ControlError::KernelLostDevice { id }) = error {
+                        if was_flushed {
+                            pause = LOST_AGAIN_AFTER;
+                        } else {
+                            self.flush_lost(id).await;
+                            was_flushed = true;
+                        }
+                        continue;
+                    }
+                }
             }
             pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Tries the one thing that may free a device that the kernel has lost.
+    async fn flush_lost(&self, id: u32) {
+        let devices = Arc::clone(&self.0.devices);
+        match off_runtime(move || devices.flush_from_outside(id)).await {
+            Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
+            Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
         }
     }
 

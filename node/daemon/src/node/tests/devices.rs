@@ -5,7 +5,7 @@ use std::future::Future;
 use holdfast_ublk::{DeviceInfo, DeviceState};
 use tokio::runtime::{Builder, Runtime};
 
-use super::kernel::{Death, FakeKernel};
+use super::kernel::{Death, FakeKernel, Loss};
 use super::*;
 
 /// How long a start waits for devices of the last run.
@@ -225,7 +225,7 @@ fn a_death_in_a_recovery_loses_no_device() {
             settled(&node, |status| status.state == VolumeState::Attached).await;
             survived.set(true);
         });
-        assert_eq!(host.kernel.devices(), before);
+        assert_eq!(host.kernel.devices()[&1], before[&1]);
         host.daemon(|node| async move {
             settled(&node, |status| status.state == VolumeState::Attached).await;
             host.check(&node).await;
@@ -473,6 +473,42 @@ fn a_device_in_use_is_not_detached() {
         host.check(&node).await;
         assert!(!host.dirs.local_of(&id("x")).read_record().unwrap().unwrap().detaching);
         host.kernel.change(1, |known| known.is_used = false);
+        host.end(&node).await;
+    });
+}
+
+/// The kernel never gives some devices of a dead server back: an operator who reads "still held" looks for a process that
+/// does not exist. The volume says so, and nothing is done that would wait for the device.
+#[test]
+fn a_lost_device_is_named_and_left_alone() {
+    let host = &Host::new(&["x", "y"]);
+    host.daemon(|node| async move {
+        host_attaches(host, &node).await;
+        host.kernel.change(1, |known| known.loss = Some(Loss::ForGood));
+    });
+    let before = host.kernel.devices();
+    host.daemon(|node| async move {
+        until(|| state_of(&node, "y") == Some(VolumeState::Attached) && host.kernel.flushes() == 1).await;
+        let message = node.list()[0].message.clone().unwrap();
+        assert!(message.contains("the kernel has lost ublk device 1"), "{message}");
+        assert!(message.contains("restart this host"), "{message}");
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Quiesced));
+        assert_eq!(host.kernel.devices()[&1], before[&1]);
+        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    });
+}
+
+/// One flush of the block device frees what the kernel waits for, where one request waits.
+#[test]
+fn a_lost_device_that_a_flush_frees_is_recovered() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.change(1, |known| known.loss = Some(Loss::UntilFlushed));
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        assert_eq!(host.kernel.flushes(), 1);
         host.end(&node).await;
     });
 }

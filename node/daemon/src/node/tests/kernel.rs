@@ -33,6 +33,17 @@ pub(super) struct Known {
     is_foreign: bool,
     /// A program has the block device open.
     pub(super) is_used: bool,
+    /// Whether the kernel loses it when its server ends.
+    pub(super) loss: Option<Loss>,
+}
+
+/// A device that stays LIVE when its server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// Until it is flushed.
+    UntilFlushed,
+    /// Until the host restarts.
+    ForGood,
 }
 
 #[derive(Default)]
@@ -46,6 +57,7 @@ struct State {
     /// Commands that the kernel refuses.
     refused: Vec<&'static str>,
     wrong: Vec<String>,
+    flushes: usize,
 }
 
 pub(super) struct FakeKernel {
@@ -85,7 +97,8 @@ impl FakeKernel {
             tag,
             foreign: ForeignFeatures::among(0),
         };
-        let known = Known { info, sectors: super::SECTORS, is_open: false, is_foreign, is_used: false };
+        let known =
+            Known { info, sectors: super::SECTORS, is_open: false, is_foreign, is_used: false, loss: None };
         assert!(self.lock().devices.insert(id, known).is_none(), "the number is taken");
     }
 
@@ -105,6 +118,11 @@ impl FakeKernel {
     /// What was done that must never be.
     pub(super) fn wrong(&self) -> Vec<String> {
         self.lock().wrong.clone()
+    }
+
+    /// How often a device was flushed from outside.
+    pub(super) fn flushes(&self) -> usize {
+        self.lock().flushes
     }
 
     pub(super) fn die(&self, death: Option<Death>) {
@@ -186,7 +204,7 @@ impl State {
     fn end(&mut self) {
         for known in self.devices.values_mut().filter(|known| !known.is_foreign) {
             known.is_open = false;
-            if known.info.state == DeviceState::Live {
+            if known.info.state == DeviceState::Live && known.loss.is_none() {
                 known.info.state = DeviceState::Quiesced;
             }
         }
@@ -246,7 +264,8 @@ impl Devices for FakeKernel {
                 foreign: ForeignFeatures::among(0),
             };
             let sectors = spec.sectors;
-            let known = Known { info, sectors, is_open: false, is_foreign: false, is_used: false };
+            let known =
+                Known { info, sectors, is_open: false, is_foreign: false, is_used: false, loss: None };
             state.devices.insert(id, known);
             Device::of(&info, sectors, &Expected { tag: spec.tag, sectors })
         })
@@ -276,9 +295,23 @@ impl Devices for FakeKernel {
             if known.info.state == DeviceState::Quiesced && !known.is_open {
                 return Ok(());
             }
+            if known.loss.is_some() && !known.is_open {
+                return Err(ControlError::KernelLostDevice { id: device.id() });
+            }
             let waited_ms = u64::try_from(within.as_millis()).unwrap();
             Err(ControlError::StillHeld { id: device.id(), state: known.info.state, waited_ms })
         })
+    }
+
+    fn flush_from_outside(&self, id: u32) -> io::Result<()> {
+        let mut state = self.lock();
+        state.flushes += 1;
+        let known = state.devices.get_mut(&id).unwrap();
+        if known.loss != Some(Loss::UntilFlushed) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        (known.loss, known.info.state) = (None, DeviceState::Quiesced);
+        Ok(())
     }
 
     fn end_recovery(&self, device: Device) -> Result<(), ControlError> {
