@@ -56,8 +56,8 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "proof-faults",
-        about: "20 power cuts that lose unflushed writes, and three minutes without the store",
-        expected: Duration::from_secs(900),
+        about: "20 power cuts that lose unflushed writes, three minutes without the store, 100 ends of the daemon under file systems",
+        expected: Duration::from_secs(1800),
         run: proof_faults::run,
     },
 ];

@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use crate::coverage::Coverage;
 use crate::pins::{KERNEL, OLDER_KERNEL};
-use crate::{bench, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
+use crate::{bench, churn, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -64,6 +64,20 @@ enum Order {
         /// Where to report
         report_to: String,
     },
+    /// Write, flush, rename and delete files in a test machine, and print what is durable
+    #[command(hide = true)]
+    Churn {
+        /// Below which directory
+        directory: PathBuf,
+        /// How many threads
+        workers: u64,
+    },
+    /// Check what is left of that in a test machine
+    #[command(hide = true)]
+    ChurnCheck {
+        /// Below which directory
+        directory: PathBuf,
+    },
     /// Read stamped sectors in a test machine
     #[command(hide = true)]
     StampRead {
@@ -113,6 +127,8 @@ pub fn run() -> Result<ExitCode> {
         Order::StampWrite { device, lanes, seed, report_to } => {
             write::run(&device, lanes, seed, &report_to).map(|()| ExitCode::SUCCESS)
         }
+        Order::Churn { directory, workers } => churn::run(&directory, workers).map(|()| ExitCode::SUCCESS),
+        Order::ChurnCheck { directory } => churn::check(&directory).map(|()| ExitCode::SUCCESS),
         Order::StampRead { device, lanes, seed } => {
             report::line(write::read(&device, lanes, seed)?.trim_end());
             Ok(ExitCode::SUCCESS)

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod cache;
 pub mod chance;
+pub mod churn;
 pub mod cli;
 pub mod command;
 pub mod control_plane;

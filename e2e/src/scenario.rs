@@ -13,6 +13,7 @@ mod control_plane;
 mod damage;
 mod device_identity;
 mod fenced;
+pub mod kill_rounds;
 mod load;
 mod node_loss;
 pub mod power_cuts;
@@ -167,6 +168,24 @@ pub const ALL: &[Scenario] = &[
         about: "power cuts that lose unflushed writes lose nothing that was flushed, and nothing stale is served",
         expected: Duration::from_secs(120),
         run: power_cuts::run,
+    },
+    Scenario {
+        name: "kill-rounds-zero-copy",
+        about: "the daemon is ended again and again under three file systems and forced writes; no device hangs, no file is lost",
+        expected: Duration::from_secs(120),
+        run: kill_rounds::zero_copy,
+    },
+    Scenario {
+        name: "kill-rounds-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(120),
+        run: kill_rounds::user_copy,
+    },
+    Scenario {
+        name: "kill-rounds-older-kernel",
+        about: "the same with zero copy on Linux 7.2",
+        expected: Duration::from_secs(120),
+        run: kill_rounds::older_kernel,
     },
     Scenario {
         name: "story-zero-copy",

@@ -1,12 +1,13 @@
-//! The proof's figures that need machines: power cuts, and a store that is away for minutes.
+//! The proof's figures that need machines: power cuts, a store that is away for minutes, and many ends of the daemon.
 
 use std::time::Duration;
 
 use anyhow::Result;
 
 use super::{Bar, Figure};
+use crate::pins::KERNEL;
 use crate::report;
-use crate::scenario::{power_cuts, s3_outage};
+use crate::scenario::{kill_rounds, power_cuts, s3_outage};
 use crate::setup::Profile;
 use crate::world::World;
 
@@ -14,6 +15,8 @@ const POWER_CUTS: usize = 20;
 /// How many lines of each log are shown when something else fails.
 const LOG_LINES: usize = 60;
 const OUTAGE: Duration = Duration::from_secs(180);
+/// Ends of the daemon with each transport.
+const KILL_ROUNDS: usize = 50;
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let outcome = play(world, "power-cuts", |world| power_cuts::cut(world, POWER_CUTS))?;
@@ -21,6 +24,14 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         report::step(lost);
     }
     let errors = play(world, "s3-outage", |world| s3_outage::outage(world, OUTAGE))?;
+    let mut kills = kill_rounds::Outcome::default();
+    for transport in ["zero-copy", "user-copy"] {
+        let rounds = |world: &World| kill_rounds::rounds(world, KERNEL, transport, KILL_ROUNDS);
+        kills.add(play(world, &format!("kill-rounds-{transport}"), rounds)?);
+    }
+    for error in &kills.errors {
+        report::step(error);
+    }
     let figure = |name: &str, value: f64, against: &str, due: f64| Figure {
         name: name.to_owned(),
         value,
@@ -32,6 +43,13 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         figure("vm_power_cuts", outcome.cuts as f64, "20 cuts that lose unflushed writes", POWER_CUTS as f64),
         figure("vm_power_cuts_lost", outcome.lost.len() as f64, "none", 0.0),
         figure("s3_outage_io_errors", errors as f64, "none, in 180 s without the store", 0.0),
+        figure(
+            "fs_kill_rounds",
+            kills.rounds as f64,
+            "100 ends of the daemon under file systems and forced writes, half with each transport",
+            2.0 * KILL_ROUNDS as f64,
+        ),
+        figure("fs_kill_errors", kills.errors.len() as f64, "none", 0.0),
     ])
 }
 

@@ -55,8 +55,8 @@ impl DeviceSpec {
             len: size_of::<Params>() as u32,
             types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,
             basic: sys::ublk_param_basic {
-                // Not FUA: with it the kernel would send no FLUSH for a forced write.
-                attrs: sys::UBLK_ATTR_VOLATILE_CACHE,
+                // FUA always: without it the kernel can lose the device at the end of its server (`docs/kernels.md`).
+                attrs: sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA,
                 logical_bs_shift: SECTOR_SHIFT,
                 physical_bs_shift: SECTOR_SHIFT,
                 io_opt_shift: SECTOR_SHIFT,

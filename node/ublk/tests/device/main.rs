@@ -133,7 +133,7 @@ fn a_device_announces_what_it_is() {
         ("queue/logical_block_size", "4096"),
         ("queue/physical_block_size", "4096"),
         ("queue/write_cache", "write back"),
-        ("queue/fua", "0"),
+        ("queue/fua", "1"),
         ("queue/dma_alignment", "4095"),
         ("queue/discard_granularity", "4096"),
         ("queue/discard_max_bytes", "1073741824"),
@@ -173,6 +173,30 @@ fn misaligned_memory_is_refused_before_the_server_sees_it() {
         assert_eq!(direct.write_at(&memory[aligned..][..4096], 0).unwrap(), 4096, "{transport}");
         let stat = fixture.attribute("stat");
         assert_eq!(stat.split_whitespace().nth(4), Some("1"), "{transport}: writes in {stat}");
+    }
+}
+
+/// A forced write reaches the server as one request, not as a write and a flush: the one flush that is counted is what
+/// `O_DSYNC` on a block device does besides.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn a_forced_write_is_one_request() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let forced = OpenOptions::new()
+            .write(true)
+            .custom_flags(libc::O_DIRECT | libc::O_DSYNC)
+            .open(fixture.device.block_path())
+            .unwrap();
+        let memory = vec![9; 2 * 4096];
+        let aligned = memory.as_ptr().align_offset(4096);
+        assert_eq!(forced.write_at(&memory[aligned..][..4096], 8 << 20).unwrap(), 4096, "{transport}");
+        let stat = fixture.attribute("stat");
+        let stat: Vec<u64> = stat.split_whitespace().map(|count| count.parse().unwrap()).collect();
+        assert_eq!(stat[15], 1, "{transport}: flushes in {stat:?}");
+        let mut stored = [0; 4096];
+        fixture.backing.read_exact_at(&mut stored, 8 << 20).unwrap();
+        assert_eq!(stored, [9; 4096], "{transport}");
     }
 }
 
