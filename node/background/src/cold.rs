@@ -2,11 +2,15 @@
 //!
 //! Owns: the segment indexes kept in memory, the fetching of frames, what is tried again. Nothing is handed out that
 //! fails its checksum (invariant 3). Does not own: where a block's bytes are kept.
-//! On failure: a store that is away is asked again until it answers; a damaged or missing object fails the reads of what it
-//! alone holds, and is named.
+//! On failure: a store that is unreachable, refuses, or answers what it cannot mean is asked again until it answers. Only two
+//! things fail a read: the store says that the object does not exist, or what it sent is not what was written. Each is a
+//! finding, and is believed when a second read some seconds later finds the same: a failed read makes a filesystem
+//! read-only, and bytes that a network changed or a failover that is not over heal in between.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
@@ -15,7 +19,7 @@ use holdfast_engine::manifest::Layers;
 use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::segment::{FrameError, FrameIndex, unpack};
-use holdfast_objects::{ErrorKind, ObjectStore, StoreError};
+use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Mask, SectorRange, SegmentId, VolumeId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
@@ -23,6 +27,9 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::TimeAndChance;
 use crate::backoff::Backoff;
+
+/// How long after a finding the object is read again, to confirm it.
+const CONFIRM_AFTER: Duration = Duration::from_secs(3);
 
 /// Why a cold read failed.
 #[derive(Debug, thiserror::Error)]
@@ -61,49 +68,53 @@ pub enum ColdError {
 }
 
 impl ColdError {
-    fn is_transient(&self) -> bool {
-        match self {
-            Self::Store { source, .. } => match source.kind() {
-                // Credentials can be mended while the read waits.
-                ErrorKind::Throttled | ErrorKind::Unavailable | ErrorKind::Conflict | ErrorKind::Denied => {
-                    true
-                }
-                ErrorKind::NotFound
-                | ErrorKind::Invalid
-                | ErrorKind::Corrupt
-                | ErrorKind::Ambiguous
-                | ErrorKind::Exists => false,
-            },
-            Self::Slab(_) => true,
-            Self::Index { .. } | Self::Frame { .. } => false,
-        }
+    /// What the store said or sent that fails a read once it is confirmed; nothing of what asking again may change.
+    fn finding(&self) -> Option<String> {
+        let is_final = match self {
+            Self::Store { source: StoreError::NotFound { .. } | StoreError::OutOfRange { .. }, .. }
+            | Self::Index { .. }
+            | Self::Frame { .. } => true,
+            // Credentials, policies and proxies are corrected while the read waits.
+            Self::Store { .. } | Self::Slab(_) => false,
+        };
+        let cause = self.source().map(ToString::to_string).unwrap_or_default();
+        is_final.then(|| format!("{self}: {cause}"))
     }
 }
 
-/// Tries a read of all of `range`'s block until it succeeds or asking again cannot help; then one of `range` alone, which may
-/// not need what is damaged. `read` is told which sectors to read.
+/// Tries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first finding it is one
+/// of `range` alone, which may not need what is damaged. `read` is told which sectors to read.
 ///
 /// # Errors
-/// [`ColdError`] where asking again cannot help.
+/// [`ColdError`]: a confirmed finding.
 pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
     time: &impl TimeAndChance,
     volume: &VolumeId,
     range: SectorRange,
     read: impl Fn(Mask) -> F,
 ) -> Result<V, ColdError> {
+    let block = range.start.block().0;
     let mut backoff = Backoff::of_reads();
     let mut wanted = Mask::FULL;
+    let mut found: Option<String> = None;
     loop {
-        match read(wanted).await {
-            Err(error) if error.is_transient() => {
-                let block = range.start.block().0;
-                tracing::warn!(%volume, block, error = &error as &dyn std::error::Error, "cold read waits");
-                backoff.wait(time).await;
-            }
-            Err(_) if wanted != Mask::of(range) && !is_planted(Bug::WholeBlockFails) => {
-                wanted = Mask::of(range);
-            }
-            done => return done,
+        let error = match read(wanted).await {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let Some(finding) = error.finding() else {
+            tracing::warn!(%volume, block, error = &error as &dyn Error, "cold read waits");
+            backoff.wait(time).await;
+            continue;
+        };
+        if wanted != Mask::of(range) && !is_planted(Bug::WholeBlockFails) {
+            wanted = Mask::of(range);
+        } else if found.as_ref() == Some(&finding) {
+            return Err(error);
+        } else {
+            tracing::warn!(%volume, block, error = &error as &dyn Error, "cold read failed, and is tried again to confirm it");
+            found = Some(finding);
+            time.sleep(CONFIRM_AFTER).await;
         }
     }
 }
@@ -218,44 +229,4 @@ fn key(volume: &VolumeId, segment: &SegmentRef) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-    use futures::FutureExt;
-    use holdfast_engine::segment::SegmentBuilder;
-    use holdfast_objects::MemoryStore;
-
-    use super::*;
-
-    /// A segment of `frames` frames, in a store.
-    fn stored(frames: u64) -> (MemoryStore, VolumeId, Layers) {
-        let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().unwrap());
-        let mut builder = SegmentBuilder::default();
-        for block in 0..frames {
-            builder.push(Block(block), Mask(1), &[7; 4096]);
-        }
-        let (segment, object) = builder.finish(SegmentId::new(1, [0; 10]));
-        let parts = vec![Bytes::from(object)];
-        store.put_segment(&key(&volume, &segment), parts).now_or_never().unwrap().unwrap();
-        (store, volume, [Arc::new(segment)].into())
-    }
-
-    /// What did not fit the share of one part of the cache, of which there were four for each CPU, was fetched for every
-    /// read: 12 MiB with 8 CPUs, 3 MiB with 32.
-    #[test]
-    fn an_index_is_fetched_once_however_large() {
-        const FRAMES: u64 = 12_000;
-        let (store, volume, layers) = stored(FRAMES);
-        let index_bytes = FRAMES * 48;
-        for (cache_bytes, what) in
-            [(2 * index_bytes, "half the cache"), (index_bytes / 4, "four times the cache")]
-        {
-            let indexes = Indexes::new(4096, cache_bytes);
-            let before = store.counts().get;
-            for block in 0..100 {
-                let composed = indexes.compose(&store, &volume, Block(block), Mask::FULL, &layers);
-                assert_eq!(composed.now_or_never().unwrap().unwrap().pieces.len(), 1);
-            }
-            assert_eq!(store.counts().get - before, 1, "an index of {what}");
-        }
-    }
-}
+mod tests;

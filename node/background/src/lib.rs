@@ -11,6 +11,8 @@ mod backoff;
 mod cold;
 mod local;
 mod manifest;
+#[cfg(test)]
+mod scripted_time;
 mod slots;
 mod upload;
 mod work;

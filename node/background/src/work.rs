@@ -7,9 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
+use holdfast_engine::begins_as_ours;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::record::Record;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
@@ -22,6 +24,8 @@ use crate::{Sides, TimeAndChance, Unreadable};
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
 /// The same of a checkpoint.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
+/// How long after bytes that are no log record the place is read again.
+const CONFIRM_AFTER: Duration = Duration::from_secs(5);
 /// Largest log record read back, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
@@ -185,12 +189,30 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         }
     }
 
+    /// What stands at `seq` of the log, nothing if the place is free.
+    ///
+    /// A running writer asks this to learn whether another writer fenced it, so each wrong answer has its price:
+    /// - *free*, believed wrongly: the writer does not learn of its fencing until its next create, which the store answers
+    ///   with 412. Nothing is lost; the store's own word (`NoSuchKey`) is enough;
+    /// - *another's record*, believed wrongly: the writer fences itself and fails all I/O. A record decodes, and its checksum
+    ///   holds: no proxy makes one;
+    /// - *something that does not decode*: a place that is taken, and the writer is fenced. Believed only when the same bytes
+    ///   are read again some seconds later and begin as a structure of ours; a proxy's page never does.
     async fn read_record(&self, seq: Seq) -> Option<Vec<u8>> {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
         let mut backoff = Backoff::of_commits();
+        let mut found: Option<Bytes> = None;
         loop {
             match self.objects.get(&key, MAX_RECORD_BYTES).await {
-                Ok(bytes) => return Some(bytes.to_vec()),
+                Ok(bytes) => {
+                    let Err(error) = Record::decode(&bytes) else { return Some(bytes.to_vec()) };
+                    if begins_as_ours(&bytes) && found.as_ref() == Some(&bytes) {
+                        return Some(bytes.to_vec());
+                    }
+                    self.warn("what was sent in place of a log record is none, and is read again", &error);
+                    found = Some(bytes);
+                    self.time.sleep(CONFIRM_AFTER).await;
+                }
                 Err(StoreError::NotFound { .. }) => return None,
                 Err(error) => {
                     self.warn("the log cannot be read yet", &error);
@@ -200,3 +222,6 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -20,4 +20,4 @@ pub mod segment;
 pub mod volume;
 pub mod wire;
 
-pub use wire::DecodeError;
+pub use wire::{DecodeError, begins_as_ours};

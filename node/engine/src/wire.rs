@@ -19,6 +19,11 @@ const SUM_AT: usize = 16;
 const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"HFST";
 
+/// Whether `bytes` begin as every stored structure does. What does not was not written by Holdfast.
+pub fn begins_as_ours(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
 /// What an envelope holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]

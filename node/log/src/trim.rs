@@ -9,6 +9,13 @@
 //! what readers and writers rely on ([`was_trimmed_after`]): while the first mark after a seq is not there, no record after
 //! that seq was ever deleted, and a record that was created there is the only one that ever stood in its place. Where a
 //! record was trimmed, another may be created, and stays: nobody reads it as the log's, because of that mark.
+//!
+//! What a wrong answer about a mark would do:
+//! - *not there*, believed wrongly, makes a reader take an outrun log for the log, and an attach that came where a record was
+//!   trimmed take itself for the winner: two writers. Only the store's own word counts (`StoreError::NotFound` is nothing
+//!   else); whatever else is said is an error, and the reader begins again;
+//! - *there*, believed wrongly, only makes a reader begin again, or a trim delete less. A mark is empty all the same, so a page
+//!   that a proxy sends in its place is an error too.
 
 use bytes::Bytes;
 use futures::future::try_join_all;
@@ -25,6 +32,16 @@ use crate::{LogFailure, store};
 
 /// A mark is empty: that it is there is all it says.
 const MOST_MARK_BYTES: u64 = 1 << 10;
+
+/// What was sent in place of a mark.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{bytes} bytes were sent for {key}, which is empty: another server answered, or the object was overwritten"
+)]
+struct Foreign {
+    key: String,
+    bytes: usize,
+}
 
 /// Whether records after `seq` may have been trimmed before now. What was read after `seq` and before this was asked is the
 /// log where not, and may not be where so.
@@ -100,7 +117,11 @@ pub(crate) async fn newest_mark(
 async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<bool, LogFailure> {
     let key = ObjectKey::TrimMark(volume.clone(), mark).to_string();
     match objects.get(&key, MOST_MARK_BYTES).await {
-        Ok(_) => Ok(true),
+        Ok(mark) if mark.is_empty() => Ok(true),
+        Ok(page) => {
+            let foreign = Foreign { key, bytes: page.len() };
+            Err(store("look for a mark of a trim", volume)(StoreError::Unavailable(foreign.into())))
+        }
         Err(StoreError::NotFound { .. }) => Ok(false),
         Err(error) => Err(store("look for a mark of a trim", volume)(error)),
     }

@@ -325,3 +325,19 @@ async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
     let failed = read_manifest(&store, &volume()).await.unwrap_err();
     assert!(matches!(failed, LogFailure::Contended(_)) && failed.is_transient());
 }
+
+/// A proxy's answer to the look for a mark made an outrun log count as the log.
+#[tokio::test]
+async fn a_mark_is_neither_there_nor_missing_by_a_proxys_word() {
+    let store = long_log(200).await;
+    for kind in [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Invalid, ErrorKind::Corrupt] {
+        store.fail_next(Verb::Get, Fault::Before(kind));
+        let failed = was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap_err();
+        assert!(matches!(failed, LogFailure::Store { .. }), "{kind:?}: {failed}");
+    }
+    store.corrupt("volumes/v/trimmed/00000000000000000064", |mark| mark.extend(b"<html>maintenance</html>"));
+    let failed = was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap_err();
+    assert!(matches!(failed, LogFailure::Store { .. }) && failed.is_transient(), "{failed}");
+    let read = read_manifest_to_end(&store, &volume()).await;
+    assert_eq!(read.unwrap().seq(), Seq(200), "the newest checkpoint is after it");
+}

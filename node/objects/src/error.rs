@@ -8,7 +8,7 @@ pub type Cause = Box<dyn Error + Send + Sync>;
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The object is not there; asking again changes nothing.
+    /// The object is not there: the store itself said so, not something in front of it.
     NotFound,
     /// The store asks for fewer requests: try again, later and later.
     Throttled,
@@ -31,13 +31,13 @@ pub enum ErrorKind {
 /// Why a request to a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No object has this key.
+    /// No object has this key. Only an answer of the store itself says so: a proxy's 404 is [`StoreError::Unavailable`].
     #[error("object {key} does not exist")]
     NotFound {
         /// Key relative to the store's prefix.
         key: String,
     },
-    /// The bucket itself is not there.
+    /// The bucket itself is not there: a configuration error or a failover, and no word on any object.
     #[error("bucket {bucket} does not exist")]
     NoBucket {
         /// The bucket's name.
@@ -128,10 +128,10 @@ impl StoreError {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
             Self::Throttled(_) => ErrorKind::Throttled,
-            Self::Unavailable(_) | Self::TimedOut { .. } => ErrorKind::Unavailable,
+            Self::Unavailable(_) | Self::TimedOut { .. } | Self::NoBucket { .. } => ErrorKind::Unavailable,
             Self::Conflict(_) => ErrorKind::Conflict,
             Self::Denied { .. } => ErrorKind::Denied,
-            Self::NoBucket { .. } | Self::Refused { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::Refused { .. } | Self::Invalid { .. } => ErrorKind::Invalid,
             Self::TooLarge { .. }
             | Self::OutOfRange { .. }
             | Self::WrongLength { .. }

@@ -1,4 +1,16 @@
 //! What an answer of the server, or its absence, means.
+//!
+//! Proxies, ingresses and load balancers answer with the same status codes as the server behind them, so a status alone
+//! proves nothing. An answer is the server's own when it has an S3 error code or the header `x-amz-request-id`; anything
+//! else means "not available", and leaves a write in doubt:
+//!
+//! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. Believed wrongly it ends a log
+//!   too early, hides a trim mark or another writer's record, and fails reads of data that is there;
+//! - *exists* (412) and *conflict* (409) need the server's word too. Believed wrongly, 412 sends a writer to read a place
+//!   that holds nothing;
+//! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was never stored
+//!   counts as stored;
+//! - a bucket that does not exist is a failover or a configuration error: the server cannot be asked about objects.
 
 use std::error::Error;
 
@@ -29,6 +41,31 @@ pub(crate) enum Effect {
     Unknown,
 }
 
+/// An answer that the S3 server did not give.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "HTTP {status} without {lacks}: a proxy or another server answered; check the endpoint and what is in front of it"
+)]
+struct Foreign {
+    status: u16,
+    lacks: &'static str,
+}
+
+/// The error of a successful answer without `lacks`, which S3 sends with each answer of its kind.
+pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
+    StoreError::Unavailable(Foreign { status, lacks }.into())
+}
+
+/// The code that the SDK makes up for a 404 without a body: no server's word.
+const MADE_UP: &str = "NotFound";
+
+/// Whether the S3 server itself gave this error answer.
+pub(crate) fn is_from_s3<E: ProvideErrorMetadata>(failure: &SdkError<E, HttpResponse>) -> bool {
+    let has_id = |raw: &HttpResponse| raw.headers().get("x-amz-request-id").is_some_and(|id| !id.is_empty());
+    failure.code().is_some_and(|code| !matches!(code, "" | MADE_UP))
+        || failure.raw_response().is_some_and(has_id)
+}
+
 /// Reads the failure of a request about `key` (empty for a list) in `bucket`.
 pub(crate) fn classify<E>(failure: SdkError<E, HttpResponse>, bucket: &str, key: &str) -> Failure
 where
@@ -36,9 +73,12 @@ where
 {
     let status = failure.raw_response().map(|response| response.status().as_u16());
     let code = failure.code().unwrap_or_default().to_owned();
+    let from_s3 = is_from_s3(&failure);
     match (status, &failure) {
         // An error answer with a code the protocol knows, or at least a status.
-        (Some(status), SdkError::ServiceError(_)) => answered(status, code, failure.into(), bucket, key),
+        (Some(status), SdkError::ServiceError(_)) => {
+            answered(status, code, from_s3, failure.into(), bucket, key)
+        }
         // No whole answer.
         (_, SdkError::ConstructionFailure(_)) => Failure {
             error: StoreError::Refused { code: "not sent".to_owned(), source: failure.into() },
@@ -58,6 +98,7 @@ where
 fn answered(
     status: u16,
     code: String,
+    from_s3: bool,
     source: Box<dyn Error + Send + Sync>,
     bucket: &str,
     key: &str,
@@ -68,15 +109,21 @@ fn answered(
         (_, "NoSuchBucket") => none(StoreError::NoBucket { bucket: bucket.to_owned() }),
         (_, "SlowDown") | (429, _) => none(StoreError::Throttled(source)),
         (_, "RequestTimeout") => unknown(StoreError::Unavailable(source)),
+        (501, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
+        (401 | 403, _) => {
+            let effect = if from_s3 { Effect::None } else { Effect::Unknown };
+            Failure { error: StoreError::Denied { code: code_or_status(code, status), source }, effect }
+        }
+        (300..=499, _) if !from_s3 => unknown(foreign(status, "an S3 error code")),
         (412, _) => Failure { error: StoreError::Refused { code, source }, effect: Effect::Exists },
         (409, _) => unknown(StoreError::Conflict(source)),
-        (404, "NoSuchKey" | "NotFound" | "") if !key.is_empty() => {
+        (404, "NoSuchKey" | MADE_UP | "") if !key.is_empty() => {
             none(StoreError::NotFound { key: key.to_owned() })
         }
-        (401 | 403, _) | (400, "ExpiredToken" | "InvalidToken" | "InvalidAccessKeyId") => {
-            none(StoreError::Denied { code: code_or_status(code, status), source })
+        (400, "ExpiredToken" | "InvalidToken" | "InvalidAccessKeyId") => {
+            none(StoreError::Denied { code, source })
         }
-        (501, _) | (300..=499, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
+        (300..=499, _) => none(StoreError::Refused { code: code_or_status(code, status), source }),
         _ => unknown(StoreError::Unavailable(source)),
     }
 }
@@ -136,7 +183,8 @@ mod tests {
     fn an_answer_says_what_to_do_and_whether_the_write_may_have_happened() {
         let cases = [
             (404, "NoSuchKey", ErrorKind::NotFound, Effect::None),
-            (404, "NoSuchBucket", ErrorKind::Invalid, Effect::None),
+            (404, "NoSuchBucket", ErrorKind::Unavailable, Effect::None),
+            (404, "NoSuchUpload", ErrorKind::Invalid, Effect::None),
             (412, "PreconditionFailed", ErrorKind::Invalid, Effect::Exists),
             (409, "ConditionalRequestConflict", ErrorKind::Conflict, Effect::Unknown),
             (503, "SlowDown", ErrorKind::Throttled, Effect::None),
@@ -145,13 +193,24 @@ mod tests {
             (500, "InternalError", ErrorKind::Unavailable, Effect::Unknown),
             (400, "RequestTimeout", ErrorKind::Unavailable, Effect::Unknown),
             (403, "SignatureDoesNotMatch", ErrorKind::Denied, Effect::None),
+            (403, "", ErrorKind::Denied, Effect::Unknown),
             (400, "ExpiredToken", ErrorKind::Denied, Effect::None),
             (301, "PermanentRedirect", ErrorKind::Invalid, Effect::None),
             (501, "NotImplemented", ErrorKind::Invalid, Effect::None),
         ];
         for (status, code, kind, effect) in cases {
-            let failure = answered(status, code.to_owned(), "x".into(), "bucket", "key");
+            let failure = answered(status, code.to_owned(), !code.is_empty(), "x".into(), "bucket", "key");
             assert_eq!((failure.error.kind(), failure.effect), (kind, effect), "{status} {code}");
         }
+    }
+
+    #[test]
+    fn a_status_without_an_s3_code_proves_nothing() {
+        for status in [302, 307, 400, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
+            let failure = answered(status, String::new(), false, "x".into(), "bucket", "key");
+            assert_eq!((failure.error.kind(), failure.effect), (ErrorKind::Unavailable, Effect::Unknown));
+        }
+        let own = answered(404, String::new(), true, "x".into(), "bucket", "key");
+        assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, Effect::None));
     }
 }

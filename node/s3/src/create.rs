@@ -7,7 +7,7 @@ use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, Verb};
 
 use crate::{
-    classify::{Effect, classify},
+    classify::{Effect, classify, foreign},
     store::S3Store,
 };
 
@@ -28,7 +28,8 @@ impl S3Store {
                 .customize();
             let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
             match put.send().await {
-                Ok(_) => Ok((Created, body_bytes)),
+                Ok(put) if put.e_tag.is_some() => Ok((Created, body_bytes)),
+                Ok(_) => Err(CreateError::Ambiguous(foreign(200, "ETag"))),
                 Err(failure) => {
                     let failure = classify(failure, &self.config.bucket, key);
                     Err(match failure.effect {

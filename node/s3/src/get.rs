@@ -6,7 +6,13 @@ use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use bytes::{Bytes, BytesMut};
 use holdfast_objects::{StoreError, Suffix, Verb};
 
-use crate::{classify::classify, store::S3Store};
+use crate::{
+    classify::{classify, foreign, is_from_s3},
+    store::S3Store,
+};
+
+/// How the range of an object's end begins.
+const SUFFIX: &str = "bytes=-";
 
 /// A GET's answer: its body and, if it is a part, the length of the whole.
 struct Part {
@@ -48,7 +54,7 @@ impl S3Store {
         if len == 0 {
             return Err(nothing_asked("suffix length", "0".to_owned()));
         }
-        let part = match self.get_part(key, Some(&format!("bytes=-{len}")), len).await {
+        let part = match self.get_part(key, Some(&format!("{SUFFIX}{len}")), len).await {
             // Only an empty object has no last byte.
             Err(StoreError::OutOfRange { .. }) => return Ok(Suffix { bytes: Bytes::new(), size_bytes: 0 }),
             part => part?,
@@ -77,12 +83,18 @@ impl S3Store {
                 Ok(answer) => answer,
                 Err(failure) => {
                     let status = failure.raw_response().map(|raw| raw.status().as_u16());
-                    if status == Some(416) {
+                    if status == Some(416) && is_from_s3(&failure) {
                         return Err(StoreError::OutOfRange { key: key.to_owned(), end: max_bytes });
                     }
                     return Err(classify(failure, &self.config.bucket, key).error);
                 }
             };
+            // S3 says of each part which part it is; only the end of an empty object may be none.
+            let is_nothing =
+                answer.content_length() == Some(0) && range.is_some_and(|r| r.starts_with(SUFFIX));
+            if range.is_some() && answer.content_range().is_none() && !is_nothing {
+                return Err(foreign(200, "Content-Range"));
+            }
             let part = read_body(answer, key, max_bytes).await?;
             let moved = part.bytes.len() as u64;
             Ok((part, moved))
@@ -99,7 +111,7 @@ fn nothing_asked(what: &'static str, value: String) -> StoreError {
 async fn read_body(answer: GetObjectOutput, key: &str, max_bytes: u64) -> Result<Part, StoreError> {
     let whole_bytes = answer.content_range().map(whole_length).transpose()?;
     let want_bytes = answer.content_length().and_then(|length| u64::try_from(length).ok());
-    let want_bytes = want_bytes.ok_or(StoreError::BadAnswer { field: "Content-Length" })?;
+    let want_bytes = want_bytes.ok_or_else(|| foreign(200, "Content-Length"))?;
     let too_large = |size_bytes| StoreError::TooLarge { key: key.to_owned(), size_bytes, max_bytes };
     if want_bytes > max_bytes {
         return Err(too_large(want_bytes));

@@ -8,7 +8,10 @@ use aws_sdk_s3::{
 use bytes::{Buf, Bytes, BytesMut};
 use holdfast_objects::{StoreError, Verb};
 
-use crate::{classify::classify, store::S3Store};
+use crate::{
+    classify::{classify, foreign},
+    store::S3Store,
+};
 
 impl S3Store {
     #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
@@ -29,7 +32,8 @@ impl S3Store {
             let put = put.body(ByteStream::from(body.clone())).customize();
             let put = if self.config.is_tls() { put.disable_payload_signing() } else { put };
             match put.send().await {
-                Ok(_) => Ok(((), body_bytes)),
+                Ok(put) if put.e_tag.is_some() => Ok(((), body_bytes)),
+                Ok(_) => Err(foreign(200, "ETag")),
                 Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
             }
         })
@@ -58,7 +62,7 @@ impl S3Store {
             let start = self.client.create_multipart_upload().bucket(&self.config.bucket).key(full);
             match start.send().await {
                 Ok(started) => {
-                    let upload = started.upload_id.ok_or(StoreError::BadAnswer { field: "UploadId" })?;
+                    let upload = started.upload_id.ok_or_else(|| foreign(200, "UploadId"))?;
                     Ok((upload, 0))
                 }
                 Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
@@ -93,7 +97,7 @@ impl S3Store {
             let send = if self.config.is_tls() { send.disable_payload_signing() } else { send };
             match send.send().await {
                 Ok(sent) => {
-                    let tag = sent.e_tag.ok_or(StoreError::BadAnswer { field: "ETag" })?;
+                    let tag = sent.e_tag.ok_or_else(|| foreign(200, "ETag"))?;
                     Ok((CompletedPart::builder().part_number(number).e_tag(tag).build(), body_bytes))
                 }
                 Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
@@ -114,7 +118,8 @@ impl S3Store {
         self.repeat(Verb::CompleteUpload, limit, || async {
             let complete = self.client.complete_multipart_upload().bucket(&self.config.bucket).key(full);
             match complete.upload_id(upload).multipart_upload(parts.clone()).send().await {
-                Ok(_) => Ok(((), 0)),
+                Ok(done) if done.e_tag.is_some() => Ok(((), 0)),
+                Ok(_) => Err(foreign(200, "ETag")),
                 Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
             }
         })

@@ -8,6 +8,7 @@ mod conformance;
 mod credentials;
 mod faults;
 mod health;
+mod proxy;
 mod server;
 mod tls;
 mod versitygw;

@@ -37,6 +37,8 @@ use crate::backend::{BUCKET, Backend};
 pub(crate) enum Trouble {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
+    /// What a proxy says in the server's place: this status and body, and no error code of S3; nothing happens.
+    Proxy(u16, &'static str),
     /// The same before the request's body is read.
     EarlyAnswer(u16, &'static str),
     /// The connection is closed; nothing happens.
@@ -206,6 +208,14 @@ async fn troubled(
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
             Ok(planned_answer(status, code))
+        }
+        Some(Trouble::Proxy(status, page)) => {
+            let mut body = Body::from(request.into_body());
+            body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
+            let mut answer = Response::new(Body::from(Bytes::from_static(page.as_bytes())));
+            *answer.status_mut() = StatusCode::from_u16(status).unwrap();
+            answer.headers_mut().insert("content-length", page.len().into());
+            Ok(answer)
         }
         Some(Trouble::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
         Some(Trouble::LostRequest) => Err(Closed),

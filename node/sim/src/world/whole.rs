@@ -4,7 +4,7 @@ use holdfast_log::{remove, scrub};
 use holdfast_types::Nonce;
 
 use super::World;
-use crate::calls::{Ask, Calls};
+use crate::calls::{Answer, Ask, Calls};
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
 use crate::tasks::Tasks;
@@ -32,7 +32,7 @@ impl World {
         });
     }
 
-    /// What comes of requests that are all answered, at once and truly.
+    /// What comes of requests that are all answered, at once and truly; time passes as it is wanted.
     pub(super) fn ask_soundly<F: Future + 'static>(
         &mut self,
         begin: impl FnOnce(SimObjects) -> F,
@@ -44,9 +44,12 @@ impl World {
             if let Some(ended) = tasks.next_ended() {
                 return ended;
             }
-            let call = calls.take().expect("it waits for the store alone");
-            let Ask::Store(ask) = &call.ask else { unreachable!("it has neither a disk nor a clock") };
-            let answer = self.store.apply(ask, None, 0);
+            let call = calls.take().expect("it waits for the store or for time");
+            let answer = match &call.ask {
+                Ask::Store(ask) => self.store.apply(ask, None, 0),
+                Ask::Sleep(_) => Answer::Slept,
+                Ask::Local(_) => unreachable!("it has no disk"),
+            };
             call.answer(answer);
         }
     }

@@ -1,12 +1,13 @@
-//! An S3 server over a store in memory, as far as a volume needs one: no signatures, no multipart.
+//! An S3 server over a store in memory, as far as a volume needs one: key ids but no signatures, no multipart.
 
 use std::convert::Infallible;
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, MemoryStore, ObjectStore, StoreError};
-use holdfast_s3::S3Config;
+use holdfast_s3::{Credentials, S3Config};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -21,47 +22,76 @@ use tokio::task::JoinSet;
 pub(super) struct Bucket {
     pub(super) objects: Arc<MemoryStore>,
     pub(super) config: S3Config,
+    rules: Arc<Rules>,
+    _accept: JoinSet<()>,
+}
+
+/// What it accepts.
+#[derive(Default)]
+struct Rules {
+    /// The only key id; any where absent.
+    key_id: Mutex<Option<String>>,
+    ignores_conditions: AtomicBool,
     /// Requests that name it are not answered.
     closed: watch::Sender<Option<String>>,
-    _accept: JoinSet<()>,
 }
 
 impl Bucket {
     pub(super) async fn start() -> Self {
-        let objects = Arc::new(MemoryStore::new());
+        Self::over(Arc::new(MemoryStore::new())).await
+    }
+
+    /// Another server of the same objects.
+    pub(super) async fn over(objects: Arc<MemoryStore>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Some(format!("http://{}", listener.local_addr().unwrap()));
         let config = S3Config { endpoint, path_style: true, ..super::nowhere() };
         let mut accept = JoinSet::new();
-        let closed = watch::Sender::new(None);
-        accept.spawn(serve(listener, Arc::clone(&objects), closed.subscribe()));
-        Self { objects, config, closed, _accept: accept }
+        let rules = Arc::new(Rules::default());
+        accept.spawn(serve(listener, Arc::clone(&objects), Arc::clone(&rules)));
+        Self { objects, config, rules, _accept: accept }
     }
 
     /// Answers no request for what has this in its name, until [`Self::open`].
     pub(super) fn close(&self, name: &str) {
-        self.closed.send_replace(Some(name.to_owned()));
+        self.rules.closed.send_replace(Some(name.to_owned()));
     }
 
     pub(super) fn open(&self) {
-        self.closed.send_replace(None);
+        self.rules.closed.send_replace(None);
+    }
+
+    /// Denies requests with any other key id from now on; the configuration that uses this one.
+    pub(super) fn accept(&self, key_id: &str) -> S3Config {
+        *self.rules.key_id.lock().unwrap() = Some(key_id.to_owned());
+        let credentials = Credentials::Static {
+            access_key_id: key_id.to_owned(),
+            secret_access_key: "secret".to_owned(),
+            session_token: None,
+        };
+        S3Config { credentials, ..self.config.clone() }
+    }
+
+    /// Accepts `If-None-Match` and ignores it, as some servers do.
+    pub(super) fn ignore_conditions(&self) {
+        self.rules.ignores_conditions.store(true, Ordering::Relaxed);
     }
 }
 
-async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, closed: watch::Receiver<Option<String>>) {
+async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, rules: Arc<Rules>) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (objects, closed) = (Arc::clone(&objects), closed.clone());
+        let (objects, rules) = (Arc::clone(&objects), Arc::clone(&rules));
         connections.spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
-                let (objects, mut closed) = (Arc::clone(&objects), closed.clone());
+                let (objects, rules) = (Arc::clone(&objects), Arc::clone(&rules));
                 async move {
                     let asked = request.uri().to_string().replace("%2F", "/");
                     let is_open =
                         |name: &Option<String>| !name.as_ref().is_some_and(|name| asked.contains(name));
-                    closed.wait_for(is_open).await.unwrap();
-                    Ok::<_, Infallible>(answer(request, &objects).await)
+                    rules.closed.subscribe().wait_for(is_open).await.unwrap();
+                    Ok::<_, Infallible>(answer(request, &objects, &rules).await)
                 }
             });
             // A client may hang up.
@@ -70,20 +100,25 @@ async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, closed: watch::
     }
 }
 
-async fn answer(request: Request<Incoming>, objects: &MemoryStore) -> Response<Full<Bytes>> {
+async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules) -> Response<Full<Bytes>> {
     let (head, body) = request.into_parts();
     let header = |name| head.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
     let key = head.uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
     let body = body.collect().await.unwrap().to_bytes();
+    let accepted = rules.key_id.lock().unwrap().as_ref().map(|id| format!("Credential={id}/"));
+    if accepted.is_some_and(|credential| !header("authorization").unwrap().contains(&credential)) {
+        return refuse(403, "InvalidAccessKeyId");
+    }
+    let is_once = header("if-none-match").is_some() && !rules.ignores_conditions.load(Ordering::Relaxed);
     match head.method {
-        Method::PUT if header("if-none-match").is_some() => match objects.create(&key, body).await {
-            Ok(_) => reply(200, Bytes::new()),
+        Method::PUT if is_once => match objects.create(&key, body).await {
+            Ok(_) => stored(),
             Err(CreateError::Exists { .. }) => refuse(412, "PreconditionFailed"),
             Err(error) => panic!("{error}"),
         },
         Method::PUT => {
             objects.put_segment(&key, vec![body]).await.unwrap();
-            reply(200, Bytes::new())
+            stored()
         }
         Method::DELETE => {
             objects.delete(&key).await.unwrap();
@@ -104,6 +139,12 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore) -> Response<F
 
 fn reply(status: u16, body: Bytes) -> Response<Full<Bytes>> {
     Response::builder().status(status).body(Full::new(body)).unwrap()
+}
+
+fn stored() -> Response<Full<Bytes>> {
+    let mut answer = reply(200, Bytes::new());
+    answer.headers_mut().insert("etag", "\"tag\"".parse().unwrap());
+    answer
 }
 
 fn refuse(status: u16, code: &str) -> Response<Full<Bytes>> {

@@ -1,0 +1,88 @@
+use std::sync::Mutex;
+
+use futures::FutureExt;
+use holdfast_engine::record::Body;
+use holdfast_engine::record::SegmentRef;
+use holdfast_objects::MemoryStore;
+use holdfast_types::{Epoch, Nonce};
+
+use super::*;
+use crate::scripted_time::ScriptedTime;
+
+const KEY: &str = "volumes/v/log/00000000000000000007";
+
+/// No test here touches a local file.
+struct NoSides;
+
+impl Sides for NoSides {
+    type Error = std::io::Error;
+
+    async fn build_segment(
+        &self,
+        _dirty: Vec<DirtyBlock>,
+        _id: SegmentId,
+    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
+        unreachable!("nothing is uploaded")
+    }
+
+    async fn store_pending(&self, _pending: Pending) -> Result<(), Self::Error> {
+        unreachable!("nothing is kept")
+    }
+}
+
+fn record() -> Vec<u8> {
+    let volume = "v".parse().unwrap();
+    let body = Body::Attach { sectors: 64, node: "b".to_owned() };
+    Record { volume, seq: Seq(7), epoch: Epoch(2), nonce: Nonce([2; 16]), unix_ms: 0, body }.encode()
+}
+
+/// Reads the place of a log whose bytes are `sent` in turn, one more after each wait; returns what the writer hears and how
+/// often it waited. Nothing when it waits after the last.
+fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
+    let objects = Arc::new(MemoryStore::new());
+    objects.create(KEY, Bytes::new()).now_or_never().unwrap().unwrap();
+    let rest = Mutex::new(sent.into_iter());
+    let next = {
+        let objects = Arc::clone(&objects);
+        move |_wait| match rest.lock().unwrap().next() {
+            Some(bytes) => objects.corrupt(KEY, |there| *there = bytes),
+            None => panic!("no further wait is due"),
+        }
+    };
+    next(0);
+    let time = ScriptedTime::new(next);
+    let background = Background::new("v".parse().unwrap(), objects, NoSides, time);
+    let event = background.perform(Work::ReadRecord { seq: Seq(7) }).now_or_never();
+    let event = event.map(|(event, _tidy)| event);
+    let waits = background.time.waits.lock().unwrap().len();
+    (event, waits)
+}
+
+fn found(event: Option<Event>) -> Option<Vec<u8>> {
+    let Some(Event::RecordRead { seq: Seq(7), bytes }) = event else { panic!("{event:?}") };
+    bytes
+}
+
+/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was set aside.
+#[test]
+fn a_page_in_place_of_a_record_fences_no_writer() {
+    let page = b"<html>maintenance</html>".to_vec();
+    let (event, waits) = read(vec![page.clone(), page.clone(), Vec::new(), page, record()]);
+    assert_eq!((found(event), waits), (Some(record()), 4));
+}
+
+#[test]
+fn a_damaged_record_is_believed_when_it_is_read_twice() {
+    let mut damaged = record();
+    damaged[40] ^= 1;
+    let (event, waits) = read(vec![damaged.clone(), damaged.clone()]);
+    assert_eq!((found(event), waits), (Some(damaged.clone()), 1));
+    let (event, waits) = read(vec![damaged, record()]);
+    assert_eq!((found(event), waits), (Some(record()), 1), "it was damaged on the way");
+}
+
+#[test]
+fn a_whole_record_is_believed_at_once() {
+    let (event, waits) = read(vec![record()]);
+    assert_eq!((found(event), waits), (Some(record()), 0));
+}
