@@ -134,6 +134,9 @@ pub struct ObjectStoreStatus {
     /// When the bucket was last probed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
+    /// Changes when a Secret that the spec names changes: their uids and resource versions. Node daemons read them again then.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials_version: Option<String>,
     /// `Ready`: the bucket answers, can be listed, and creates a key once only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]

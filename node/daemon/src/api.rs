@@ -13,7 +13,7 @@ mod socket;
 mod status;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, CapabilitiesRequest, CapabilitiesResponse, CreateRequest, CreateResponse,
@@ -30,37 +30,55 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::volumes::Volumes;
 
-/// The stores a request may name; `None` when Kubernetes says what is served.
-type Stores = Option<BTreeMap<String, S3Config>>;
+/// The stores a request may name, as the configuration file says now; none when Kubernetes says what is served. Clones
+/// share them.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownStores(Arc<RwLock<Option<BTreeMap<String, S3Config>>>>);
+
+impl KnownStores {
+    /// Those of a configuration.
+    pub(crate) fn new(control: &Control) -> Self {
+        Self(Arc::new(RwLock::new(match control {
+            Control::Kubernetes => None,
+            Control::Standalone(stores) => Some(stores.clone()),
+        })))
+    }
+
+    /// All of them; none under Kubernetes.
+    pub(crate) fn all(&self) -> Option<BTreeMap<String, S3Config>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets requests name these from now on.
+    pub(crate) fn replace(&self, stores: BTreeMap<String, S3Config>) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(stores);
+    }
+}
 
 /// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct Api<V> {
     volumes: V,
-    stores: Arc<Stores>,
+    stores: KnownStores,
 }
 
 impl<V: Volumes> Api<V> {
     /// The service over `volumes`.
-    pub(crate) fn new(volumes: V, control: &Control) -> Self {
-        let stores = match control {
-            Control::Kubernetes => None,
-            Control::Standalone(stores) => Some(stores.clone()),
-        };
-        Self { volumes, stores: Arc::new(stores) }
+    pub(crate) fn new(volumes: V, stores: KnownStores) -> Self {
+        Self { volumes, stores }
     }
 
-    fn stores(&self) -> Result<&BTreeMap<String, S3Config>, Status> {
-        self.stores.as_ref().as_ref().ok_or_else(|| {
+    fn stores(&self) -> Result<BTreeMap<String, S3Config>, Status> {
+        self.stores.all().ok_or_else(|| {
             Status::failed_precondition(
                 "this daemon serves what Kubernetes asks for; create, change or delete a Volume object instead",
             )
         })
     }
 
-    fn store(&self, name: &str) -> Result<&S3Config, Status> {
-        let stores = self.stores()?;
-        stores.get(name).ok_or_else(|| {
+    fn store(&self, name: &str) -> Result<S3Config, Status> {
+        let mut stores = self.stores()?;
+        stores.remove(name).ok_or_else(|| {
             let known: Vec<&str> = stores.keys().map(String::as_str).collect();
             Status::invalid_argument(match known.as_slice() {
                 [] => "store: the daemon's configuration has no stores; add a section [stores.<name>]"
@@ -87,7 +105,7 @@ async fn to_the_end<T: Send + 'static>(
 impl<V: Volumes> node_server::Node for Api<V> {
     async fn create(&self, request: Request<CreateRequest>) -> Result<Response<CreateResponse>, Status> {
         let create = convert::Create::try_from(request.into_inner())?;
-        let store = self.store(&create.store)?.clone();
+        let store = self.store(&create.store)?;
         let volumes = self.volumes.clone();
         to_the_end(async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await })
             .await?;
@@ -96,7 +114,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
 
     async fn attach(&self, request: Request<AttachRequest>) -> Result<Response<AttachResponse>, Status> {
         let attach = convert::Attach::try_from(request.into_inner())?;
-        let store = self.store(&attach.store)?.clone();
+        let store = self.store(&attach.store)?;
         let volumes = self.volumes.clone();
         let attached = to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
         Ok(Response::new(AttachResponse { device: Some(attached.into()) }))
@@ -138,8 +156,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
     async fn scrub(&self, request: Request<ScrubRequest>) -> Result<Response<scrub::Answers>, Status> {
         let ScrubRequest { volume_id, store, repair } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
-        let store =
-            store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?.clone()))).transpose()?;
+        let store = store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?))).transpose()?;
         let request = crate::node::ScrubRequest { volume, store, repair };
         Ok(Response::new(scrub::start(self.volumes.clone(), request)))
     }

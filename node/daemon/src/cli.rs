@@ -149,11 +149,12 @@ impl Cli {
     pub(crate) fn run(self) -> ExitCode {
         match self.command {
             Command::Run { config } => {
-                let config = match Config::load(&config) {
+                let file = config;
+                let config = match Config::load(&file) {
                     Ok(config) => config,
                     Err(error) => return fail(2, &chain(&error)),
                 };
-                match daemon::run(config) {
+                match daemon::run(file, config) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(failure) => fail(exit::code(failure.kind), &failure.message),
                 }

@@ -3,6 +3,7 @@
 //! ```text
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
 //!   -> end every task -> release the lock -> last traces and log lines
+//! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! metrics and readiness are served from the first moment on
 //! ```
 //! Owns: the order of start and stop.
@@ -12,6 +13,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use holdfast_ublk::become_io_flusher;
@@ -21,13 +23,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::api::{self, Api};
+use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::kubernetes;
 use crate::metrics;
 use crate::node::{ErrorKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
+use crate::store_reload::StoreReload;
 use crate::telemetry;
 
 /// How long the data plane may take to finish requests on SIGTERM. A kubelet gives 30 s by default; what is left is for
@@ -44,7 +47,7 @@ const ADDRESS_POLL: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// What kept it from starting, or an end of its listeners that nobody asked for.
-pub(crate) fn run(config: Config) -> Result<(), Failure> {
+pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
     // Every thread that is started later inherits it.
     let io_flusher = become_io_flusher();
     let telemetry = telemetry::start(&config.node.node_name)?;
@@ -54,14 +57,14 @@ pub(crate) fn run(config: Config) -> Result<(), Failure> {
             "PR_SET_IO_FLUSHER failed; a node that is short of memory may wait for its own devices; grant CAP_SYS_RESOURCE"
         );
     }
-    let outcome = serve_to_end(config);
+    let outcome = serve_to_end(file, config);
     telemetry.finish();
     outcome
 }
 
-fn serve_to_end(config: Config) -> Result<(), Failure> {
+fn serve_to_end(file: PathBuf, config: Config) -> Result<(), Failure> {
     let runtime = Runtime::new().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
-    let ended = runtime.block_on(serve(config));
+    let ended = runtime.block_on(serve(file, config));
     let all_ended = end_tasks(runtime);
     let owner = ended?;
     if let Some(Err(error)) = owner.filter(|_| all_ended).map(Owner::release) {
@@ -81,9 +84,10 @@ fn end_tasks(runtime: Runtime) -> bool {
 }
 
 /// Returns the right to use the directories once the devices are left.
-async fn serve(config: Config) -> Result<Option<Owner>, Failure> {
+async fn serve(file: PathBuf, config: Config) -> Result<Option<Owner>, Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
     let mut signals = Signals::new()?;
+    let reload = StoreReload::listen(file).map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let (stop, stopped) = watch::channel(false);
     let (mut parts, readiness) = (JoinSet::new(), Readiness::new());
@@ -111,15 +115,21 @@ async fn serve(config: Config) -> Result<Option<Owner>, Failure> {
     readiness.recovers();
     let node = Node::serve(owner).await.map_err(failed)?;
     tracing::info!(volumes = node.list().len(), "devices recovered");
+    let stores = KnownStores::new(&control);
     let started = async {
         if let Some(address) = to_listen {
             serve_metrics(&mut parts, listen(address).await?);
         }
         let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
-        let (service, stop) = (Api::new(node.clone(), &control), wait(stopped.clone()));
+        let (service, stop) = (Api::new(node.clone(), stores.clone()), wait(stopped.clone()));
         parts.spawn(async move {
             let served = api::serve(listener, service, stop).await;
             served.map_err(|error| Failure::new(ErrorKind::Local, &error))
+        });
+        let (volumes, stop) = (node.clone(), wait(stopped.clone()));
+        parts.spawn(async move {
+            reload.run(volumes, stores, stop).await;
+            Ok(())
         });
         if matches!(control, Control::Kubernetes) {
             let (volumes, stop) = (node.clone(), wait(stopped.clone()));

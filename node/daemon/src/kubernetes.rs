@@ -15,6 +15,7 @@ mod orphan;
 mod plan;
 mod retry;
 mod storage_node;
+mod store_renewal;
 mod trouble;
 mod volume;
 
@@ -24,6 +25,7 @@ use std::time::Duration;
 use holdfast_crds::TransportName;
 use holdfast_ublk::Transport;
 use kube::Client;
+use kube::runtime::reflector;
 
 use crate::failure::chain;
 use crate::volumes::Volumes;
@@ -40,8 +42,10 @@ pub(crate) async fn run<V: Volumes>(
 ) {
     let work = async {
         let client = connect().await;
+        let (object_stores, writer) = reflector::store();
         tokio::join!(
-            volume::run(client.clone(), node_name.clone(), volumes.clone()),
+            store_renewal::run(client.clone(), volumes.clone(), writer),
+            volume::run(client.clone(), node_name.clone(), volumes.clone(), object_stores),
             storage_node::run(client, node_name, state_dir, volumes),
         );
     };

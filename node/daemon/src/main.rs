@@ -12,6 +12,7 @@ mod logs;
 mod metrics;
 mod node;
 mod readiness;
+mod store_reload;
 mod telemetry;
 mod volumes;
 

@@ -33,6 +33,7 @@ mod slab;
 mod state_disk;
 mod status;
 mod store;
+mod store_change;
 mod watched_store;
 
 use std::collections::BTreeMap;
@@ -67,7 +68,7 @@ use local::{Local, open_direct, random};
 use ring_thread::{Message, RingHandle, VolumeKey};
 use rings::Rings;
 use slab::Slab;
-use store::{StoreRecord, Stores};
+use store::Stores;
 use watched_store::WatchedStore;
 
 /// Requests a queue holds.
@@ -133,6 +134,8 @@ pub(crate) struct AttachRequest {
     pub(crate) max_dirty_age: Option<Duration>,
     /// When a FLUSH is complete.
     pub(crate) durability: Durability,
+    /// Probe the bucket before its first use in this process: no operator did.
+    pub(crate) probe: bool,
 }
 
 /// An attached volume.
@@ -209,7 +212,6 @@ enum Serving {
 struct Present {
     local: Local,
     store_name: String,
-    store_record: StoreRecord,
     objects: Arc<WatchedStore>,
     ring: RingHandle,
     key: VolumeKey,
@@ -225,6 +227,8 @@ struct Present {
     detaching: AtomicBool,
     /// A detach is under way in this process.
     letting_go: AtomicBool,
+    /// Held while the record in the tmpfs directory is written.
+    remembering: Mutex<()>,
 }
 
 impl Node {
@@ -288,10 +292,11 @@ impl Node {
         Ok(node)
     }
 
-    /// Creates a volume in a store: one PUT. Again with the same size it changes nothing.
+    /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet. Again with the
+    /// same size it changes nothing.
     ///
     /// # Errors
-    /// [`NodeError::Size`], or what the store says.
+    /// [`NodeError::Size`], [`NodeError::StoreUnfit`], or what the store says.
     pub(crate) async fn create(
         &self,
         volume: &VolumeId,
@@ -300,7 +305,7 @@ impl Node {
         store: &S3Config,
     ) -> Result<(), NodeError> {
         let sectors = sectors_of(bytes)?;
-        let objects = self.0.stores.connect(name, &store.into()).await?;
+        let objects = self.probed_store(name, store).await?;
         Ok(holdfast_log::provision(&*objects, volume, sectors, holdfast_types::Nonce(random()), unix_ms())
             .await?)
     }
@@ -411,6 +416,7 @@ impl Present {
 
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     fn remember(&self) -> Result<(), NodeError> {
+        let _one_at_a_time = self.remembering.lock().unwrap_or_else(PoisonError::into_inner);
         self.local.write_record(&local::AttachedRecord {
             version: local::ATTACHED_VERSION,
             tag: self.tag.0,
@@ -421,7 +427,7 @@ impl Present {
             durability: self.durability,
             detaching: self.is_detaching(),
             store_name: self.store_name.clone(),
-            store: self.store_record.clone(),
+            store: self.objects.current().record().clone(),
         })
     }
 

@@ -37,6 +37,13 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         store: &S3Config,
     ) -> impl Future<Output = Result<(), Failure>> + Send;
 
+    /// Lets the volumes of a store use this configuration from now on; nothing where none does.
+    fn renew_store(
+        &self,
+        store_name: &str,
+        store: &S3Config,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+
     /// Reads all of a volume's state and says what is damaged; `tell` hears of progress.
     fn scrub(
         &self,
@@ -85,6 +92,10 @@ impl Volumes for Node {
         Self::clear_outdated(self, volume, store_name, store)
             .await
             .map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn renew_store(&self, store_name: &str, store: &S3Config) -> Result<(), Failure> {
+        Self::renew_store(self, store_name, store).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn scrub(

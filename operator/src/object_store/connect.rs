@@ -142,11 +142,22 @@ impl Connections {
         open.insert(name.to_owned(), connection);
         Ok(store)
     }
+
+    /// The uids and resource versions of the Secrets that the connection to the ObjectStore called `name` was made from last.
+    pub(crate) async fn credentials_version(&self, name: &str) -> Option<String> {
+        let open = self.open.lock().await;
+        let (_object_store, secrets) = open.get(name)?.made_from.split_at(OBJECT_STORE_PARTS);
+        (!secrets.is_empty()).then(|| secrets.join("/"))
+    }
 }
+
+/// How many parts of what a connection was made from are the ObjectStore's own.
+const OBJECT_STORE_PARTS: usize = 2;
 
 fn made_from(store: &ObjectStore) -> Vec<String> {
     let uid = store.metadata.uid.clone().unwrap_or_default();
-    vec![uid, store.metadata.generation.unwrap_or_default().to_string()]
+    let own: [String; OBJECT_STORE_PARTS] = [uid, store.metadata.generation.unwrap_or_default().to_string()];
+    own.into()
 }
 
 /// Reads Secrets and notes which version of each was read.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, Time};
+use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, ObjectStoreStatus, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -103,7 +103,15 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
     let Some(current) = api.get_opt(&store.name_any()).await? else { return Ok(()) };
     let previous = current.status.as_ref();
     let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();
-    let status = health::status(&before, store.metadata.generation, health, &Time(Timestamp::now()));
+    let status = ObjectStoreStatus {
+        // One that could not be read now says nothing new of the others.
+        credentials_version: context
+            .connections
+            .credentials_version(&store.name_any())
+            .await
+            .or_else(|| previous.and_then(|status| status.credentials_version.clone())),
+        ..health::status(&before, store.metadata.generation, health, &Time(Timestamp::now()))
+    };
     if !health::worth_writing(previous, &status) {
         return Ok(());
     }

@@ -91,6 +91,7 @@ pub(crate) fn status(
     ObjectStoreStatus {
         observed_generation: generation,
         last_probe_time: Some(now.clone()),
+        credentials_version: None,
         conditions: vec![condition(previous, READY, status, reason, message, generation, now)],
     }
 }
@@ -104,6 +105,7 @@ pub(crate) fn worth_writing(previous: Option<&ObjectStoreStatus>, next: &ObjectS
         (None, _) | (_, None) => true,
     };
     aged || previous.observed_generation != next.observed_generation
+        || previous.credentials_version != next.credentials_version
         || find_condition(&previous.conditions, READY) != find_condition(&next.conditions, READY)
 }
 
@@ -143,6 +145,8 @@ mod tests {
         assert!(worth_writing(None, &first));
         let soon = status(&first.conditions, Some(1), &Ok(()), &time("2026-01-01T00:01:00Z"));
         assert!(!worth_writing(Some(&first), &soon));
+        let rotated = ObjectStoreStatus { credentials_version: Some("uid/2".to_owned()), ..soon.clone() };
+        assert!(worth_writing(Some(&first), &rotated), "node daemons wait for this");
         let late = status(&first.conditions, Some(1), &Ok(()), &time("2026-01-01T00:10:00Z"));
         assert!(worth_writing(Some(&first), &late));
         let away = status(&first.conditions, Some(1), &away("x"), &time("2026-01-01T00:01:00Z"));

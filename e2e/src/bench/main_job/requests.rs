@@ -32,6 +32,8 @@ pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
     bench.begin_anew(HELD_BACK)?;
+    // A daemon probes a bucket before its first use: no request of the volume.
+    bench.create("store-in-use", "64Mi")?;
     let (device, attached) = asked(bench, || bench.attach(VOLUME, &[]))?;
     let ((), written) = asked(bench, || write_cold(bench, &device))?;
     bench.detach(VOLUME)?;

@@ -40,7 +40,7 @@ fn record() -> Vec<u8> {
 /// often it waited. Nothing when it waits after the last.
 fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
     let objects = Arc::new(MemoryStore::new());
-    objects.create(KEY, Bytes::new()).now_or_never().unwrap().unwrap();
+    let _created = objects.create(KEY, Bytes::new()).now_or_never().unwrap().unwrap();
     let rest = Mutex::new(sent.into_iter());
     let next = {
         let objects = Arc::clone(&objects);

@@ -99,6 +99,8 @@ impl Attach {
             take_over,
             max_dirty_age,
             durability,
+            // No operator looked at the bucket.
+            probe: true,
         }
     }
 }
@@ -184,6 +186,7 @@ impl From<VolumeStatus> for wire::Volume {
             durability: class,
             durable_up_to,
             store: _,
+            store_change_refused: _,
             delayed: _,
             disk_distrusted: _,
             unreadable: _,

@@ -12,7 +12,7 @@ fn standalone() -> Control {
 }
 
 fn api(fake: &Fake) -> Api<Fake> {
-    Api::new(fake.clone(), &standalone())
+    Api::new(fake.clone(), KnownStores::new(&standalone()))
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_failure_of_the_node_keeps_its_kind_and_words() {
 async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let fake = Fake::default();
     fake.put(attached("v"));
-    let api = Api::new(fake.clone(), &Control::Kubernetes);
+    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes));
     let detach = DetachRequest { volume_id: "v".to_owned() };
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -89,4 +89,23 @@ async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
     assert_eq!((stats.volumes.len(), stats.volumes[0].write_requests), (1, 5));
     let none = StatsRequest { volume_id: Some("c".to_owned()) };
     assert_eq!(api(&fake).stats(Request::new(none)).await.unwrap_err().code(), Code::NotFound);
+}
+
+/// A changed configuration file needed a restart of the daemon.
+#[tokio::test]
+async fn a_request_uses_the_stores_that_were_read_last() {
+    let fake = Fake::default();
+    let stores = KnownStores::new(&standalone());
+    let api = Api::new(fake.clone(), stores.clone());
+    let attach = |store: &str| {
+        let (volume_id, store) = ("v".to_owned(), store.to_owned());
+        api.attach(Request::new(AttachRequest { volume_id, store, ..Default::default() }))
+    };
+    assert_eq!(attach("added").await.unwrap_err().code(), Code::InvalidArgument);
+    let added = S3Config::new("elsewhere", "us-east-1", Credentials::Environment);
+    stores.replace([("added".to_owned(), added)].into());
+    attach("added").await.unwrap();
+    let [request] = &fake.requests()[..] else { panic!("one request") };
+    assert_eq!((request.store.bucket.as_str(), request.probe), ("elsewhere", true));
+    assert_eq!(attach("main").await.unwrap_err().code(), Code::InvalidArgument);
 }

@@ -56,6 +56,8 @@ pub(crate) struct Facts {
     pub(crate) last: Option<Outcome>,
     /// Time until what failed may be tried again.
     pub(crate) wait: Duration,
+    /// Namespace and name of the Secret with its store's credentials.
+    pub(crate) secret: Option<String>,
     /// Time since this process last wrote the status.
     pub(crate) since_report: Option<Duration>,
 }

@@ -108,14 +108,35 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
     };
     Some(match away {
         None => {
-            let message = format!("ObjectStore {store} answers node {}", facts.me);
-            make(facts, STORE_REACHABLE, ConditionStatus::True, "Answering", message, now)
+            let answers = format!("ObjectStore {store} answers node {}", facts.me);
+            let (reason, message) = match &here.store_change_refused {
+                None => ("Answering", answers),
+                Some(why) => ("ChangeRefused", format!("{answers} with its former configuration. {why}")),
+            };
+            make(facts, STORE_REACHABLE, ConditionStatus::True, reason, message, now)
         }
         Some(away) => {
-            let message = waits_for_store(facts, here, away);
-            make(facts, STORE_REACHABLE, ConditionStatus::False, "StoreAway", message, now)
+            let reason = if away.is_denied { "AccessDenied" } else { "StoreAway" };
+            let mut message = waits_for_store(facts, here, away);
+            if let Some(why) = &here.store_change_refused {
+                message = format!("{message}. Its newest configuration is not in use: {why}");
+            }
+            make(facts, STORE_REACHABLE, ConditionStatus::False, reason, message, now)
         }
     })
+}
+
+/// What gives a store valid credentials.
+fn denied(facts: &Facts) -> String {
+    match &facts.secret {
+        Some(secret) => format!(
+            "Put valid credentials into Secret {secret}, or allow the requests in the bucket's policy: they are used within 90 \
+             seconds, without a detach"
+        ),
+        None => {
+            "Correct the role or the environment of the node daemon's pod, or the bucket's policy".to_owned()
+        }
+    }
 }
 
 fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
@@ -128,6 +149,15 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -
             format!("{bytes} bytes wait to be uploaded, and flushes for them")
         }
     };
+    if away.is_denied {
+        return format!(
+            "ObjectStore {} denies the requests of node {}{since}. {waits}; reads of what is not on the node wait. {}. Last error: {}",
+            here.store_name,
+            facts.me,
+            denied(facts),
+            away.error
+        );
+    }
     format!(
         "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
          when the store answers. Last error: {}",

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc;
-use holdfast_crds::{NODE_FIELD_MANAGER, Time, Volume, VolumeStatus};
+use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
 use holdfast_engine::volume::Durability;
 use holdfast_types::VolumeId;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
@@ -37,14 +37,20 @@ struct Context<V> {
     volumes: V,
     operations: Operations,
     recorder: Recorder,
+    object_stores: Store<ObjectStore>,
 }
 
 /// Runs until it is dropped.
-pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
+pub(crate) async fn run<V: Volumes>(
+    client: Client,
+    me: String,
+    volumes: V,
+    object_stores: Store<ObjectStore>,
+) {
     let (ended, ends) = mpsc::unbounded();
     let operations = Operations::new(ended);
     let recorder = Recorder::new(client.clone(), &me);
-    let context = Context { client: client.clone(), me, volumes, operations, recorder };
+    let context = Context { client: client.clone(), me, volumes, operations, recorder, object_stores };
     // All Volumes: one that shall be served elsewhere now may still be here.
     let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
     let Context { client, me, volumes, recorder, .. } = &context;
@@ -104,7 +110,16 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> 
         doing: entry.doing,
         last: entry.last,
         wait,
+        secret: volume.spec.object_store.as_deref().and_then(|name| secret(name, context)),
         since_report: entry.reported.map(|at| now.saturating_duration_since(at)),
+    }
+}
+
+/// The Secret with the credentials of the ObjectStore called `name`.
+fn secret<V>(name: &str, context: &Context<V>) -> Option<String> {
+    match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
+        Credentials::SecretRef(SecretRef { name, namespace }) => Some(format!("{namespace}/{name}")),
+        Credentials::Environment(_) | Credentials::WebIdentity(_) => None,
     }
 }
 
@@ -187,6 +202,8 @@ impl<V: Volumes> Work<'_, V> {
                         holdfast_crds::Durability::Local => Durability::Local,
                         holdfast_crds::Durability::Object => Durability::Object,
                     },
+                    // The operator probes every ObjectStore.
+                    probe: false,
                 })
                 .await?;
             tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");

@@ -1,7 +1,7 @@
 //! Attaching a volume: log, local files, ring thread, device, in this order.
 
 use std::fs::File;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use holdfast_background::{Background, win};
@@ -24,7 +24,6 @@ use super::local::{Local, VolumeFiles, random};
 use super::off_runtime::blocking;
 use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
 use super::rings::{Need, Place, VOLUME_FILES};
-use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
 use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
@@ -109,14 +108,17 @@ impl Node {
     }
 
     async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
-        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age, durability } =
+        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age, durability, probe } =
             request;
         let begun = Instant::now();
         let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
         let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
-        let store_record = StoreRecord::from(&store);
-        let objects = self.0.stores.connect(&store_name, &store_record).await?;
-        let store_time = objects.store().requests().time();
+        let objects = if probe {
+            self.probed_store(&store_name, &store).await?
+        } else {
+            self.store(&store_name, &store).await?
+        };
+        let store_time = objects.current().time();
         let local = self.local(&volume);
         let claim = Claim {
             node: self.0.config.node_name.clone(),
@@ -151,7 +153,6 @@ impl Node {
         let present = Arc::new(Present {
             local,
             store_name,
-            store_record,
             objects,
             ring,
             key,
@@ -165,6 +166,7 @@ impl Node {
             durability,
             detaching: false.into(),
             letting_go: false.into(),
+            remembering: Mutex::default(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
         present.remember()?;
@@ -176,7 +178,7 @@ impl Node {
         let attached = present.attached();
         if let Some(Attached { device_path, epoch, .. }) = &attached {
             // Requests of other volumes to the same store are in its time too.
-            let store_time = present.objects.store().requests().time().saturating_sub(store_time);
+            let store_time = present.objects.current().time().saturating_sub(store_time);
             tracing::info!(
                 %volume,
                 device = %device_path.display(),

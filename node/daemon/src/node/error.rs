@@ -10,8 +10,9 @@ use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
+use holdfast_objects::StoreError;
 use holdfast_ring::Errno;
-use holdfast_s3::InvalidConfig;
+use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
 
@@ -109,6 +110,55 @@ pub(crate) enum NodeError {
         /// The field and the fix.
         #[source]
         source: InvalidConfig,
+    },
+    /// The bucket lacks what volumes need.
+    #[error("object store {name} cannot hold volumes")]
+    StoreUnfit {
+        /// The store's name.
+        name: String,
+        /// The field and the fix.
+        #[source]
+        source: ProbeFailure,
+    },
+    /// A store was given another place while volumes use it.
+    #[error(
+        "object store {name}: bucket and prefix changed from {used} to {wanted}, and volume {volume} is attached from the \
+         first. It stays there. Detach its volumes, or give the second a store of its own"
+    )]
+    StoreMoved {
+        /// The store's name.
+        name: String,
+        /// A volume in the old place.
+        volume: VolumeId,
+        /// Bucket and prefix in use.
+        used: String,
+        /// Those of the new configuration.
+        wanted: String,
+    },
+    /// The server at a store's new endpoint is another one.
+    #[error(
+        "object store {name}: endpoint: the server at {endpoint} does not hold volume {volume}, which is attached. The old \
+         endpoint stays in use. Correct the endpoint, or copy the bucket first"
+    )]
+    StoreForeign {
+        /// The store's name.
+        name: String,
+        /// The new endpoint.
+        endpoint: String,
+        /// What it should hold.
+        volume: VolumeId,
+    },
+    /// The server at a store's new endpoint did not say whether it is the same.
+    #[error(
+        "object store {name}: endpoint: the server there could not be asked for an attached volume. The old endpoint stays \
+         in use, and the new one is tried again"
+    )]
+    StoreUnchecked {
+        /// The store's name.
+        name: String,
+        /// Why not.
+        #[source]
+        source: StoreError,
     },
     /// The log could not be read or extended.
     #[error(transparent)]
@@ -285,6 +335,8 @@ impl NodeError {
             Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
             Self::Refused(_)
             | Self::StoreConfig { .. }
+            | Self::StoreMoved { .. }
+            | Self::StoreForeign { .. }
             | Self::Size(_)
             | Self::RunDir(_)
             | Self::SameDir(_)
@@ -295,6 +347,9 @@ impl NodeError {
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) | Self::Damaged { .. } => {
                 ErrorKind::Corrupt
             }
+            Self::StoreUnfit { source, .. } if source.is_passing() => ErrorKind::Unavailable,
+            Self::StoreUnfit { .. } => ErrorKind::Invalid,
+            Self::StoreUnchecked { .. } => ErrorKind::Unavailable,
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,

@@ -35,7 +35,7 @@ impl Node {
         }
         let local = self.local(volume);
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
-        let objects = self.0.stores.connect(name, &store.into()).await?;
+        let objects = self.store(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
         if manifest.is_ours_since(found.header.epoch, &found.header.nonces) {
             Ok(())

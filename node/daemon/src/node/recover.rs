@@ -1,7 +1,7 @@
 //! Taking up what a predecessor left: before anybody else is spoken to, the API server and the object store included.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -241,7 +241,8 @@ impl Node {
             store_name,
             store,
         } = record;
-        let objects = self.0.stores.connect(&store_name, &store).await?;
+        // Sends nothing: the device is served whatever keeps the store from being connected.
+        let objects = self.0.stores.open(&store_name, &store);
         let (requests, need) = taken_by(device);
         let setup = Setup {
             requests,
@@ -267,7 +268,6 @@ impl Node {
         let present = Arc::new(Present {
             local,
             store_name,
-            store_record: store,
             objects,
             ring,
             key,
@@ -281,6 +281,7 @@ impl Node {
             durability,
             detaching: detaching.into(),
             letting_go: false.into(),
+            remembering: Mutex::default(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
         Ok(Some(present))

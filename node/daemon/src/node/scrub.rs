@@ -117,7 +117,7 @@ impl Node {
         };
         let objects = match (&present, store) {
             (Some(present), _) => Arc::clone(&present.objects),
-            (None, Some((name, config))) => self.0.stores.connect(&name, &(&config).into()).await?,
+            (None, Some((name, config))) => self.store(&name, &config).await?,
             (None, None) => return Err(NodeError::StoreNeeded(volume)),
         };
         let found = scrub(&*objects, &volume, &tell).await?;

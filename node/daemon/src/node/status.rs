@@ -51,6 +51,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) durable_up_to: Option<SystemTime>,
     /// Whether its store answers this node.
     pub(crate) store: StoreHealth,
+    /// Why the newest configuration of its store is not in use.
+    pub(crate) store_change_refused: Option<String>,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
@@ -128,6 +130,7 @@ impl VolumeStatus {
             durability,
             durable_up_to: None,
             store: StoreHealth::Unknown,
+            store_change_refused: None,
             delayed: None,
             disk_distrusted: false,
             unreadable: None,
@@ -158,6 +161,7 @@ impl VolumeStatus {
             durability: Some(present.durability),
             durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: present.objects.health(),
+            store_change_refused: present.objects.refused_change(),
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
             disk_distrusted: status.distrusted,
             unreadable: status.unreadable,
@@ -175,7 +179,7 @@ impl VolumeStatus {
                 local_read_errors: Counters::get(&counters.local_read_errors),
                 errors: Counters::get(&counters.errors),
             },
-            store_requests: Some(present.objects.store().counts()),
+            store_requests: Some(present.objects.current().counts()),
         }
     }
 }

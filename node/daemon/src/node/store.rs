@@ -1,13 +1,23 @@
-//! Object stores: connected once for each configuration, and remembered across a restart.
+//! Object stores: who they are, and their clients, which change under the volumes that use them.
+//!
+//! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in which a store is
+//! remembered across a restart. Does not own: when a configuration is read again (`store_change.rs` and the edges).
+//! Invariants: a store never changes its place; whatever asks it next uses the newest configuration.
+//! On failure: a configuration that cannot be used here (no authorities to trust) fails each request as "not available", and
+//! is tried again by the next one. Devices are recovered without it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use holdfast_s3::{Credentials, S3Config, S3Store};
+use async_trait::async_trait;
+use bytes::Bytes;
+use holdfast_objects::{CreateError, Created, ObjectStore, Page, RequestCounts, StoreError, Suffix};
+use holdfast_s3::{Credentials, InvalidConfig, ProbeFailure, S3Config, S3Store};
 use serde::{Deserialize, Serialize};
+use tokio::sync::OnceCell;
 
-use super::error::NodeError;
 use super::watched_store::WatchedStore;
 
 /// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon needs nobody to go on.
@@ -34,6 +44,18 @@ enum CredentialsRecord {
 impl std::fmt::Debug for CredentialsRecord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("credentials")
+    }
+}
+
+impl StoreRecord {
+    /// Where the server is; absent for Amazon S3.
+    pub(crate) fn endpoint(&self) -> Option<&str> {
+        self.endpoint.as_deref()
+    }
+
+    /// The bucket and the prefix in it.
+    pub(crate) fn place(&self) -> (&str, &str) {
+        (&self.bucket, &self.prefix)
     }
 }
 
@@ -81,56 +103,126 @@ impl From<&StoreRecord> for S3Config {
     }
 }
 
-/// The stores in use; volumes of one configuration share its connections.
-///
-/// A store is kept under its name as it was asked for last. With other settings (credentials that were rotated) it lives
-/// on while a volume uses it so.
+/// A client of one configuration, connected by its first request.
+#[derive(Debug)]
+pub(crate) struct StoreClient {
+    record: StoreRecord,
+    connected: OnceCell<S3Store>,
+    probed: OnceCell<()>,
+}
+
+impl StoreClient {
+    pub(crate) fn new(record: StoreRecord) -> Self {
+        Self { record, connected: OnceCell::new(), probed: OnceCell::new() }
+    }
+
+    /// What it was made from.
+    pub(crate) fn record(&self) -> &StoreRecord {
+        &self.record
+    }
+
+    /// The connection. Sends nothing.
+    ///
+    /// # Errors
+    /// The field that cannot be used here.
+    pub(crate) async fn connect(&self) -> Result<&S3Store, InvalidConfig> {
+        self.connected.get_or_try_init(|| S3Store::connect((&self.record).into())).await
+    }
+
+    /// Asks the bucket for all that volumes need, create-once above all, unless this client did so before.
+    ///
+    /// # Errors
+    /// What the bucket lacks; it is asked again by the next call.
+    pub(crate) async fn probe(&self, store: &S3Store) -> Result<(), ProbeFailure> {
+        self.probed.get_or_try_init(|| store.probe()).await.map(|_probed| ())
+    }
+
+    /// Requests sent so far.
+    pub(crate) fn counts(&self) -> RequestCounts {
+        self.connected.get().map(S3Store::counts).unwrap_or_default()
+    }
+
+    /// Time that requests took so far.
+    pub(crate) fn time(&self) -> std::time::Duration {
+        self.connected.get().map(|store| store.requests().time()).unwrap_or_default()
+    }
+
+    async fn store(&self) -> Result<&S3Store, StoreError> {
+        self.connect().await.map_err(|invalid| StoreError::Unavailable(invalid.into()))
+    }
+}
+
+#[async_trait]
+impl ObjectStore for StoreClient {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.store().await?.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.store().await?.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.store().await?.get_suffix(key, len).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.store().await.map_err(CreateError::Failed)?.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+        self.store().await?.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.store().await?.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.store().await?.delete(key).await
+    }
+}
+
+/// A store's name, bucket and prefix.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    name: String,
+    bucket: String,
+    prefix: String,
+}
+
+impl Place {
+    fn of(name: &str, record: &StoreRecord) -> Self {
+        let (bucket, prefix) = record.place();
+        Self { name: name.to_owned(), bucket: bucket.to_owned(), prefix: prefix.to_owned() }
+    }
+}
+
+/// The stores in use, and those that were used last under their names.
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
-    connected: tokio::sync::Mutex<Connected>,
-}
-
-#[derive(Debug, Default)]
-struct Connected {
-    newest: BTreeMap<String, (StoreRecord, Arc<WatchedStore>)>,
-    superseded: Vec<(StoreRecord, Weak<WatchedStore>)>,
-}
-
-impl Connected {
-    fn find(&self, record: &StoreRecord) -> Option<Arc<WatchedStore>> {
-        let newest =
-            self.newest.values().find(|(known, _)| known == record).map(|(_, store)| Arc::clone(store));
-        let older = || self.superseded.iter().find(|(known, _)| known == record)?.1.upgrade();
-        newest.or_else(older)
-    }
-
-    fn keep(&mut self, name: &str, record: &StoreRecord, store: &Arc<WatchedStore>) {
-        let before = self.newest.insert(name.to_owned(), (record.clone(), Arc::clone(store)));
-        self.superseded.extend(before.map(|(record, store)| (record, Arc::downgrade(&store))));
-        let store = Arc::downgrade(store);
-        self.superseded.retain(|(_, known)| known.strong_count() > 0 && !known.ptr_eq(&store));
-    }
+    known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
 }
 
 impl Stores {
-    /// The store of this configuration.
-    pub(crate) async fn connect(
-        &self,
-        name: &str,
-        record: &StoreRecord,
-    ) -> Result<Arc<WatchedStore>, NodeError> {
-        let mut connected = self.connected.lock().await;
-        let store = match connected.find(record) {
-            Some(store) => store,
-            None => {
-                let store = S3Store::connect(record.into())
-                    .await
-                    .map_err(|source| NodeError::StoreConfig { name: name.to_owned(), source })?;
-                Arc::new(WatchedStore::new(Arc::new(store)))
-            }
-        };
-        connected.keep(name, record, &store);
-        Ok(store)
+    /// The store of this name and place; as `record` says if it is new here, else as it is.
+    pub(crate) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
+        let mut known = self.known();
+        let place = Place::of(name, record);
+        known.retain(|other, store| {
+            other.name != place.name || *other == place || Arc::strong_count(store) > 1
+        });
+        let new = || Arc::new(WatchedStore::new(Arc::new(StoreClient::new(record.clone()))));
+        Arc::clone(known.entry(place).or_insert_with(new))
+    }
+
+    /// The store of this name and place, if anything used it.
+    pub(crate) fn find(&self, name: &str, record: &StoreRecord) -> Option<Arc<WatchedStore>> {
+        self.known().get(&Place::of(name, record)).cloned()
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -138,7 +230,7 @@ impl Stores {
 mod tests {
     use super::*;
 
-    fn record(secret: &str) -> StoreRecord {
+    fn record(bucket: &str, secret: &str) -> StoreRecord {
         let credentials = Credentials::Static {
             access_key_id: "key".to_owned(),
             secret_access_key: secret.to_owned(),
@@ -146,39 +238,46 @@ mod tests {
         };
         let config = S3Config {
             endpoint: Some("http://127.0.0.1:1".to_owned()),
-            ..S3Config::new("bucket".to_owned(), "us-east-1".to_owned(), credentials)
+            ..S3Config::new(bucket.to_owned(), "us-east-1".to_owned(), credentials)
         };
         (&config).into()
     }
 
-    /// Found by reading: each rotation left a client behind for ever, with its connections and credentials.
-    #[tokio::test]
-    async fn a_client_with_old_credentials_lives_as_long_as_a_volume_uses_it() {
+    #[test]
+    fn volumes_of_one_place_share_a_store_whatever_their_credentials() {
         let stores = Stores::default();
-        let old = stores.connect("main", &record("old")).await.unwrap();
-        let unused = Arc::downgrade(&stores.connect("main", &record("between")).await.unwrap());
-        assert!(unused.upgrade().is_some(), "the newest waits for the next volume");
-        let new = stores.connect("main", &record("new")).await.unwrap();
-        assert!(unused.upgrade().is_none(), "nobody uses it");
-        // A volume that is taken up with what it was attached with.
-        let again = stores.connect("main", &record("old")).await.unwrap();
-        assert!(Arc::ptr_eq(&old, &again));
-        let newest = stores.connect("main", &record("new")).await.unwrap();
-        assert!(Arc::ptr_eq(&new, &newest));
-        let weak = Arc::downgrade(&old);
-        drop((old, again));
-        assert!(weak.upgrade().is_none(), "its last volume is gone");
-        drop((new, newest));
-        stores.connect("main", &record("new")).await.unwrap();
-        let known = stores.connected.lock().await;
-        assert_eq!((known.newest.len(), known.superseded.len()), (1, 0));
+        let one = stores.open("main", &record("bucket", "old"));
+        let other = stores.open("main", &record("bucket", "new"));
+        assert!(Arc::ptr_eq(&one, &other));
+        assert_eq!(*one.current().record(), record("bucket", "old"), "only a change of the store changes it");
+        let named_otherwise = stores.open("other", &record("bucket", "old"));
+        assert!(!Arc::ptr_eq(&one, &named_otherwise));
     }
 
-    #[tokio::test]
-    async fn volumes_of_one_configuration_share_a_client_under_any_name() {
+    #[test]
+    fn a_place_that_is_left_lives_as_long_as_a_volume_uses_it() {
         let stores = Stores::default();
-        let one = stores.connect("one", &record("same")).await.unwrap();
-        let other = stores.connect("other", &record("same")).await.unwrap();
-        assert!(Arc::ptr_eq(&one, &other));
+        let old = stores.open("main", &record("old", "s"));
+        let unused = Arc::downgrade(&stores.open("main", &record("between", "s")));
+        assert!(unused.upgrade().is_some(), "the newest waits for the next volume");
+        let new = stores.open("main", &record("new", "s"));
+        assert!(unused.upgrade().is_none(), "nothing uses it");
+        assert!(Arc::ptr_eq(&stores.open("main", &record("old", "s")), &old));
+        assert!(stores.find("main", &record("new", "s")).is_some_and(|found| Arc::ptr_eq(&found, &new)));
+    }
+
+    /// An image without authorities made the device of a volume unreachable, though all its data was on the node.
+    #[tokio::test]
+    async fn a_store_that_cannot_be_connected_is_unavailable_and_tried_again() {
+        let stores = Stores::default();
+        let unusable = StoreRecord { ca_pem: Some("none".to_owned()), ..record("bucket", "s") };
+        let store = stores.open("main", &unusable);
+        for _ in 0..2 {
+            let failed = store.get("a", 1).await.unwrap_err();
+            assert_eq!(failed.kind(), holdfast_objects::ErrorKind::Unavailable);
+            assert!(crate::failure::chain(&failed).contains("caBundle"), "{failed:?}");
+        }
+        assert!(store.health().away().is_some_and(|away| away.error.contains("caBundle")));
+        assert_eq!(store.current().counts().total(), 0);
     }
 }

@@ -4,9 +4,10 @@ mod bucket;
 mod devices;
 pub(super) mod host;
 mod kernel;
+mod stores;
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 
@@ -188,6 +189,7 @@ fn request() -> AttachRequest {
         take_over: true,
         max_dirty_age: None,
         durability: Durability::Local,
+        probe: false,
     }
 }
 

@@ -1,20 +1,22 @@
-//! An object store, and whether it answers.
+//! An object store, its client of now, and whether it answers.
 //!
-//! Owns: the memory of the last answer or failure. Every request of this node to the store passes through here; the first
-//! that gets an answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
-//! Invariants: an outage begins after the last answer, whenever the requests ended that failed.
-//! Runs on: whoever asks.
+//! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under attached volumes),
+//! and the memory of the last answer or failure. Every request of this node to the store passes through here; the first that
+//! gets an answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
+//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a request that was begun ends
+//! with the client it began with.
+//! Runs on: whoever asks; never a ring thread.
 
 use std::error::Error;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, Page, StoreError, Suffix};
-use holdfast_s3::S3Store;
 
+use super::store::StoreClient;
 use crate::failure::chain;
 
 /// An outage.
@@ -24,6 +26,8 @@ pub(crate) struct StoreAway {
     pub(crate) since: SystemTime,
     /// Why the last one failed.
     pub(crate) error: String,
+    /// Whether the store answers, and refuses the credentials.
+    pub(crate) is_denied: bool,
 }
 
 /// What is known of a store.
@@ -50,9 +54,11 @@ impl StoreHealth {
 
 /// A store whose answers are watched.
 #[derive(Debug)]
-pub(crate) struct WatchedStore<S = S3Store> {
-    store: Arc<S>,
+pub(crate) struct WatchedStore<S = StoreClient> {
+    client: RwLock<Arc<S>>,
     known: Mutex<Known>,
+    /// Why the newest configuration is not in use.
+    refused_change: Mutex<Option<String>>,
 }
 
 #[derive(Debug, Default)]
@@ -75,13 +81,28 @@ impl Sent {
 }
 
 impl<S> WatchedStore<S> {
-    pub(crate) fn new(store: Arc<S>) -> Self {
-        Self { store, known: Mutex::default() }
+    pub(crate) fn new(client: Arc<S>) -> Self {
+        Self { client: RwLock::new(client), known: Mutex::default(), refused_change: Mutex::default() }
     }
 
-    /// The store itself, for its figures.
-    pub(crate) fn store(&self) -> &S {
-        &self.store
+    /// The client of now.
+    pub(crate) fn current(&self) -> Arc<S> {
+        Arc::clone(&self.client.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Gives every request from now on to `client`.
+    pub(crate) fn replace(&self, client: Arc<S>) {
+        *self.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+    }
+
+    /// Why the newest configuration is not in use.
+    pub(crate) fn refused_change(&self) -> Option<String> {
+        self.refused_change.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes how the last change of the configuration ended.
+    pub(crate) fn note_change(&self, refused: Option<String>) {
+        *self.refused_change.lock().unwrap_or_else(PoisonError::into_inner) = refused;
     }
 
     /// What the last request told.
@@ -100,7 +121,8 @@ impl<S> WatchedStore<S> {
                 // An answer to a later request says more.
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
                     let since = known.health.away().map_or(sent.time, |away| away.since);
-                    known.health = StoreHealth::Away(StoreAway { since, error: chain(error) });
+                    let is_denied = kind(error) == ErrorKind::Denied;
+                    known.health = StoreHealth::Away(StoreAway { since, error: chain(error), is_denied });
                 }
             }
             Ok(_) | Err(_) => {
@@ -127,43 +149,43 @@ fn is_answer(kind: ErrorKind) -> bool {
 impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.get(key, max_bytes).await)
+        self.note(sent, StoreError::kind, self.current().get(key, max_bytes).await)
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.get_range(key, range).await)
+        self.note(sent, StoreError::kind, self.current().get_range(key, range).await)
     }
 
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.get_suffix(key, len).await)
+        self.note(sent, StoreError::kind, self.current().get_suffix(key, len).await)
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         let sent = Sent::now();
-        self.note(sent, CreateError::kind, self.store.create(key, body).await)
+        self.note(sent, CreateError::kind, self.current().create(key, body).await)
     }
 
     async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.put_segment(key, parts).await)
+        self.note(sent, StoreError::kind, self.current().put_segment(key, parts).await)
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.list(prefix, start_after, limit).await)
+        self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
     }
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.store.delete(key).await)
+        self.note(sent, StoreError::kind, self.current().delete(key).await)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use holdfast_objects::MemoryStore;
+    use holdfast_objects::{Fault, MemoryStore, Verb};
 
     use super::*;
 
@@ -183,6 +205,21 @@ mod tests {
         assert_eq!(watched.health().away().expect("still").since, first.since);
         memory.heal();
         watched.put_segment("a", vec![]).await.expect("stored");
+        assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    /// A client with credentials that were revoked stayed with a volume until its detach, which needed them.
+    #[tokio::test]
+    async fn a_client_that_is_replaced_is_asked_no_more() {
+        let (old, new) = (Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new()));
+        let watched = WatchedStore::new(Arc::clone(&old));
+        old.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
+        assert!(watched.put_segment("a", vec![]).await.is_err());
+        assert!(watched.health().away().is_some_and(|away| away.is_denied));
+        let asked = old.counts().total();
+        watched.replace(Arc::clone(&new));
+        watched.put_segment("a", vec![]).await.expect("stored");
+        assert_eq!((new.keys(), old.counts().total()), (vec!["a".to_owned()], asked));
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 

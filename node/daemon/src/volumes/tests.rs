@@ -32,6 +32,7 @@ struct Inner {
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
     scrubbed: Scrubbed,
     failure: Option<Failure>,
+    renewed: Vec<(String, S3Config)>,
 }
 
 impl Fake {
@@ -53,6 +54,11 @@ impl Fake {
     /// The scrubs so far: volume, store, repair.
     pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
         self.inner.lock().unwrap().scrubs.clone()
+    }
+
+    /// The stores that volumes were given so far.
+    pub(crate) fn renewed(&self) -> Vec<(String, S3Config)> {
+        self.inner.lock().unwrap().renewed.clone()
     }
 
     /// The requests to attach so far.
@@ -80,6 +86,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         durability: Some(Durability::Object),
         durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreHealth::Answers,
+        store_change_refused: None,
         delayed: None,
         disk_distrusted: false,
         unreadable: None,
@@ -151,6 +158,11 @@ impl Volumes for Fake {
         _store_name: &str,
         _store: &S3Config,
     ) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn renew_store(&self, store_name: &str, store: &S3Config) -> Result<(), Failure> {
+        self.inner.lock().unwrap().renewed.push((store_name.to_owned(), store.clone()));
         Ok(())
     }
 

@@ -24,6 +24,7 @@ fn granted() -> Facts {
         doing: None,
         last: None,
         wait: Duration::ZERO,
+        secret: Some("storage/keys".to_owned()),
         since_report: None,
     }
 }
@@ -295,7 +296,9 @@ fn turned(facts: &Facts, type_: &str) -> (String, String, String) {
 fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
-    let away = |since| StoreHealth::Away(StoreAway { since, error: "connection refused".to_owned() });
+    let away = |since| {
+        StoreHealth::Away(StoreAway { since, error: "connection refused".to_owned(), is_denied: false })
+    };
     facts.here.as_mut().unwrap().store = away(long_ago + Duration::from_secs(89));
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "a second is the ordinary course of things");
     facts.here.as_mut().unwrap().store = away(long_ago);
@@ -310,6 +313,35 @@ fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
     facts.here.as_mut().unwrap().store = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
+}
+
+/// Credentials that had expired were told as a store that is away, without a word on what to do.
+#[test]
+fn a_store_that_denies_is_told_with_its_secret() {
+    let mut facts = served();
+    let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
+    let error = "the object store denied the request (ExpiredToken)".to_owned();
+    facts.here.as_mut().unwrap().store = StoreHealth::Away(StoreAway { since, error, is_denied: true });
+    let (status, reason, message) = turned(&facts, "StoreReachable");
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
+    for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
+        assert!(message.contains(part), "{message}");
+    }
+    facts.secret = None;
+    assert!(turned(&facts, "StoreReachable").2.contains("role"));
+}
+
+#[test]
+fn a_refused_change_of_the_store_is_told_while_the_old_one_answers() {
+    let mut facts = served();
+    let why = "object store main: endpoint: the server at https://b does not hold volume v".to_owned();
+    facts.here.as_mut().unwrap().store_change_refused = Some(why.clone());
+    let (status, reason, message) = turned(&facts, "StoreReachable");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "ChangeRefused"));
+    assert!(message.ends_with(&why), "{message}");
+    reported(&mut facts);
+    facts.here.as_mut().unwrap().store_change_refused = None;
+    assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
 }
 
 #[test]
@@ -386,11 +418,15 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
-    let away = StoreHealth::Away(StoreAway { since: since - Duration::from_secs(60), error: error.clone() });
+    let away = StoreHealth::Away(StoreAway {
+        since: since - Duration::from_secs(60),
+        error: error.clone(),
+        is_denied: false,
+    });
     facts.here.as_mut().unwrap().store = away;
     reported(&mut facts);
     let before = find_condition(&facts.status.conditions, trouble::STORE_REACHABLE).unwrap().clone();
-    for store in [StoreHealth::Unknown, StoreHealth::Away(StoreAway { since, error })] {
+    for store in [StoreHealth::Unknown, StoreHealth::Away(StoreAway { since, error, is_denied: false })] {
         facts.here.as_mut().unwrap().store = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
         let status = trouble::conditions(&facts, facts.here.as_ref().unwrap(), &later);
@@ -411,7 +447,7 @@ fn a_volume_in_trouble_is_looked_at_soon_so_that_what_is_over_is_told() {
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delayed = None;
     facts.here.as_mut().unwrap().store =
-        StoreHealth::Away(StoreAway { since, error: "timed out".to_owned() });
+        StoreHealth::Away(StoreAway { since, error: "timed out".to_owned(), is_denied: false });
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
 }
 

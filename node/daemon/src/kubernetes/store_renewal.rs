@@ -1,0 +1,179 @@
+//! Changes of ObjectStores and their Secrets, brought to the volumes that are attached.
+//!
+//! Owns: when a store's configuration is read again. That is when the ObjectStore changed (its uid, its spec, or
+//! `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume finds that the store
+//! does not answer or denies its requests, and after a reading that failed; the last two at most once in [`RETRY`].
+//! Does not own: how a configuration is checked and replaced (the data plane).
+//! Runs on: the daemon's tokio runtime.
+//! On failure: the configuration of before stays in use; the condition `StoreReachable` of the volumes says why.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use futures::StreamExt;
+use holdfast_crds::ObjectStore;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, ResourceExt};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::object_store;
+use super::retry::OperationFailure;
+use crate::failure::chain;
+use crate::node::VolumeStatus;
+use crate::volumes::Volumes;
+
+/// How often the configuration of a store that does not answer is read again.
+const RETRY: Duration = Duration::from_secs(15);
+
+/// What changes with a store's configuration: uid, generation, version of its Secrets.
+type Version = (Option<String>, Option<i64>, Option<String>);
+
+fn version(store: &ObjectStore) -> Version {
+    let credentials = store.status.as_ref().and_then(|status| status.credentials_version.clone());
+    (store.metadata.uid.clone(), store.metadata.generation, credentials)
+}
+
+/// What was read of each store.
+#[derive(Debug, Default)]
+struct Renewals {
+    read: BTreeMap<String, Version>,
+    failed: BTreeSet<String>,
+}
+
+impl Renewals {
+    /// Whether `store` is to be read, because it is another than it was. Notes it as read.
+    fn changed(&mut self, store: &ObjectStore) -> bool {
+        let now = version(store);
+        self.read.insert(store.name_any(), now.clone()).is_none_or(|before| before != now)
+    }
+
+    /// Notes how the reading of a store ended.
+    fn ended(&mut self, name: &str, is_done: bool) {
+        if is_done {
+            self.failed.remove(name);
+        } else {
+            self.failed.insert(name.to_owned());
+        }
+    }
+
+    /// The stores to be read again now and then: those that do not answer, and those whose reading failed.
+    fn due(&self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
+        let silent = volumes.iter().filter(|volume| volume.store.away().is_some());
+        let silent = silent.map(|volume| volume.store_name.clone());
+        silent.chain(self.failed.iter().filter(|name| is_used(name, volumes)).cloned()).collect()
+    }
+}
+
+fn is_used(name: &str, volumes: &[VolumeStatus]) -> bool {
+    volumes.iter().any(|volume| volume.store_name == name)
+}
+
+/// Runs until it is dropped. `writer` shows the ObjectStores to the other parts.
+pub(crate) async fn run<V: Volumes>(client: Client, volumes: V, writer: Writer<ObjectStore>) {
+    let stores = watcher(Api::<ObjectStore>::all(client.clone()), watcher::Config::default());
+    let mut stores = std::pin::pin!(stores.default_backoff().reflect(writer).applied_objects());
+    let mut ticks = interval(RETRY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut renewals = Renewals::default();
+    loop {
+        let due = tokio::select! {
+            next = stores.next() => match next {
+                Some(Ok(store)) if renewals.changed(&store) => BTreeSet::from([store.name_any()]),
+                Some(Ok(_unchanged)) => continue,
+                Some(Err(error)) => {
+                    tracing::debug!(error = chain(&error), "the watch of ObjectStores was interrupted");
+                    continue;
+                }
+                None => return,
+            },
+            _ = ticks.tick() => renewals.due(&volumes.list()),
+        };
+        for name in due {
+            if is_used(&name, &volumes.list()) {
+                let renewed = renew(&client, &volumes, &name).await;
+                if let Err(failure) = &renewed {
+                    tracing::warn!(
+                        store = name,
+                        reason = failure.reason,
+                        "the store's configuration was not renewed: {}",
+                        failure.message
+                    );
+                }
+                renewals.ended(&name, renewed.is_ok());
+            }
+        }
+    }
+}
+
+async fn renew<V: Volumes>(client: &Client, volumes: &V, name: &str) -> Result<(), OperationFailure> {
+    let config = object_store::read(client, name).await?;
+    Ok(volumes.renew_store(name, &config).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use holdfast_crds::{Credentials, Environment, ObjectStoreSpec, ObjectStoreStatus};
+
+    use super::*;
+    use crate::node::{StoreAway, StoreHealth};
+    use crate::volumes::tests::attached;
+
+    fn store(generation: i64, credentials: &str) -> ObjectStore {
+        let spec = ObjectStoreSpec {
+            endpoint: None,
+            region: "us-east-1".to_owned(),
+            bucket: "bucket".to_owned(),
+            prefix: String::new(),
+            path_style: false,
+            ca_bundle: None,
+            ca_bundle_ref: None,
+            credentials: Credentials::Environment(Environment {}),
+        };
+        let mut store = ObjectStore::new("main", spec);
+        store.metadata.generation = Some(generation);
+        let credentials_version = Some(credentials.to_owned());
+        store.status = Some(ObjectStoreStatus { credentials_version, ..ObjectStoreStatus::default() });
+        store
+    }
+
+    /// A Secret that was rotated never reached the daemons: they read it at an attach only.
+    #[test]
+    fn a_store_is_read_when_its_spec_or_secret_changed() {
+        let mut renewals = Renewals::default();
+        for (seen, is_due) in [
+            (store(1, "a/1"), true),
+            (store(1, "a/1"), false),
+            (store(1, "a/2"), true),
+            (store(2, "a/2"), true),
+            (store(2, "a/2"), false),
+        ] {
+            assert_eq!(renewals.changed(&seen), is_due, "{:?}", version(&seen));
+        }
+        let mut probed = store(2, "a/2");
+        probed.status.as_mut().unwrap().observed_generation = Some(2);
+        assert!(!renewals.changed(&probed), "a probe alone is no change");
+        let made_again = ObjectStore {
+            metadata: kube::api::ObjectMeta { uid: Some("u".to_owned()), ..probed.metadata.clone() },
+            ..probed
+        };
+        assert!(renewals.changed(&made_again));
+    }
+
+    #[test]
+    fn a_store_that_denies_or_could_not_be_read_is_read_again() {
+        let mut renewals = Renewals::default();
+        let mut volume = attached("v");
+        assert!(renewals.due(&[volume.clone()]).is_empty());
+        renewals.ended("main", false);
+        renewals.ended("unused", false);
+        assert_eq!(renewals.due(&[volume.clone()]), ["main".to_owned()].into());
+        renewals.ended("main", true);
+        assert!(renewals.due(&[volume.clone()]).is_empty());
+        let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
+        volume.store = StoreHealth::Away(StoreAway { since, error, is_denied: true });
+        assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
+    }
+}
