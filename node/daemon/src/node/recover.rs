@@ -16,6 +16,7 @@ use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 use super::attach::{Parts, need};
 use super::background::NodeTime;
 use super::board::Phase;
+use super::device_tag::{DeviceTag, Installation};
 use super::devices::Devices;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
@@ -41,6 +42,8 @@ const FIRST_TRY: &str = "its device is being recovered";
 /// What a predecessor left of one volume.
 struct Left {
     record: AttachedRecord,
+    /// Its server has ended.
+    device: Option<Device>,
     header_generation: u64,
     header: Header,
     pending: Option<Pending>,
@@ -50,13 +53,28 @@ struct Left {
 
 impl Left {
     /// Nothing if the attach never got as far as a device.
-    fn find(local: &Local) -> Result<Option<Self>, NodeError> {
-        let Some(record) = local.read_record()? else {
+    ///
+    /// The device comes first: until the kernel says that its last server has ended, writes of that server may land in the
+    /// files that are read here.
+    fn find(
+        local: &Local,
+        devices: &dyn Devices,
+        installation: Installation,
+        quiesce_within: Duration,
+    ) -> Result<Option<Self>, NodeError> {
+        let Some(mut record) = local.read_record()? else {
             local.forget_attached()?;
             return Ok(None);
         };
+        if record.tag != installation.tag(local.volume(), record.epoch).0 {
+            return Err(NodeError::OtherInstallation(local.volume().clone()));
+        }
+        let device = device_of(devices, local, &mut record)?;
+        if let Some(device) = device {
+            devices.start_recovery(device, quiesce_within)?;
+        }
         let Some((header_generation, header)) = local.read_header()? else {
-            if record.device_id.is_some() {
+            if device.is_some() {
                 // Nobody can tell what the device's sides hold.
                 return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
             }
@@ -67,7 +85,7 @@ impl Left {
         let pending = local.read_pending()?;
         let live_map = LiveMap::open(&local.live_map_path())?;
         let files = local.open_files(record.sectors)?;
-        Ok(Some(Self { record, header_generation, header, pending, live_map, files }))
+        Ok(Some(Self { record, device, header_generation, header, pending, live_map, files }))
     }
 }
 
@@ -197,41 +215,24 @@ impl Node {
         Ok(())
     }
 
-    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served.
-    ///
-    /// The last server's writes have ended then: the kernel says QUIESCED only after the last of them, and what runs in the
-    /// background from here on (rounds, uploads) must not meet one.
+    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served. What runs in
+    /// the background from here on (rounds, uploads) meets no write of the last server.
     pub(super) async fn resume(
         &self,
         volume: &VolumeId,
         quiesce_within: Duration,
     ) -> Result<Option<Arc<Present>>, NodeError> {
         let local = self.local(volume);
+        let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
         let found = blocking({
             let local = local.clone();
-            move || Left::find(&local)
+            move || Left::find(&local, &*devices, installation, quiesce_within)
         });
         let Some(left) = found.await? else { return Ok(None) };
-        let Left { mut record, header_generation, header, pending, live_map, files } = left;
-        let tag = self.0.installation.tag(volume, record.epoch);
-        if record.tag != tag.0 {
-            return Err(NodeError::OtherInstallation(volume.clone()));
-        }
-        let devices = Arc::clone(&self.0.devices);
-        let (record, device) = blocking({
-            let local = local.clone();
-            move || {
-                let device = device_of(&*devices, &local, &mut record)?;
-                if let Some(device) = device {
-                    devices.start_recovery(device, quiesce_within)?;
-                }
-                Ok((record, device))
-            }
-        })
-        .await?;
+        let Left { record, device, header_generation, header, pending, live_map, files } = left;
         let AttachedRecord {
             version: _,
-            tag: _,
+            tag,
             device_id: _,
             sectors,
             epoch,
@@ -272,7 +273,7 @@ impl Node {
             ring,
             key,
             board,
-            tag,
+            tag: DeviceTag(tag),
             device: device.into(),
             serving: device.map_or(Serving::NotYet, |_| Serving::Stranded(FIRST_TRY.to_owned())).into(),
             sectors,

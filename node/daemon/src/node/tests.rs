@@ -26,6 +26,8 @@ use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
 
 use bucket::Bucket;
+use holdfast_ublk::DeviceState;
+use kernel::FakeKernel;
 
 use super::live_map::LiveMap;
 use super::local::{ATTACHED_VERSION, AttachedRecord, KEPT_LIVE_MAP};
@@ -259,13 +261,16 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
             let dirs = Dirs::new();
             dirs.leave().await;
             let record = dirs.local().read_record().unwrap().unwrap();
+            let kernel = Arc::new(FakeKernel::new());
+            kernel.add_left(7, DeviceState::Quiesced, record.tag);
             dirs.local().write_record(&AttachedRecord { device_id: Some(7), ..record }).unwrap();
             let spoilt = File::options().write(true).open(missing(&dirs)).unwrap();
             spoilt.write_all_at(&[0; 8192], 0).unwrap();
-            let node = Node::start(dirs.config()).await.unwrap();
+            let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
             assert_eq!(only(&node).state, VolumeState::Quiesced);
             refuses(&node, &only(&node).message.unwrap()).await;
             assert!(dirs.live_map().exists() && dirs.record().exists(), "nothing was removed");
+            assert_eq!(kernel.devices()[&7].state, DeviceState::Quiesced);
             node.shutdown().await;
         }
     });

@@ -421,6 +421,26 @@ fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     });
 }
 
+/// Found by reading: the durable map was read before the last server's writes to it had ended.
+#[test]
+fn a_late_write_of_the_last_server_is_seen() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    let local = &host.dirs.local_of(&id("x"));
+    host.kernel.hold("start_recovery", None);
+    host.daemon(|node| async move {
+        let (generation, header) = local.read_header().unwrap().unwrap();
+        let files = local.open_files(SECTORS).unwrap();
+        local.write_header(&files, &header, generation + 7).await.unwrap();
+        host.kernel.release();
+        host.end(&node).await;
+        let (last, header) = local.read_header().unwrap().unwrap();
+        assert!(last > generation + 7 && header.closed_clean, "{last}");
+    });
+}
+
 #[test]
 fn an_attach_that_fails_leaves_no_device() {
     let host = &Host::new(&["x"]);
