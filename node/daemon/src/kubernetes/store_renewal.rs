@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_denies_or_could_not_be_read_is_read_again() {
+    fn a_store_that_denies_is_read_again() {
         let mut renewals = Renewals::default();
         let mut volume = attached("v");
         assert!(renewals.due(&[volume.clone()]).is_empty());

@@ -160,6 +160,15 @@ pub(crate) enum NodeError {
         #[source]
         source: StoreError,
     },
+    /// A store's endpoint changed while a log in it is being read or extended.
+    #[error(
+        "object store {name}: endpoint: an operation through the old one has not ended. The old endpoint stays in use, and the \
+         new one is tried again"
+    )]
+    StoreBusy {
+        /// The store's name.
+        name: String,
+    },
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
@@ -349,7 +358,7 @@ impl NodeError {
             }
             Self::StoreUnfit { source, .. } if source.is_passing() => ErrorKind::Unavailable,
             Self::StoreUnfit { .. } => ErrorKind::Invalid,
-            Self::StoreUnchecked { .. } => ErrorKind::Unavailable,
+            Self::StoreUnchecked { .. } | Self::StoreBusy { .. } => ErrorKind::Unavailable,
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,

@@ -216,11 +216,6 @@ impl Stores {
         Arc::clone(known.entry(place).or_insert_with(new))
     }
 
-    /// The store of this name and place, if anything used it.
-    pub(crate) fn find(&self, name: &str, record: &StoreRecord) -> Option<Arc<WatchedStore>> {
-        self.known().get(&Place::of(name, record)).cloned()
-    }
-
     fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -255,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_left_lives_as_long_as_a_volume_uses_it() {
+    fn an_old_place_lives_while_a_volume_uses_it() {
         let stores = Stores::default();
         let old = stores.open("main", &record("old", "s"));
         let unused = Arc::downgrade(&stores.open("main", &record("between", "s")));
@@ -263,12 +258,12 @@ mod tests {
         let new = stores.open("main", &record("new", "s"));
         assert!(unused.upgrade().is_none(), "nothing uses it");
         assert!(Arc::ptr_eq(&stores.open("main", &record("old", "s")), &old));
-        assert!(stores.find("main", &record("new", "s")).is_some_and(|found| Arc::ptr_eq(&found, &new)));
+        assert!(Arc::ptr_eq(&stores.open("main", &record("new", "s")), &new));
     }
 
     /// An image without authorities made the device of a volume unreachable, though all its data was on the node.
     #[tokio::test]
-    async fn a_store_that_cannot_be_connected_is_unavailable_and_tried_again() {
+    async fn an_unusable_configuration_is_unavailable_and_tried_again() {
         let stores = Stores::default();
         let unusable = StoreRecord { ca_pem: Some("none".to_owned()), ..record("bucket", "s") };
         let store = stores.open("main", &unusable);

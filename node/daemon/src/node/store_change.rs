@@ -2,7 +2,7 @@
 //!
 //! 1. the store stays in its place: another bucket or prefix is another store, and refused while volumes use this one;
 //! 2. where the endpoint changed, the new server must hold the log of an attached volume: a commit to another server that has
-//!    a bucket of the same name would split the volume. Other fields need no proof; credentials that are wrong are denied, and
+//!    a bucket of the same name would split the volume. While volumes are being attached and none is, it waits. Other fields need no proof; credentials that are wrong are denied, and
 //!    requests wait as they did;
 //! 3. the client is replaced: uploads, log records and reads that wait use it with their next try;
 //! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with it.
@@ -22,6 +22,8 @@ use super::watched_store::WatchedStore;
 use super::{Entry, Node, Present};
 use crate::failure::chain;
 
+/// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
+const IDLE: usize = 2;
 /// Longest first record of a log, in bytes.
 const MOST_RECORD_BYTES: u64 = 64 << 10;
 
@@ -49,11 +51,11 @@ impl Node {
         Ok(store)
     }
 
-    /// Lets the volumes of the store called `name` use `config` from now on; nothing where none does.
+    /// Lets the volumes of the store called `name` use `config` from now on. Sends nothing unless its endpoint changed.
     ///
     /// # Errors
     /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays as it was.
-    /// [`NodeError::StoreUnchecked`]: likewise, and the same call may succeed later.
+    /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed later.
     pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
         let mut moved = Ok(());
@@ -67,7 +69,8 @@ impl Node {
                 moved = Err(error);
             }
         }
-        let Some(store) = self.0.stores.find(name, &record) else { return moved };
+        // A volume that is recovered later, with what the last daemon knew, finds the newest.
+        let store = self.0.stores.open(name, &record);
         self.renew(name, &store, record).await.and(moved)
     }
 
@@ -96,10 +99,14 @@ impl Node {
         client.connect().await.map_err(|source| invalid(name, source))?;
         let users =
             || self.presents().into_iter().filter(|(_, present)| Arc::ptr_eq(&present.objects, store));
-        if client.record().endpoint() != before.record().endpoint()
-            && let Some((volume, _)) = users().next()
-        {
-            check_server(name, &client, volume).await?;
+        if client.record().endpoint() != before.record().endpoint() {
+            match users().next() {
+                Some((volume, _)) => check_server(name, &client, volume).await?,
+                None if Arc::strong_count(store) > IDLE => {
+                    return Err(NodeError::StoreBusy { name: name.to_owned() });
+                }
+                None => {}
+            }
         }
         store.replace(Arc::new(client));
         tracing::info!(

@@ -332,7 +332,7 @@ fn a_store_that_denies_is_told_with_its_secret() {
 }
 
 #[test]
-fn a_refused_change_of_the_store_is_told_while_the_old_one_answers() {
+fn a_refused_change_of_the_store_is_told() {
     let mut facts = served();
     let why = "object store main: endpoint: the server at https://b does not hold volume v".to_owned();
     facts.here.as_mut().unwrap().store_change_refused = Some(why.clone());

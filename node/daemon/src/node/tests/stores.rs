@@ -21,7 +21,7 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
 /// Found by reading: the client of a volume was made at its attach and stayed. Once its key was revoked nothing was committed
 /// any more, and the detach that could have read the new key needed the old one.
 #[test]
-fn a_rotated_key_reaches_a_served_volume_and_outlives_a_restart() {
+fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let bucket = beside.block_on(Bucket::start());
     alone(async {
@@ -56,6 +56,38 @@ fn an_attach_with_new_credentials_renews_the_store_of_others() {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.create(&"other".parse().unwrap(), SECTOR_BYTES, "main", &new).await.unwrap();
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        node.shutdown().await;
+    });
+}
+
+/// A volume that is recovered late, with what the last daemon knew, finds what was read since.
+#[test]
+fn a_late_recovery_uses_the_newest_key() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = beside.block_on(Bucket::start());
+    alone(async {
+        let node = Node::start(dirs.config()).await.unwrap();
+        holdfast_log::provision(&*bucket.objects, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        node.renew_store("main", &bucket.accept("new")).await.unwrap();
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        node.load_manifest(volume(), present);
+        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        node.shutdown().await;
+    });
+}
+
+/// An attach that had read the log of one server could have created its record on another.
+#[test]
+fn an_endpoint_does_not_change_under_an_attach() {
+    alone(async {
+        let (dirs, bucket, other) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        let in_use = node.store("main", &bucket.config).await.unwrap();
+        let busy = node.renew_store("main", &other.config).await.unwrap_err();
+        assert_eq!(busy.kind(), ErrorKind::Unavailable, "it is tried again: {busy}");
+        drop(in_use);
+        node.renew_store("main", &other.config).await.unwrap();
         node.shutdown().await;
     });
 }
@@ -119,7 +151,7 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
 
 /// Found by reading: on a server that ignores the condition two nodes both create the same record, and nothing is fenced.
 #[test]
-fn a_bucket_without_create_once_is_refused_before_its_first_use() {
+fn a_bucket_without_create_once_is_refused_before_use() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         bucket.ignore_conditions();
