@@ -64,16 +64,16 @@ pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
 
 fn serve_to_end(file: PathBuf, config: Config) -> Result<(), Failure> {
     let runtime = Runtime::new().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
-    let ended = runtime.block_on(serve(file, config));
+    let mut owner = None;
+    let outcome = runtime.block_on(serve(file, config, &mut owner));
     let all_ended = end_tasks(runtime);
-    let owner = ended?;
     if let Some(Err(error)) = owner.filter(|_| all_ended).map(Owner::release) {
         tracing::warn!(
             error = &error as &dyn std::error::Error,
             "the lock was kept to the end of the process"
         );
     }
-    Ok(())
+    outcome
 }
 
 /// Drops all tasks and waits for what blocks, with a limit. Returns whether nothing is left.
@@ -83,8 +83,8 @@ fn end_tasks(runtime: Runtime) -> bool {
     begun.elapsed() < TASKS_END_WITHIN
 }
 
-/// Returns the right to use the directories once the devices are left.
-async fn serve(file: PathBuf, config: Config) -> Result<Option<Owner>, Failure> {
+/// Leaves the right to use the directories in `left` once the devices are left.
+async fn serve(file: PathBuf, config: Config, left: &mut Option<Owner>) -> Result<(), Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
     let mut signals = Signals::new()?;
     let reload = StoreReload::listen(file).map_err(|error| Failure::new(ErrorKind::Local, &error))?;
@@ -110,7 +110,7 @@ async fn serve(file: PathBuf, config: Config) -> Result<Option<Owner>, Failure> 
     let failed = |error: NodeError| Failure::new(error.kind(), &error);
     let owner = tokio::select! {
         owner = Owner::wait(node_config) => owner.map_err(failed)?,
-        () = signals.recv() => return Ok(None),
+        () = signals.recv() => return Ok(()),
     };
     readiness.recovers();
     let node = Node::serve(owner).await.map_err(failed)?;
@@ -151,11 +151,11 @@ async fn serve(file: PathBuf, config: Config) -> Result<Option<Owner>, Failure> 
     tracing::info!("stopping; the devices stay and wait for the next daemon");
     stop.send_replace(true);
     while parts.join_next().await.is_some() {}
-    let owner = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
+    *left = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
         None
     });
-    outcome.map(|()| owner)
+    outcome
 }
 
 type PartEnd = Result<(), Failure>;
