@@ -28,7 +28,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let kept = write(&old, KEPT)?;
 
     let new = Node::start(world.vm("b")?, &control, "auto", "")?;
-    let device = attach(&new, &["--take-over"])?;
+    let device = attach(&new, &["--take-over", "2"])?;
     let sum = new.vm().exec(&read(&device, KEPT))?;
     ensure!(sum != kept, "what was never uploaded is on the other node");
     new.cli(&["detach", "disk"])?;

@@ -41,7 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("node b takes over");
     let b = Node::start(world.vm("b")?, &direct, "auto", "")?;
-    let device = attach(&b, &["--take-over", "--durability", "object"])?;
+    let device = attach(&b, &["--take-over", "1", "--durability", "object"])?;
     let taken = s3.keys(BUCKET, &log())?.len();
 
     report::step("node c has read the log, and stands still before it creates its record");
@@ -53,7 +53,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         first_only: true,
         fault: Fault::Delay(ON_ITS_WAY),
     }]);
-    let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over"];
+    let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
     c.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
     until("its create", LIMIT, || {
         Ok(proxy.passed().iter().any(|request| request.fault.is_some()).then_some(()))
@@ -81,7 +81,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     c.vm().signal(PROGRAM, SIGCONT)?;
     let exit = c.vm().wait("attach", LIMIT)?;
     ensure!(exit == Exit::Code(0), "attach ended by {exit:?}: {}", c.vm().log("attach")?);
-    let device = c.vm().log("attach")?.trim().to_owned();
+    // Beside its answer it says whom it replaced.
+    let device = c.vm().log("attach")?.lines().last().unwrap_or_default().trim().to_owned();
     c.vm().wait_block_device(&device, LIMIT)?;
     let read = self::sum(c.vm(), &device)?;
     ensure!(read == sum, "node c reads {read}, node b flushed {sum}");

@@ -1,11 +1,12 @@
 //! Winning a volume: log, local files, attach record, in this order.
 //!
 //! 1. the log is read, and the local map;
-//! 2. local data that another writer has outrun is set aside if anything of it is dirty (invariant 6), else discarded
+//! 2. local data that is not the volume's newest is set aside if anything of it is dirty (invariant 6), else discarded
 //!    (`OutrunPutAway`);
 //! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours
 //!    (`IntentStored`);
-//! 4. the attach record is created once. When somebody was faster, everything begins again (`AttachLost`);
+//! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
+//!    writer may be replaced is asked of the log as it is then;
 //! 5. the log that was read was not trimmed meanwhile, so that nothing had been in the record's place before (`AttachWon`).
 //!    Else everything begins again (`AttachOutrun`), and the record stays where nobody reads it.
 //!
@@ -15,14 +16,14 @@
 
 use std::error::Error;
 
-use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, LocalData, plan_attach};
+use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Displaced, Foreign, LocalData, plan_attach};
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest, was_trimmed_after};
 use holdfast_objects::ObjectStore;
-use holdfast_types::VolumeId;
+use holdfast_types::{Epoch, VolumeId};
 
 use crate::LocalState;
 
@@ -41,8 +42,21 @@ pub struct Won<F> {
     pub found: Vec<FoundPage>,
     /// Clean data is what the log's end says, too.
     pub trust_clean: bool,
+    /// The writer that was replaced: what it had not uploaded is not in the volume.
+    pub displaced: Option<Displaced>,
+    /// Local data was kept aside, and why.
+    pub put_aside: Option<PutAside>,
     /// The open files.
     pub files: F,
+}
+
+/// Local data that was kept aside, never to be uploaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PutAside {
+    /// Of which epoch it is.
+    pub epoch: Epoch,
+    /// Why it is not the volume's newest.
+    pub why: Foreign,
 }
 
 /// Why a volume could not be won. Nothing of it is lost, and the same may be tried again.
@@ -72,17 +86,18 @@ pub async fn win<L: LocalState>(
     local: &L,
     claim: &Claim,
 ) -> Result<Won<L::Files>, AttachError<L::Error>> {
+    let mut put_aside = None;
     for _ in 0..TRIES {
         let mut manifest = read_manifest(objects, volume).await?;
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
         let found_header = on_disk.as_ref().map(|map| &map.header);
         let plan = plan_attach(&manifest, found_header, claim);
-        let goes_on = plan.as_ref().is_ok_and(|plan| plan.local != LocalData::Foreign);
+        let goes_on = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();
         if !goes_on && manifest.exists() && was_trimmed_after(objects, volume, begun_at).await? {
             continue;
         }
-        let AttachPlan { local: data, mut header, record } = plan?;
+        let AttachPlan { local: data, displaced, mut header, record } = plan?;
         let (mut generation, mut found, mut trust_clean) = (0, Vec::new(), false);
         match (data, on_disk) {
             (LocalData::Ours { trust_clean: trusted }, Some(mut map)) => {
@@ -91,13 +106,17 @@ pub async fn win<L: LocalState>(
                 }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
-            (LocalData::Foreign, Some(map)) if holds_dirty(&map.pages) && !is_planted(Bug::NoSetAside) => {
-                local.set_aside(map.header.epoch).await.map_err(AttachError::Local)?;
+            (LocalData::Foreign(why), Some(map))
+                if holds_dirty(&map.pages) && !is_planted(Bug::NoSetAside) =>
+            {
+                let epoch = map.header.epoch;
+                local.set_aside(epoch).await.map_err(AttachError::Local)?;
+                put_aside = Some(PutAside { epoch, why });
             }
-            (LocalData::Foreign, _) => local.discard().await.map_err(AttachError::Local)?,
+            (LocalData::Foreign(_), _) => local.discard().await.map_err(AttachError::Local)?,
             (LocalData::Absent | LocalData::Ours { .. }, _) => {}
         }
-        if data == LocalData::Foreign {
+        if matches!(data, LocalData::Foreign(_)) {
             reach(CrashPoint::OutrunPutAway);
         }
         let files = local.open(header.sectors).await.map_err(AttachError::Local)?;
@@ -115,7 +134,17 @@ pub async fn win<L: LocalState>(
         reach(CrashPoint::AttachWon);
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
         header.is_ours_as_of(record.epoch, Some(record.nonce));
-        return Ok(Won { manifest, header, header_generation: generation, found, trust_clean, files });
+        let header_generation = generation;
+        return Ok(Won {
+            manifest,
+            header,
+            header_generation,
+            found,
+            trust_clean,
+            displaced,
+            put_aside,
+            files,
+        });
     }
     Err(AttachError::Contended(volume.clone()))
 }

@@ -17,7 +17,7 @@ mod slots;
 mod upload;
 mod work;
 
-pub use attach::{AttachError, Won, win};
+pub use attach::{AttachError, PutAside, Won, win};
 pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;

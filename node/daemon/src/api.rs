@@ -117,7 +117,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let store = self.store(&attach.store)?;
         let volumes = self.volumes.clone();
         let attached = to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
-        Ok(Response::new(AttachResponse { device: Some(attached.into()) }))
+        Ok(Response::new(attached.into()))
     }
 
     async fn detach(&self, request: Request<DetachRequest>) -> Result<Response<DetachResponse>, Status> {

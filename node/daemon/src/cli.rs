@@ -95,9 +95,10 @@ struct Attach {
     /// Grow the volume to this size
     #[arg(long)]
     size: Option<ByteSize>,
-    /// Take the volume even if another writer holds it; that writer fails from then on
-    #[arg(long)]
-    take_over: bool,
+    /// Replace the writer of this epoch, as the refusal names it; that writer fails from then on, and what it did not upload
+    /// is not in the volume
+    #[arg(long, value_name = "EPOCH")]
+    take_over: Option<u64>,
     /// How old un-uploaded data may become, such as 30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
@@ -197,6 +198,12 @@ fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
 }
 
 /// Tells a person why, on standard error.
+/// Tells a person of something beside the answer.
+#[expect(clippy::print_stderr, reason = "standard output has the answer alone")]
+fn note(message: &str) {
+    eprintln!("holdfast-node: {message}");
+}
+
 #[expect(clippy::print_stderr, reason = "the command line's own message")]
 fn fail(code: u8, message: &str) -> ExitCode {
     eprintln!("holdfast-node: {message}");

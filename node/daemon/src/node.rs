@@ -44,6 +44,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_engine::attach::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
@@ -128,8 +129,8 @@ pub(crate) struct AttachRequest {
     pub(crate) store: S3Config,
     /// Grow the volume to this size, in bytes.
     pub(crate) bytes: Option<u64>,
-    /// Fence a writer on another node.
-    pub(crate) take_over: bool,
+    /// The writer of this epoch may be replaced.
+    pub(crate) replaces: Option<u64>,
     /// In place of the node's own.
     pub(crate) max_dirty_age: Option<Duration>,
     /// When a FLUSH is complete.
@@ -149,6 +150,8 @@ pub(crate) struct Attached {
     pub(crate) epoch: u64,
     /// Size in bytes.
     pub(crate) bytes: u64,
+    /// The writer that this attach replaced; only its own answer says so.
+    pub(crate) displaced: Option<Displaced>,
 }
 
 /// What the node can do.
@@ -438,6 +441,7 @@ impl Present {
             transport: device.transport(),
             epoch: self.epoch,
             bytes: self.sectors * SECTOR_BYTES,
+            displaced: None,
         })
     }
 }

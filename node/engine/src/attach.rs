@@ -3,14 +3,21 @@
 //! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's record once. If
 //! another record was created in its place, it begins again.
 //!
-//! Upholds invariant 6: whose dirty data it is; and 4: clean data counts only where it is what the log's end says
-//! (`docs/invariants.md`).
+//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has attached since, and no commit
+//! of its writer holds what it lacks. A volume that the log calls attached is attached again without permission only by the node
+//! that its attach record names, and only with that writer's own data. All else needs permission to replace the writer of one
+//! epoch, and is reported ([`Displaced`]): what that writer had not uploaded may be missing.
+//!
+//! Upholds invariant 6: whose dirty data it is; 4: clean data counts only where it is what the log's end says; 18: older data is
+//! never uploaded; 19: no writer is replaced unnamed, and none in silence (`docs/invariants.md`, ADR 8).
+
+use std::fmt;
 
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::durable_map::Header;
 use crate::limit::MAX_SECTORS;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Writer};
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
 use crate::sector_map::{Side, SideSet};
@@ -18,7 +25,7 @@ use crate::sector_map::{Side, SideSet};
 /// Who wants the volume, and how.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// The node's name, for people.
+    /// The node's name.
     pub node: String,
     /// Fresh random bits.
     pub nonce: Nonce,
@@ -26,8 +33,8 @@ pub struct Claim {
     pub unix_ms: u64,
     /// Grow the volume to this many sectors.
     pub grow_to: Option<u64>,
-    /// Fence a writer on another node.
-    pub take_over: bool,
+    /// The writer of this epoch may be replaced, and what it had not uploaded may be lost.
+    pub replaces: Option<Epoch>,
 }
 
 /// What the local files of the volume are worth.
@@ -40,8 +47,50 @@ pub enum LocalData {
         /// Clean data is what the log's end says, too.
         trust_clean: bool,
     },
-    /// Another writer held the volume since: what is dirty must be kept aside and never uploaded.
-    Foreign,
+    /// Not the volume's newest data: what is dirty must be kept aside and never uploaded.
+    Foreign(Foreign),
+}
+
+/// Why local data is not the volume's newest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Foreign {
+    /// It is of another volume of the same name: of another store, or of one that was created later.
+    OtherVolume,
+    /// Another writer has attached the volume since.
+    Outrun,
+    /// Its own writer committed what it lacks: the disk was set back or copied, or lost what it had synced.
+    Older,
+}
+
+/// Why a node that is attached by the log does not have that writer's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// There are no local files.
+    Gone,
+    /// They are not that writer's.
+    Unlike(Foreign),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Gone => "is missing",
+            Self::Unlike(Foreign::OtherVolume) => "belongs to another volume of this name",
+            Self::Unlike(Foreign::Outrun) => "was written before that attach",
+            Self::Unlike(Foreign::Older) => "is older than the last commit",
+        })
+    }
+}
+
+/// A writer that the attach replaces. What it had not uploaded is not in the volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Displaced {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its node.
+    pub node: String,
+    /// When it attached, milliseconds since 1970.
+    pub since_unix_ms: u64,
 }
 
 /// What to do.
@@ -49,6 +98,8 @@ pub enum LocalData {
 pub struct AttachPlan {
     /// What the local files are worth.
     pub local: LocalData,
+    /// The writer that is replaced, with permission.
+    pub displaced: Option<Displaced>,
     /// The header to write before the record is created.
     pub header: Header,
     /// The record to create once.
@@ -69,13 +120,47 @@ pub enum AttachRefused {
     Deleted(VolumeId),
     /// A writer of another node holds it.
     #[error(
-        "volume {volume} is attached elsewhere (epoch {epoch}): detach it there, or take it over and fence that writer"
+        "volume {volume} is attached elsewhere (epoch {epoch}, node {node}): detach it there. If that node is lost, replace it with \
+         `attach --take-over {epoch}`, or in Kubernetes with the annotation holdfast.dev/force-detach={node}"
     )]
     AttachedElsewhere {
         /// Which.
         volume: VolumeId,
         /// The writer's epoch.
         epoch: Epoch,
+        /// The writer's node.
+        node: String,
+    },
+    /// This node holds it, and what its writer left here is not there.
+    #[error(
+        "volume {volume} is attached by this node (epoch {epoch}), but its local state {missing}. An attach would lose what was \
+         not uploaded. Mount or restore the state directory; if it is lost, accept the loss with `attach --take-over {epoch}`, or \
+         in Kubernetes with the annotation holdfast.dev/force-detach={node}"
+    )]
+    LocalStateMissing {
+        /// Which.
+        volume: VolumeId,
+        /// The writer's epoch.
+        epoch: Epoch,
+        /// The node: this one.
+        node: String,
+        /// What is found instead.
+        missing: Missing,
+    },
+    /// The writer that may be replaced is not the one that holds it.
+    #[error(
+        "volume {volume} is attached by node {node} (epoch {epoch}), and epoch {named} was to be replaced. Nothing was changed. \
+         Decide again whether to take the volume from that node"
+    )]
+    ReplacedSince {
+        /// Which.
+        volume: VolumeId,
+        /// The epoch that may be replaced.
+        named: Epoch,
+        /// The epoch that holds the volume.
+        epoch: Epoch,
+        /// Its node.
+        node: String,
     },
     /// Sizes only grow.
     #[error("size: volume {volume} has {from} sectors and cannot shrink to {to}")]
@@ -90,6 +175,59 @@ pub enum AttachRefused {
     /// Larger than the formats can hold.
     #[error("size: {0} sectors are more than the {MAX_SECTORS} a volume can have")]
     TooLarge(u64),
+}
+
+/// What the local files with the header `found` are worth to the volume whose log reads `manifest`.
+pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
+    let Some(header) = found else { return LocalData::Absent };
+    let is_this_volume = header.volume == *manifest.volume()
+        && (header.identity == manifest.identity() || is_planted(Bug::TrustsOtherStore));
+    if !is_this_volume {
+        LocalData::Foreign(Foreign::OtherVolume)
+    } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
+        LocalData::Foreign(Foreign::Outrun)
+    } else if manifest.is_beyond(&header.nonces, header.synced_generation)
+        && !is_planted(Bug::TrustsOlderState)
+    {
+        LocalData::Foreign(Foreign::Older)
+    } else {
+        let trust_clean = header.closed_clean && header.seq == manifest.seq();
+        LocalData::Ours { trust_clean: trust_clean || is_planted(Bug::StaleClean) }
+    }
+}
+
+/// The writer that the attach replaces, if it may.
+fn displace(
+    manifest: &Manifest,
+    found: Option<&Header>,
+    local: LocalData,
+    claim: &Claim,
+) -> Result<Option<Displaced>, AttachRefused> {
+    let Some(Writer { epoch, nonce, node, since_unix_ms }) = manifest.attached() else { return Ok(None) };
+    let is_of_this_node = node == claim.node;
+    let is_of_writer = found.is_some_and(|header| header.nonces.contains(&nonce));
+    let missing = match local {
+        LocalData::Ours { .. } if is_of_writer && is_of_this_node => return Ok(None),
+        LocalData::Ours { .. } | LocalData::Absent if is_of_this_node && is_planted(Bug::SilentAbsent) => {
+            return Ok(None);
+        }
+        LocalData::Absent => Missing::Gone,
+        LocalData::Ours { .. } => Missing::Unlike(Foreign::Outrun),
+        LocalData::Foreign(why) => Missing::Unlike(why),
+    };
+    let is_named = match claim.replaces {
+        Some(named) => named == epoch || is_planted(Bug::IgnoresExpectedEpoch),
+        None => false,
+    };
+    let volume = manifest.volume().clone();
+    if is_named {
+        return Ok(Some(Displaced { epoch, node, since_unix_ms }));
+    }
+    Err(match claim.replaces {
+        _ if is_of_this_node => AttachRefused::LocalStateMissing { volume, epoch, node, missing },
+        Some(named) => AttachRefused::ReplacedSince { volume, named, epoch, node },
+        None => AttachRefused::AttachedElsewhere { volume, epoch, node },
+    })
 }
 
 /// Plans the attach of the volume whose log reads `manifest` on a node whose local files have the header `found`.
@@ -108,12 +246,8 @@ pub fn plan_attach(
     if !manifest.exists() {
         return Err(AttachRefused::NotFound(volume.clone()));
     }
-    let found = found.filter(|header| header.volume == *volume);
-    let writer_is_ours =
-        manifest.writer().is_some_and(|nonce| found.is_some_and(|header| header.nonces.contains(&nonce)));
-    if manifest.is_attached() && !writer_is_ours && !claim.take_over {
-        return Err(AttachRefused::AttachedElsewhere { volume: volume.clone(), epoch: manifest.epoch() });
-    }
+    let local = worth(manifest, found);
+    let displaced = displace(manifest, found, local, claim)?;
     let from = manifest.sectors();
     let sectors = claim.grow_to.unwrap_or(from);
     if sectors < from {
@@ -122,13 +256,6 @@ pub fn plan_attach(
     if sectors > MAX_SECTORS {
         return Err(AttachRefused::TooLarge(sectors));
     }
-    let local = match found {
-        None => LocalData::Absent,
-        Some(header) if !manifest.is_ours_since(header.epoch, &header.nonces) => LocalData::Foreign,
-        Some(header) => LocalData::Ours {
-            trust_clean: (header.closed_clean && header.seq == manifest.seq()) || is_planted(Bug::StaleClean),
-        },
-    };
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
@@ -140,8 +267,9 @@ pub fn plan_attach(
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
             header
         }
-        (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign, _) => Header {
+        (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign(_), _) => Header {
             volume: volume.clone(),
+            identity: manifest.identity(),
             sectors,
             epoch: manifest.epoch(),
             nonces: Vec::new(),
@@ -161,7 +289,7 @@ pub fn plan_attach(
         unix_ms: claim.unix_ms,
         body: Body::Attach { sectors, node: claim.node.clone() },
     };
-    Ok(AttachPlan { local, header, record })
+    Ok(AttachPlan { local, displaced, header, record })
 }
 
 #[cfg(test)]
@@ -172,7 +300,7 @@ mod tests {
     const THEIRS: Nonce = Nonce([2; 16]);
 
     fn claim(nonce: Nonce) -> Claim {
-        Claim { node: "n".into(), nonce, unix_ms: 0, grow_to: None, take_over: false }
+        Claim { node: "n".into(), nonce, unix_ms: 0, grow_to: None, replaces: None }
     }
 
     fn log(bodies: &[(u64, Nonce, Body)]) -> Manifest {
@@ -197,20 +325,113 @@ mod tests {
     }
 
     fn attach(epoch: u64, nonce: Nonce) -> (u64, Nonce, Body) {
-        (epoch, nonce, Body::Attach { sectors: 100, node: String::new() })
+        (epoch, nonce, Body::Attach { sectors: 100, node: "n".into() })
     }
 
     fn won(manifest: &Manifest, found: Option<&Header>, nonce: Nonce) -> (LocalData, Header) {
-        let plan = plan_attach(manifest, found, &Claim { take_over: true, ..claim(nonce) }).unwrap();
+        let plan = plan_attach(manifest, found, &Claim { replaces: Some(manifest.epoch()), ..claim(nonce) })
+            .unwrap();
         (plan.local, Header { epoch: plan.record.epoch, ..plan.header })
     }
 
+    fn attach_of(node: &str, epoch: u64, nonce: Nonce) -> (u64, Nonce, Body) {
+        (epoch, nonce, Body::Attach { sectors: 100, node: node.into() })
+    }
+
+    fn commit(epoch: u64, nonce: Nonce, generation: u64) -> (u64, Nonce, Body) {
+        let id = holdfast_types::SegmentId::new(1, [2; 10]);
+        let segment =
+            crate::record::SegmentRef { id, bytes: 1, index_offset: 0, index_bytes: 1, chunks: vec![] };
+        (epoch, nonce, Body::Commit { segment, void: SideSet::NONE, generation })
+    }
+
+    fn refused(manifest: &Manifest, found: Option<&Header>, replaces: Option<u64>) -> Option<AttachRefused> {
+        let claim = Claim { replaces: replaces.map(Epoch), ..claim(Nonce([7; 16])) };
+        plan_attach(manifest, found, &claim).err()
+    }
+
+    /// Permission to take over was a bool, so that an attach which had stood still fenced the writer that had replaced it.
     #[test]
-    fn a_volume_held_elsewhere_is_refused_unless_taken_over() {
-        let held = log(&[create(), attach(1, THEIRS)]);
-        let refused = plan_attach(&held, None, &claim(MINE)).unwrap_err();
-        assert!(refused.to_string().contains("attached elsewhere (epoch 1)"));
-        assert_eq!(won(&held, None, MINE).1.epoch, Epoch(2));
+    fn only_the_writer_of_the_named_epoch_is_replaced() {
+        let held = log(&[create(), attach_of("other", 1, THEIRS)]);
+        let (volume, epoch, node) = (held.volume().clone(), Epoch(1), "other".to_owned());
+        let elsewhere =
+            AttachRefused::AttachedElsewhere { volume: volume.clone(), epoch, node: node.clone() };
+        assert_eq!(refused(&held, None, None), Some(elsewhere));
+        for named in [0, 2] {
+            let (volume, node) = (volume.clone(), node.clone());
+            let since = AttachRefused::ReplacedSince { volume, named: Epoch(named), epoch, node };
+            assert_eq!(refused(&held, None, Some(named)), Some(since));
+        }
+        let plan = plan_attach(&held, None, &Claim { replaces: Some(Epoch(1)), ..claim(MINE) }).unwrap();
+        assert_eq!(plan.displaced, Some(Displaced { epoch: Epoch(1), node, since_unix_ms: 0 }));
+        assert_eq!(plan.record.epoch, Epoch(2));
+        let free = log(&[create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)]);
+        assert_eq!(plan_attach(&free, None, &claim(MINE)).unwrap().displaced, None);
+    }
+
+    /// A node that came back under its name without its disk attached as if nothing had been there.
+    #[test]
+    fn a_node_without_its_state_is_refused_until_the_loss_is_accepted() {
+        let held = log(&[create(), attach(1, MINE)]);
+        let lost = |found: Option<&Header>| match refused(&held, found, None) {
+            Some(AttachRefused::LocalStateMissing { epoch: Epoch(1), missing, .. }) => missing,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(lost(None), Missing::Gone);
+        // The intent of an attach that never came into the log is not that writer's data.
+        let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
+        assert_eq!(lost(Some(&intent)), Missing::Unlike(Foreign::Outrun));
+        assert_eq!(won(&held, None, MINE).0, LocalData::Absent);
+        // A stale name in the grant does not turn it into somebody else's volume.
+        assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
+    }
+
+    /// A copy of a node's disk has its nonces, but the log names the node that attached.
+    #[test]
+    fn a_copied_disk_takes_no_volume_from_its_original() {
+        let (_, header) = won(&log(&[create()]), None, MINE);
+        let held = log(&[create(), attach_of("original", 1, MINE)]);
+        assert!(matches!(refused(&held, Some(&header), None), Some(AttachRefused::AttachedElsewhere { .. })));
+        let moved =
+            plan_attach(&held, Some(&header), &Claim { replaces: Some(Epoch(1)), ..claim(THEIRS) }).unwrap();
+        assert_eq!(moved.local, LocalData::Ours { trust_clean: false });
+        assert!(moved.displaced.is_some());
+    }
+
+    /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older bytes.
+    #[test]
+    fn a_map_that_lacks_what_its_writer_committed_is_foreign() {
+        let (_, header) = won(&log(&[create()]), None, MINE);
+        let header = Header { synced_generation: 5, ..header };
+        let at = |generation| log(&[create(), attach(1, MINE), commit(1, MINE, generation)]);
+        assert_eq!(worth(&at(5), Some(&header)), LocalData::Ours { trust_clean: false });
+        assert_eq!(worth(&at(6), Some(&header)), LocalData::Foreign(Foreign::Older));
+        // A commit that names no generation, of a disk that is not believed, hides none before it.
+        let then = log(&[create(), attach(1, MINE), commit(1, MINE, 6), commit(1, MINE, 0)]);
+        assert_eq!(worth(&then, Some(&header)), LocalData::Foreign(Foreign::Older));
+        let read = Manifest::decode_checkpoint(&then.encode_checkpoint()).unwrap();
+        assert_eq!(worth(&read, Some(&header)), LocalData::Foreign(Foreign::Older));
+        // What others had committed before has other generations.
+        let before = log(&[create(), attach(1, THEIRS), commit(1, THEIRS, 90), attach(2, MINE)]);
+        let fresh = Header { epoch: Epoch(2), synced_generation: 0, ..header.clone() };
+        assert_eq!(worth(&before, Some(&fresh)), LocalData::Ours { trust_clean: false });
+        assert!(matches!(
+            refused(&at(6), Some(&header), None),
+            Some(AttachRefused::LocalStateMissing { missing: Missing::Unlike(Foreign::Older), .. })
+        ));
+    }
+
+    /// Local files were told apart by the volume's name alone, so that one store's data was served as another's.
+    #[test]
+    fn data_of_another_volume_of_the_same_name_is_foreign() {
+        let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
+        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        (header.closed_clean, header.seq) = (true, Seq(3));
+        assert_eq!(worth(&log(&detached), Some(&header)), LocalData::Ours { trust_clean: true });
+        let mut other = detached.clone();
+        other[0].1 = Nonce([8; 16]);
+        assert_eq!(worth(&log(&other), Some(&header)), LocalData::Foreign(Foreign::OtherVolume));
     }
 
     #[test]
@@ -221,7 +442,7 @@ mod tests {
         // The intent to attach as epoch 2 was recorded, but somebody else became epoch 2.
         let intent = plan_attach(&after, Some(&header), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
-        assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign);
+        assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Outrun));
     }
 
     /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
@@ -255,7 +476,7 @@ mod tests {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
         assert_eq!(won(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
         let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
-        assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign);
+        assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign(Foreign::Outrun));
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! ```
 //! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512 bytes, each an
 //! envelope of its own, zero to its end: `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`.
-//! The header's payload: `u64 generation, u8 length + text volume id, u64 sectors, u64 epoch, u8 active side,
+//! The header's payload: `u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8 active side,
 //! u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
 //! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
@@ -47,6 +47,8 @@ const UNIT_USED: usize = ENVELOPE_BYTES + 18 + UNIT_NIBBLES;
 pub struct Header {
     /// The volume.
     pub volume: VolumeId,
+    /// The nonce of its create record: tells it from a volume of the same name in another store, or created later.
+    pub identity: Nonce,
     /// Its size when the map was made.
     pub sectors: u64,
     /// The local data is the volume's as of this epoch.
@@ -95,6 +97,7 @@ impl Header {
     pub fn encode(&self, generation: u64) -> Vec<u8> {
         let mut out = generation.to_le_bytes().to_vec();
         wire::put_text(&mut out, self.volume.as_str());
+        out.extend_from_slice(&self.identity.0);
         out.extend_from_slice(&self.sectors.to_le_bytes());
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.push(self.active as u8);
@@ -116,6 +119,7 @@ impl Header {
         let name = fields.text()?;
         let volume =
             VolumeId::try_from(name).map_err(|bad| fields.bad("volume id length", bad.0.len() as u64))?;
+        let identity = Nonce(fields.array()?);
         let sectors = fields.u64()?;
         if sectors > MAX_SECTORS {
             return Err(fields.bad("sectors", sectors));
@@ -134,7 +138,18 @@ impl Header {
         fields.end()?;
         Ok((
             generation,
-            Self { volume, sectors, epoch, nonces, active, closed_clean, void, seq, synced_generation },
+            Self {
+                volume,
+                identity,
+                sectors,
+                epoch,
+                nonces,
+                active,
+                closed_clean,
+                void,
+                seq,
+                synced_generation,
+            },
         ))
     }
 

@@ -8,6 +8,8 @@
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
 //! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A void, 4 B void)   u8 deleted
+//! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
+//! u8[16] nonce of the newest commit   u64 its generation
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x segment reference             oldest first
 //! ```
@@ -37,6 +39,10 @@ pub struct Manifest {
     attached: bool,
     void: SideSet,
     deleted: bool,
+    identity: Nonce,
+    node: String,
+    attached_unix_ms: u64,
+    covered: Covered,
     checkpointed: Seq,
     attaches: VecDeque<Attach>,
     segments: Vec<Arc<SegmentRef>>,
@@ -49,6 +55,27 @@ struct Attach {
     epoch: Epoch,
     nonce: Nonce,
     seq: Seq,
+}
+
+/// The writer that the log says is attached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Writer {
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// Its nonce.
+    pub nonce: Nonce,
+    /// Its node.
+    pub node: String,
+    /// When it attached, milliseconds since 1970 by its clock.
+    pub since_unix_ms: u64,
+}
+
+/// What the newest commit says of its writer's durable map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Covered {
+    writer: Nonce,
+    /// The greatest of all commits of that writer.
+    generation: u64,
 }
 
 /// Why a record cannot follow.
@@ -132,6 +159,10 @@ impl Manifest {
             attached: false,
             void: SideSet::NONE,
             deleted: false,
+            identity: Nonce::default(),
+            node: String::new(),
+            attached_unix_ms: 0,
+            covered: Covered::default(),
             checkpointed: Seq(0),
             attaches: VecDeque::new(),
             segments: Vec::new(),
@@ -177,6 +208,28 @@ impl Manifest {
     /// Whether the newest attach was not followed by its detach.
     pub fn is_attached(&self) -> bool {
         self.attached
+    }
+
+    /// The writer that is attached; `None` after its detach.
+    pub fn attached(&self) -> Option<Writer> {
+        let newest = self.attaches.back().filter(|_| self.attached)?;
+        Some(Writer {
+            epoch: newest.epoch,
+            nonce: newest.nonce,
+            node: self.node.clone(),
+            since_unix_ms: self.attached_unix_ms,
+        })
+    }
+
+    /// The nonce of the volume's create record.
+    pub fn identity(&self) -> Nonce {
+        self.identity
+    }
+
+    /// Whether a writer with one of `nonces` committed what a durable map of `generation` lacks: that map is older than the
+    /// log.
+    pub fn is_beyond(&self, nonces: &[Nonce], generation: u64) -> bool {
+        nonces.contains(&self.covered.writer) && self.covered.generation > generation
     }
 
     /// The sides of the newest writer whose data is void: its commits say so.
@@ -250,8 +303,11 @@ impl Manifest {
             Body::Create { sectors } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
                 return Err(LogError::TooLarge { seq, sectors: *sectors });
             }
-            Body::Create { sectors } => self.sectors = *sectors,
-            Body::Attach { sectors, .. } => {
+            Body::Create { sectors } => {
+                self.sectors = *sectors;
+                self.identity = record.nonce;
+            }
+            Body::Attach { sectors, node } => {
                 if record.epoch <= current {
                     return Err(wrong_epoch);
                 }
@@ -260,6 +316,8 @@ impl Manifest {
                 }
                 self.sectors = *sectors;
                 self.attached = true;
+                self.node.clone_from(node);
+                self.attached_unix_ms = record.unix_ms;
                 // Whoever attaches has put away what was void.
                 self.void = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
@@ -267,16 +325,18 @@ impl Manifest {
                     self.attaches.pop_front();
                 }
             }
-            Body::Commit(..) | Body::Detach if record.epoch != current || !self.attached => {
+            Body::Commit { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Commit(segment, void) => {
+            Body::Commit { segment, void, generation } => {
                 let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
                 if let Some((first, _)) = segment.run_beyond(chunks) {
                     return Err(LogError::BeyondEnd { seq, first, chunks });
                 }
                 self.add_segment(Arc::new(segment.clone()));
                 self.void = self.void.or(*void);
+                let before = if self.covered.writer == record.nonce { self.covered.generation } else { 0 };
+                self.covered = Covered { writer: record.nonce, generation: before.max(*generation) };
             }
             Body::Detach => self.attached = false,
             Body::Delete => {
@@ -311,6 +371,11 @@ impl Manifest {
         out.extend_from_slice(&self.sectors.to_le_bytes());
         out.push(u8::from(self.attached) | (self.void.bits() << 1));
         out.push(u8::from(self.deleted));
+        out.extend_from_slice(&self.identity.0);
+        wire::put_text(&mut out, &self.node);
+        out.extend_from_slice(&self.attached_unix_ms.to_le_bytes());
+        out.extend_from_slice(&self.covered.writer.0);
+        out.extend_from_slice(&self.covered.generation.to_le_bytes());
         let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
         out.extend_from_slice(&attaches.to_le_bytes());
         for Attach { epoch, nonce, seq } in &self.attaches {
@@ -347,6 +412,10 @@ impl Manifest {
         manifest.void =
             SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         manifest.deleted = fields.u8()? != 0;
+        manifest.identity = Nonce(fields.array()?);
+        manifest.node = fields.text()?;
+        manifest.attached_unix_ms = fields.u64()?;
+        manifest.covered = Covered { writer: Nonce(fields.array()?), generation: fields.u64()? };
         for _ in 0..fields.count(32)? {
             let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));
             manifest.attaches.push_back(Attach { epoch, nonce, seq: Seq(fields.u64()?) });

@@ -77,6 +77,14 @@ pub enum Bug {
     NoFrameChecksum,
     /// A read fails for damage anywhere in its block.
     WholeBlockFails,
+    /// Permission to replace one writer is taken for permission to replace any.
+    IgnoresExpectedEpoch,
+    /// A node whose local state is gone attaches as if it had held nothing.
+    SilentAbsent,
+    /// Local data that lacks what its own writer committed counts as the volume's newest.
+    TrustsOlderState,
+    /// Local data of another volume of the same name counts as this one's.
+    TrustsOtherStore,
     /// A device is taken by its number alone, without its tag.
     DeviceByNumber,
     /// The number of a device is cleared from the volume's record after the device was deleted.
@@ -99,7 +107,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 43] = [
+    pub const ALL: [Self; 47] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -134,6 +142,10 @@ impl Bug {
         Self::NoTrimCheck,
         Self::NoFrameChecksum,
         Self::WholeBlockFails,
+        Self::IgnoresExpectedEpoch,
+        Self::SilentAbsent,
+        Self::TrustsOlderState,
+        Self::TrustsOtherStore,
         Self::DeviceByNumber,
         Self::RecordAfterDeletion,
         Self::DetachUnderDevice,
@@ -186,6 +198,9 @@ impl Bug {
             Self::FlushAtUpload | Self::FlushJoinsSeal | Self::FuaIsLocal => 15,
             Self::ZerosStayZeros => 16,
             Self::WholeBlockFails => 17,
+            Self::TrustsOlderState => 18,
+            Self::IgnoresExpectedEpoch | Self::SilentAbsent => 19,
+            Self::TrustsOtherStore => 20,
             Self::DeviceByNumber | Self::RecordAfterDeletion | Self::DetachUnderDevice | Self::SweepsAll => {
                 26
             }

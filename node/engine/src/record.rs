@@ -6,10 +6,9 @@
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
 //! create (1): u64 sectors
 //! attach (2): u64 sectors, u8 length + text node
-//! commit (3): segment reference
+//! commit (3): u8 void sides (1 A, 2 B), u64 generation, segment reference
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
-//! commit (6): u8 void sides (1 A, 2 B, not zero), segment reference
 //! ```
 //! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
@@ -41,7 +40,8 @@ pub struct Record {
 /// What a record says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    /// The volume exists and has this many sectors.
+    /// The volume exists and has this many sectors. The record's nonce is the volume's identity: two volumes of one name, in
+    /// two stores or one after the other, differ in it.
     Create {
         /// Logical size.
         sectors: u64,
@@ -50,12 +50,20 @@ pub enum Body {
     Attach {
         /// Logical size from now on; never smaller than before.
         sectors: u64,
-        /// The writer's node, for people.
+        /// The writer's node: only the same node may attach the volume again without permission.
         node: String,
     },
-    /// One seal is durable. Where the writer's own disk failed to keep what it was given, what these of its sides hold is void
-    /// from here on, after a loss of its host: everything that was ever flushed on them is committed.
-    Commit(SegmentRef, SideSet),
+    /// One seal is durable.
+    Commit {
+        /// What it captured.
+        segment: SegmentRef,
+        /// Where the writer's own disk failed to keep what it was given, what these of its sides hold is void from here on, after
+        /// a loss of its host: everything that was ever flushed on them is committed.
+        void: SideSet,
+        /// The writer's durable map has a header of this generation, or a later one, since before this record was created. A map
+        /// with an older header lacks what the commit holds.
+        generation: u64,
+    },
     /// The writer let go after its last commit.
     Detach,
     /// The volume is gone for ever.
@@ -96,13 +104,10 @@ impl Record {
                 out.extend_from_slice(&sectors.to_le_bytes());
                 wire::put_text(&mut out, node);
             }
-            Body::Commit(segment, SideSet::NONE) => {
+            Body::Commit { segment, void, generation } => {
                 out.push(3);
-                segment.put(&mut out);
-            }
-            Body::Commit(segment, void) => {
-                out.push(6);
                 out.push(void.bits());
+                out.extend_from_slice(&generation.to_le_bytes());
                 segment.put(&mut out);
             }
             Body::Detach => out.push(4),
@@ -127,15 +132,15 @@ impl Record {
         let body = match fields.u8()? {
             1 => Body::Create { sectors: take_sectors(&mut fields)? },
             2 => Body::Attach { sectors: take_sectors(&mut fields)?, node: fields.text()? },
-            3 => Body::Commit(SegmentRef::take(&mut fields)?, SideSet::NONE),
+            3 => {
+                let bits = fields.u8()?;
+                let void =
+                    SideSet::from_bits(bits).ok_or_else(|| fields.bad("void sides", u64::from(bits)))?;
+                let generation = fields.u64()?;
+                Body::Commit { void, generation, segment: SegmentRef::take(&mut fields)? }
+            }
             4 => Body::Detach,
             5 => Body::Delete,
-            6 => {
-                let bits = fields.u8()?;
-                let void = SideSet::from_bits(bits).filter(|void| *void != SideSet::NONE);
-                let void = void.ok_or_else(|| fields.bad("void sides", u64::from(bits)))?;
-                Body::Commit(SegmentRef::take(&mut fields)?, void)
-            }
             other => return Err(fields.bad("body kind", u64::from(other))),
         };
         fields.end()?;
@@ -220,13 +225,17 @@ mod tests {
         }
     }
 
+    fn commit(segment: SegmentRef) -> Body {
+        Body::Commit { segment, void: SideSet::NONE, generation: 1 }
+    }
+
     #[test]
     fn every_body_survives_its_bytes() {
         for body in [
             Body::Create { sectors: 3 },
             Body::Attach { sectors: 4, node: "a".into() },
-            Body::Commit(segment(), SideSet::NONE),
-            Body::Commit(segment(), SideSet::BOTH),
+            commit(segment()),
+            Body::Commit { segment: segment(), void: SideSet::BOTH, generation: 7 },
             Body::Detach,
             Body::Delete,
         ] {
@@ -238,7 +247,7 @@ mod tests {
     #[test]
     fn a_segment_whose_index_lies_outside_it_is_refused() {
         let bent = SegmentRef { index_bytes: 61, ..segment() };
-        let refused = Record::decode(&record(Body::Commit(bent, SideSet::NONE)).encode()).unwrap_err();
+        let refused = Record::decode(&record(commit(bent)).encode()).unwrap_err();
         assert_eq!(refused.to_string(), "log record: segment index offset cannot be 40");
     }
 
@@ -254,6 +263,6 @@ mod tests {
     #[test]
     fn chunk_runs_that_overlap_are_refused() {
         let bent = SegmentRef { chunks: vec![(0, 2), (1, 1)], ..segment() };
-        assert!(Record::decode(&record(Body::Commit(bent, SideSet::NONE)).encode()).is_err());
+        assert!(Record::decode(&record(commit(bent)).encode()).is_err());
     }
 }

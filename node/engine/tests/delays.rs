@@ -25,6 +25,7 @@ fn volume() -> Volume<Vec<u8>> {
     }
     let header = Header {
         volume,
+        identity: manifest.identity(),
         sectors: SECTORS,
         epoch: Epoch(1),
         nonces: vec![nonce],

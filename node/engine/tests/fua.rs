@@ -36,6 +36,7 @@ impl Bench {
         }
         let header = Header {
             volume: manifest.volume().clone(),
+            identity: manifest.identity(),
             sectors: SECTORS,
             epoch: Epoch(1),
             nonces: vec![NONCE],

@@ -47,6 +47,7 @@ impl Host {
         }
         let header = Header {
             volume: manifest.volume().clone(),
+            identity: manifest.identity(),
             sectors: SECTORS,
             epoch: Epoch(1),
             nonces: vec![NONCE],

@@ -69,7 +69,7 @@ pub async fn provision(
     match read_record(objects, volume, Seq::FIRST).await?.body {
         Body::Create { sectors: there } if there == sectors => Ok(()),
         Body::Create { sectors } => Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors }),
-        Body::Attach { .. } | Body::Commit(..) | Body::Detach | Body::Delete => {
+        Body::Attach { .. } | Body::Commit { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }
     }

@@ -30,10 +30,11 @@ fn commit(seq: u64) -> Record {
     let id = SegmentId::new(seq, [0; 10]);
     record(
         seq,
-        Body::Commit(
-            SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] },
-            SideSet::NONE,
-        ),
+        Body::Commit {
+            segment: SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] },
+            void: SideSet::NONE,
+            generation: 1,
+        },
     )
 }
 

@@ -52,6 +52,7 @@ impl Fate<'_> {
 const DOOMED: u64 = u64::MAX;
 
 /// Cells of a file, each with its synced version and the versions written since.
+#[derive(Clone)]
 struct Cells<T> {
     /// What a cell holds that was never written.
     blank: T,
@@ -60,6 +61,7 @@ struct Cells<T> {
     written: u64,
 }
 
+#[derive(Clone)]
 struct Cell<T> {
     synced: T,
     since: Vec<(u64, T)>,
@@ -140,6 +142,7 @@ impl<T: Clone + PartialEq> Cells<T> {
 pub(crate) struct SyncMark(u64);
 
 /// One side.
+#[derive(Clone)]
 pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are no hole.
@@ -213,6 +216,7 @@ impl SideFile {
 const UNIT: usize = 512;
 
 /// The durable map's file.
+#[derive(Clone)]
 pub(crate) struct MapFile(Cells<[u8; UNIT]>);
 
 impl Default for MapFile {

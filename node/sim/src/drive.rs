@@ -25,7 +25,8 @@ pub fn until(world: &mut World, host: usize, done: impl Fn(&World) -> bool) {
 pub fn step(world: &mut World, host: usize) {
     if world.hosts[host].process.is_none() {
         if !world.resume(host) {
-            world.begin_attach(host, true, None);
+            let replaces = world.holder();
+            world.begin_attach(host, replaces, None);
         }
         return;
     }

@@ -17,10 +17,10 @@ use crate::expect::{Cut, Expect};
 use crate::memory::{Killed, LiveMemory, Tmpfs};
 use crate::process::{Ended, Process};
 use crate::trace::Trace;
-use crate::world::Attach;
+use crate::world::{Attach, Displaces, OtherDisk, Snapshot};
 
 /// What survives the loss of the host, as far as it was synced.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Disk {
     pub(crate) sides: [SideFile; 2],
     pub(crate) map: MapFile,
@@ -102,6 +102,14 @@ pub(crate) struct Host {
     pub(crate) is_shut: bool,
     /// The kernel has a device of the volume: its engine is not told to detach yet.
     pub(crate) is_held: bool,
+    /// What was last kept of its disk.
+    pub(crate) snapshot: Option<Snapshot>,
+    /// Its disk is not the one that its last attach left, until it attaches.
+    pub(crate) other_disk: Option<OtherDisk>,
+    /// How many disks it had.
+    pub(crate) disks: u64,
+    /// The writer that its last attach replaced, as the model knows it.
+    pub(crate) displaces: Displaces,
 }
 
 impl Host {
@@ -129,6 +137,10 @@ impl Host {
             writers_before: 0,
             is_shut: false,
             is_held: false,
+            snapshot: None,
+            other_disk: None,
+            disks: 0,
+            displaces: Displaces::Nobody,
         }
     }
 

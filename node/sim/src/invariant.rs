@@ -38,6 +38,13 @@ pub enum Invariant {
     DirtyIsCounted = 16,
     /// What decayed in the store is named, and hurts exactly those whom a scrub says it hurts.
     DecayIsNamed = 17,
+    /// Local data that lacks what its own writer committed is never taken for the volume's newest.
+    OlderStateIsNeverUploaded = 18,
+    /// A writer that is attached is replaced only by its own node with its data, or with permission that names its epoch; then
+    /// the attach says whom it replaced.
+    TakeoverNamesItsVictim = 19,
+    /// Local data of another volume of the same name is never taken for this one's.
+    OneVolumeOneState = 20,
     /// A store that does not answer delays only its own volumes.
     StoresAreIndependent = 25,
     /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
@@ -46,7 +53,7 @@ pub enum Invariant {
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 22] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -64,6 +71,9 @@ impl Invariant {
         Self::ObjectFlushSurvivesNode,
         Self::DirtyIsCounted,
         Self::DecayIsNamed,
+        Self::OlderStateIsNeverUploaded,
+        Self::TakeoverNamesItsVictim,
+        Self::OneVolumeOneState,
         Self::StoresAreIndependent,
         Self::DevicesAreOwn,
     ];

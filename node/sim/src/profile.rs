@@ -29,6 +29,8 @@ pub enum Profile {
     Timely,
     /// Processes stand still for so long that the log is trimmed beyond what they know of it.
     Sleepers,
+    /// Hosts come back with an empty disk, an older one, or a copy of another's; the volume is created a second time.
+    OtherDisks,
 }
 
 /// Which deaths and other misfortunes a run has, each once in so many steps; `None` is never.
@@ -45,13 +47,15 @@ pub(crate) struct Deaths {
     pub(crate) slow: Option<u64>,
     /// A sector can no longer be read.
     pub(crate) decay: Option<u64>,
+    /// A host gets another disk.
+    pub(crate) other_disk: Option<u64>,
     /// The volume grows at an attach.
     pub(crate) grow: Option<u64>,
 }
 
 impl Profile {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Calm,
         Self::BadStore,
         Self::BadDisk,
@@ -63,6 +67,7 @@ impl Profile {
         Self::Partitions,
         Self::FullDisks,
         Self::Timely,
+        Self::OtherDisks,
         Self::Sleepers,
     ];
 
@@ -134,6 +139,15 @@ impl Profile {
                 detach: Some(300),
                 ..never
             },
+            Self::OtherDisks => Deaths {
+                other_disk: Some(40),
+                kill: Some(3000),
+                lose_host: Some(3000),
+                take_over: Some(2500),
+                detach: Some(3000),
+                pause: Some(1500),
+                ..never
+            },
         }
     }
 
@@ -152,7 +166,12 @@ impl Profile {
         };
         match self {
             Self::Calm | Self::FullDisks | Self::Timely => Faults::default(),
-            Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Partitions => bad_store,
+            Self::BadStore
+            | Self::Kills
+            | Self::PowerCuts
+            | Self::Rivals
+            | Self::Partitions
+            | Self::OtherDisks => bad_store,
             // Whatever waits before it is tried again holds commits up.
             Self::Sleepers => Faults { create: Some(15), store: Some(60), ..bad_store },
             Self::BadDisk => {

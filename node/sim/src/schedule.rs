@@ -4,7 +4,7 @@ mod crowd;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_types::{SectorRange, VolumeId};
+use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::Trouble;
 use crate::invariant::Invariant;
@@ -40,6 +40,8 @@ pub(crate) struct Schedule {
     home: usize,
     /// The volume is to leave its home, and attach next there.
     leaving: bool,
+    /// The epoch of the writer that was attached when the API server was last asked.
+    view: Option<Epoch>,
     /// Processes stand still for long.
     sleeps: bool,
     /// Volumes that share what befalls their hosts.
@@ -92,7 +94,7 @@ impl Schedule {
             let share = *world.rng.pick(&SHARES);
             world.limit_cache(share);
         }
-        if profile == Profile::Sleepers || world.rng.once_in(3) {
+        if matches!(profile, Profile::Sleepers | Profile::OtherDisks) || world.rng.once_in(3) {
             shorten_log(&mut world, profile);
         }
         Self {
@@ -102,6 +104,7 @@ impl Schedule {
             deaths: profile.deaths(),
             home: 0,
             leaving: false,
+            view: None,
             sleeps: profile == Profile::Sleepers,
             crowd: 1,
             // Every profile is run with and without, for both durabilities; but the age of what is in no commit is told by writes
@@ -182,6 +185,9 @@ impl Schedule {
             let after = *self.rng().pick(&[0, 1, 3, 10, 60, 300]);
             *self.world.hosts[host].killed_after.borrow_mut() = Some(after);
         }
+        if self.chance(self.deaths.other_disk) {
+            self.other_disk(host);
+        }
         if self.chance(self.deaths.lose_host) {
             self.world.lose_host(host, None);
             if host == self.home && self.deaths.take_over.is_some() && self.rng().once_in(2) {
@@ -193,6 +199,26 @@ impl Schedule {
         }
         if host == self.home && self.chance(self.deaths.detach) {
             self.leaving = true;
+        }
+    }
+
+    /// A host comes back with another disk than it had, or the volume is created again in an emptied bucket.
+    fn other_disk(&mut self, host: usize) {
+        // Most snapshots are kept until commits have made them old.
+        let is_old = self.world.has_old_snapshot(host);
+        match self.rng().below(24) {
+            0..=15 if is_old.is_none() || self.rng().once_in(8) => self.world.take_snapshot(host),
+            16 => self.world.empty_disk(host),
+            17..=20 if is_old == Some(true) || self.rng().once_in(8) => self.world.set_disk_back(host),
+            21 | 22 => {
+                let to = (host + 1) % self.world.hosts.len();
+                self.world.copy_disk(host, to);
+                if self.rng().once_in(2) {
+                    self.home = to;
+                }
+            }
+            23 => self.world.create_volume_again(),
+            _ => {}
         }
     }
 
@@ -240,6 +266,18 @@ impl Schedule {
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
     }
 
+    /// The writer that whoever attaches next may replace, as the API server shows it to that host: at times none, at times one
+    /// of some time ago.
+    fn permission(&mut self) -> Option<Epoch> {
+        if self.rng().once_in(4) {
+            return None;
+        }
+        if !self.rng().once_in(3) {
+            self.view = self.world.holder();
+        }
+        self.view
+    }
+
     /// Starts what does not run and ends what should not.
     fn attend(&mut self, host: usize) {
         let here = &self.world.hosts[host];
@@ -272,8 +310,8 @@ impl Schedule {
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
             self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
-            let take_over = !self.rng().once_in(4);
-            self.world.begin_attach(host, take_over, dies);
+            let replaces = self.permission();
+            self.world.begin_attach(host, replaces, dies);
         }
         if host == self.home && self.leaving {
             let here = &self.world.hosts[host];

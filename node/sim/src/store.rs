@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_engine::compose::{compose, place};
-use holdfast_engine::manifest::Manifest;
+use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::segment::{FrameIndex, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
@@ -39,8 +39,8 @@ struct Segment {
 
 /// A writer's record that came into the log.
 pub(crate) enum Landed {
-    /// An attach: its nonce and the name of its node.
-    Attach(Nonce, String),
+    /// An attach: its nonce, the name of its node, and the writer that was attached before.
+    Attach(Nonce, String, Option<Writer>),
     /// A commit, and what it captured.
     Commit(Nonce, Rc<Cut>),
 }
@@ -68,7 +68,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn new(volume: VolumeId, sectors: u64) -> Self {
+    /// A bucket with a volume that was just created.
+    pub(crate) fn new(volume: VolumeId, sectors: u64, identity: Nonce) -> Self {
         let mut store = Self {
             truth: Manifest::empty(volume.clone()),
             volume: volume.clone(),
@@ -87,7 +88,7 @@ impl Store {
             volume,
             seq: Seq::FIRST,
             epoch: Epoch(0),
-            nonce: Nonce::default(),
+            nonce: identity,
             unix_ms: 0,
             body: Body::Create { sectors },
         });
@@ -196,19 +197,20 @@ impl Store {
         let record = Record::decode(body).expect("writers send whole records");
         Invariant::LogIsAChain
             .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
-        if let Body::Commit(segment, _) = &record.body {
+        if let Body::Commit { segment, .. } = &record.body {
             let Some(stored) = self.segments.get(&segment.id) else {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
             self.last_cut = Rc::clone(&stored.cut);
         }
+        let replaced = self.truth.attached();
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
         self.history.insert(seq, body.clone());
         match record.body {
-            Body::Commit(..) => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
-            Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node)),
+            Body::Commit { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
+            Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
             Body::Create { .. } | Body::Detach | Body::Delete => {}
         }
     }

@@ -11,6 +11,7 @@ mod dirty;
 mod kept;
 mod life;
 mod look;
+mod other_disk;
 mod perform;
 mod space;
 #[cfg(test)]
@@ -41,6 +42,7 @@ use crate::trace::Trace;
 use answer::read_map;
 pub(crate) use company::{Company, Death, Outage, Shared};
 use life::failed_sync;
+pub(crate) use other_disk::{Begun, Displaces, OtherDisk, Snapshot};
 
 /// How often things go wrong: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,6 +84,9 @@ pub struct World {
     serial: u64,
     /// The nonces of attaches that won, and their hosts.
     writers: Vec<(Nonce, usize)>,
+    claims: Vec<Begun>,
+    /// Commits that came into the log.
+    commits: u64,
     /// `now`, for the pipeline.
     clock: Arc<AtomicU64>,
     last_writer: Option<usize>,
@@ -149,7 +154,7 @@ impl World {
         log_length::scale(None);
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
-            store: Store::new(volume, sectors),
+            store: Store::new(volume, sectors, Nonce::default()),
             rng: Rng::new(seed),
             trace: Trace::new(0),
             faults,
@@ -163,6 +168,8 @@ impl World {
             denies_deletes: false,
             serial: 0,
             writers: Vec::new(),
+            claims: Vec::new(),
+            commits: 0,
             clock: Arc::default(),
             last_writer: None,
             sound_disks: faults.local.is_none() && faults.sync.is_none(),
@@ -391,6 +398,7 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
+                    self.commits += 1;
                     for host in &mut self.hosts {
                         host.committed = Rc::clone(&cut);
                     }
@@ -402,8 +410,9 @@ impl World {
                         here.uncommitted.retain(|(ended, _)| *ended > cut.at);
                     }
                 }
-                Landed::Attach(nonce, node) => {
+                Landed::Attach(nonce, node, replaced) => {
                     let host: usize = node.parse().expect("a host's name is its number");
+                    self.check_replaced(host, nonce, replaced.as_ref());
                     self.writers.push((nonce, host));
                     self.writer_attached(host, nonce);
                 }
@@ -417,7 +426,9 @@ impl World {
         here.nonce = Some(nonce);
         here.uncommitted.clear();
         here.base = self.store.last_cut();
-        if self.last_writer != Some(host) {
+        if here.other_disk.is_some() {
+            self.attached_with_other_disk(host, nonce);
+        } else if self.last_writer != Some(host) {
             let kept = read_map(&mut lock(&here.disk));
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
             Invariant::FencedIsKept

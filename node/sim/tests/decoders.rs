@@ -69,6 +69,13 @@ fn kept(target: &str) -> Vec<Vec<u8>> {
     files.into_iter().map(|file| std::fs::read(file).unwrap()).collect()
 }
 
+/// Keeps `bytes` as `file` of the corpus, where the environment says that a format changed (`WRITE_CORPUS`).
+fn renew(file: &str, bytes: &[u8]) {
+    if std::env::var_os("WRITE_CORPUS").is_some() {
+        std::fs::write(fuzz_dir().join(file), bytes).unwrap();
+    }
+}
+
 /// What a life stored and what is kept.
 fn with_kept(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     [stored, kept(target)].concat()
@@ -179,6 +186,9 @@ fn index_of(object: &[u8]) -> &[u8] {
 
 #[test]
 fn records() {
+    let world = life();
+    let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Commit { .. });
+    renew("log-record/commit", world.log().find(is_commit).unwrap());
     withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(
@@ -192,6 +202,7 @@ fn records() {
 
 #[test]
 fn checkpoints() {
+    renew("checkpoint/life", life().checkpoints().last().unwrap());
     withstands(&with_kept("checkpoint", some(life().checkpoints())), 0, |bytes| {
         Manifest::decode_checkpoint(bytes).ok().map(|manifest| manifest.encode_checkpoint())
     });
@@ -234,10 +245,8 @@ fn frames() {
 /// Either header will do (`docs/formats/durable-map.md`): what decays is never taken for a third.
 #[test]
 fn durable_map_headers() {
-    if std::env::var_os("WRITE_CORPUS").is_some() {
-        std::fs::write(fuzz_dir().join("map-header/life"), life().durable_map(0, 0, 2 * SLOT)).unwrap();
-        std::fs::write(fuzz_dir().join("map-page/page-0"), life().durable_map(0, 0, 4 * SLOT)).unwrap();
-    }
+    renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));
+    renew("map-page/page-0", &life().durable_map(0, 0, 4 * SLOT));
     let stored = vec![life().durable_map(0, 0, 2 * SLOT)];
     for pair in with_kept("map-header", stored) {
         let slots = [&pair[..SLOT], &pair[SLOT..]];
@@ -352,9 +361,10 @@ fn pending_records() {
         manifest.apply(&Record::decode(bytes).unwrap()).unwrap();
     }
     let commits = world.log().map(|bytes| Record::decode(bytes).unwrap());
-    let last = commits.filter(|record| matches!(record.body, Body::Commit(..))).last().unwrap();
+    let last = commits.filter(|record| matches!(record.body, Body::Commit { .. })).last().unwrap();
     let record = Record { seq: manifest.seq().next(), nonce: manifest.writer().unwrap(), ..last };
     let left = [&record.seq.0.to_le_bytes()[..], &record.encode()].concat();
+    renew("pending/commit", &left);
     let mut rng = Rng::new(3);
     let mut sent = 0;
     for whole in with_kept("pending", vec![left]).iter().cycle().take(CHANGES as usize) {

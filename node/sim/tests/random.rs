@@ -71,6 +71,11 @@ fn commits_come_in_time() {
 }
 
 #[test]
+fn disks_are_emptied_set_back_and_copied() {
+    runs(Profile::OtherDisks, 25, 3000);
+}
+
+#[test]
 fn asleep_while_the_log_is_trimmed() {
     runs(Profile::Sleepers, 12, 3000);
 }

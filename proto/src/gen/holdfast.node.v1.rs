@@ -23,9 +23,9 @@ pub struct AttachRequest {
     /// Grow the volume to this size, a multiple of 4096; absent: as it is.
     #[prost(uint64, optional, tag = "3")]
     pub size_bytes: ::core::option::Option<u64>,
-    /// Take the volume even if another writer holds it; that writer is fenced.
-    #[prost(bool, tag = "4")]
-    pub take_over: bool,
+    /// Replace the writer of this epoch, which is fenced; what it did not upload is not in the volume. Absent: replace none.
+    #[prost(uint64, optional, tag = "4")]
+    pub replaces_epoch: ::core::option::Option<u64>,
     /// How old un-uploaded data may become while the store answers; absent: the daemon's setting.
     #[prost(message, optional, tag = "5")]
     pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
@@ -37,6 +37,20 @@ pub struct AttachRequest {
 pub struct AttachResponse {
     #[prost(message, optional, tag = "1")]
     pub device: ::core::option::Option<Device>,
+    /// The writer that was replaced; absent where none was attached, or this node's own with its data.
+    #[prost(message, optional, tag = "2")]
+    pub displaced: ::core::option::Option<Displaced>,
+}
+/// A writer that was attached when another one took its place. What it had not uploaded is not in the volume.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Displaced {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(string, tag = "2")]
+    pub node: ::prost::alloc::string::String,
+    /// When it had attached, by its clock.
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// The block device of an attached volume.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,7 +1,8 @@
 //! Messages into typed values, naming the field that is wrong, and typed values into messages.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_engine::attach::Displaced;
 use holdfast_engine::volume::Durability;
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;
@@ -65,7 +66,7 @@ pub(crate) struct Attach {
     pub(crate) volume: VolumeId,
     pub(crate) store: String,
     pub(crate) bytes: Option<u64>,
-    pub(crate) take_over: bool,
+    pub(crate) replaces: Option<u64>,
     pub(crate) max_dirty_age: Option<Duration>,
     pub(crate) durability: Durability,
 }
@@ -74,13 +75,13 @@ impl TryFrom<wire::AttachRequest> for Attach {
     type Error = FieldError;
 
     fn try_from(request: wire::AttachRequest) -> Result<Self, FieldError> {
-        let wire::AttachRequest { volume_id, store, size_bytes, take_over, max_dirty_age, durability } =
+        let wire::AttachRequest { volume_id, store, size_bytes, replaces_epoch, max_dirty_age, durability } =
             request;
         Ok(Self {
             volume: volume_id.try_into()?,
             store: store_name(store)?,
             bytes: size_bytes.map(size).transpose()?,
-            take_over,
+            replaces: replaces_epoch,
             max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
             durability: flush_class(durability)?,
         })
@@ -90,13 +91,13 @@ impl TryFrom<wire::AttachRequest> for Attach {
 impl Attach {
     /// The request to the data plane.
     pub(crate) fn with_store(self, config: S3Config) -> AttachRequest {
-        let Self { volume, store, bytes, take_over, max_dirty_age, durability } = self;
+        let Self { volume, store, bytes, replaces, max_dirty_age, durability } = self;
         AttachRequest {
             volume,
             store_name: store,
             store: config,
             bytes,
-            take_over,
+            replaces,
             max_dirty_age,
             durability,
             // No operator looked at the bucket.
@@ -160,9 +161,19 @@ fn state(state: VolumeState) -> i32 {
     state.into()
 }
 
+impl From<Attached> for wire::AttachResponse {
+    fn from(attached: Attached) -> Self {
+        let displaced = attached.displaced.clone().map(|Displaced { epoch, node, since_unix_ms }| {
+            let since = UNIX_EPOCH + Duration::from_millis(since_unix_ms);
+            wire::Displaced { epoch: epoch.0, node, since: Some(since.into()) }
+        });
+        Self { device: Some(attached.into()), displaced }
+    }
+}
+
 impl From<Attached> for wire::Device {
     fn from(attached: Attached) -> Self {
-        let Attached { device_path, transport: by, epoch, bytes } = attached;
+        let Attached { device_path, transport: by, epoch, bytes, displaced: _ } = attached;
         Self {
             path: device_path.to_string_lossy().into_owned(),
             transport: transport(by),

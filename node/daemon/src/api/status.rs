@@ -10,13 +10,13 @@ pub(crate) fn of(failure: &Failure) -> Status {
     Status::new(code(failure.kind), &failure.message)
 }
 
-/// Different kinds have different codes, so that the CLI can tell them apart again.
+/// Kinds with different exit codes have different codes, so that the CLI can tell them apart again.
 pub(crate) fn code(kind: ErrorKind) -> Code {
     match kind {
         ErrorKind::Invalid => Code::InvalidArgument,
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::Busy => Code::FailedPrecondition,
-        ErrorKind::Fenced => Code::Aborted,
+        ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => Code::Aborted,
         ErrorKind::Corrupt => Code::DataLoss,
         ErrorKind::Unavailable => Code::Unavailable,
         ErrorKind::Local => Code::Internal,

@@ -23,7 +23,7 @@ async fn a_bad_field_is_named_and_nothing_changes() {
         volume_id: "v".to_owned(),
         store: "main".to_owned(),
         size_bytes: None,
-        take_over: false,
+        replaces_epoch: None,
         max_dirty_age: None,
         durability: 0,
     };
@@ -56,11 +56,11 @@ async fn a_bad_field_is_named_and_nothing_changes() {
 #[tokio::test]
 async fn a_failure_of_the_node_keeps_its_kind_and_words() {
     let fake = Fake::default();
-    fake.fail(ErrorKind::Fenced, "another writer holds v; attach with take_over");
+    fake.fail(ErrorKind::Fenced, "another writer holds v");
     let request = AttachRequest { volume_id: "v".to_owned(), store: "main".to_owned(), ..Default::default() };
     let status = api(&fake).attach(Request::new(request)).await.unwrap_err();
     assert_eq!(status.code(), Code::Aborted);
-    assert_eq!(status.message(), "another writer holds v; attach with take_over");
+    assert_eq!(status.message(), "another writer holds v");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use holdfast_proto::node::v1::{
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
-use super::output::Render;
+use super::output::{self, Render};
 use super::{Attach, Class, Command, Target, exit, scrub};
 use crate::failure::{Failure, chain};
 use crate::node::ErrorKind;
@@ -33,7 +33,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 volume_id: volume,
                 store,
                 size_bytes: size.map(|size| size.0),
-                take_over,
+                replaces_epoch: take_over,
                 max_dirty_age: max_dirty_age.and_then(|age| age.0.try_into().ok()),
                 durability: match durability {
                     Class::Local => Durability::Local,
@@ -42,7 +42,13 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
                 .into(),
             };
             let mut client = connect(&target).await?;
-            finish(client.attach(request).await, &target, out)
+            let answer = client.attach(request).await;
+            if let Ok(answer) = &answer
+                && let Some(displaced) = &answer.get_ref().displaced
+            {
+                super::note(&output::displaced(displaced));
+            }
+            finish(answer, &target, out)
         }
         Command::Detach { volume, target } => {
             let mut client = connect(&target).await?;

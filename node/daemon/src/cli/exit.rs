@@ -7,7 +7,7 @@
 //! | 2 | the command line or a value is wrong |
 //! | 3 | what was named does not exist |
 //! | 4 | something else must end first |
-//! | 5 | another writer owns the volume |
+//! | 5 | another writer owns the volume, or one of this node whose local state is not here |
 //! | 6 | stored data is damaged |
 //! | 7 | something outside is away: the daemon, the store, the kernel's driver |
 
@@ -22,7 +22,7 @@ pub(crate) fn code(kind: ErrorKind) -> u8 {
         ErrorKind::Invalid => 2,
         ErrorKind::NotFound => 3,
         ErrorKind::Busy => 4,
-        ErrorKind::Fenced => 5,
+        ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => 5,
         ErrorKind::Corrupt => 6,
         ErrorKind::Unavailable => 7,
     }

@@ -4,9 +4,9 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use holdfast_proto::node::v1::{
-    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Durability, ListResponse,
-    StateDisk, StatsResponse, StoreRequests, Transport, TransportCapability, Volume, VolumeState,
-    VolumeStats,
+    AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Displaced, Durability,
+    ListResponse, StateDisk, StatsResponse, StoreRequests, Transport, TransportCapability, Volume,
+    VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
@@ -58,9 +58,21 @@ impl Render for AttachResponse {
     }
 
     fn json(&self) -> Value {
-        let Self { device } = self;
-        json!({ "device": device.as_ref().map(device_json) })
+        let Self { device, displaced } = self;
+        let displaced = displaced.as_ref().map(|Displaced { epoch, node, since }| {
+            json!({ "epoch": epoch, "node": node, "since": since.map(|time| time.to_string()) })
+        });
+        json!({ "device": device.as_ref().map(device_json), "displaced": displaced })
     }
+}
+
+/// What an attach that replaced a writer tells beside its answer.
+pub(super) fn displaced(writer: &Displaced) -> String {
+    let Displaced { epoch, node, since } = writer;
+    let since = since.map(|time| format!(" since {time}")).unwrap_or_default();
+    format!(
+        "replaced the writer of epoch {epoch}, attached by node {node}{since}. What it had not uploaded is not in the volume"
+    )
 }
 
 impl Render for ListResponse {

@@ -64,7 +64,7 @@ async fn a_volume_is_created_attached_shown_and_detached() {
         "/dev/ublkb0\n"
     );
     let request = world.fake.requests().pop().unwrap();
-    assert_eq!((request.bytes, request.take_over), (Some(3 << 30), false));
+    assert_eq!((request.bytes, request.replaces), (Some(3 << 30), None));
     assert_eq!(request.max_dirty_age, Some(std::time::Duration::from_secs(5)));
     assert_eq!(request.durability, holdfast_engine::volume::Durability::Object);
 
@@ -88,6 +88,14 @@ async fn json_is_for_programs() {
     let attached = world.ask("attach vol-1 --store main --json").await.unwrap();
     let attached: serde_json::Value = serde_json::from_str(&attached).unwrap();
     assert_eq!(attached["device"]["path"], "/dev/ublkb0");
+    assert_eq!(attached["displaced"], serde_json::Value::Null);
+    let replaced = world.ask("attach vol-2 --store main --take-over 4 --json").await.unwrap();
+    let replaced: serde_json::Value = serde_json::from_str(&replaced).unwrap();
+    assert_eq!(
+        (&replaced["displaced"]["epoch"], &replaced["displaced"]["node"]),
+        (&4.into(), &"lost".into())
+    );
+    assert_eq!(replaced["displaced"]["since"], "2023-11-14T22:13:20Z");
     let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["state"], "Attached");
     assert_eq!(list["volumes"][0]["committed_seq"], 7);

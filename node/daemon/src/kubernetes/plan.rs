@@ -9,8 +9,9 @@
 //! *Wanted*: `spec.nodeName` and `status.assignedNode` both name this node and no deletion was asked for.
 //!
 //! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version that showed
-//! the grant, so a stale view of the object never takes a volume from its rightful writer; a claim is cleared only after
-//! the final commit; the status is written only while the grant or the claim is ours.
+//! the grant; a claim is cleared only after the final commit; the status is written only while the grant or the claim is
+//! ours. None of this keeps a stale view from its harm: the log does, which lets an attach replace only the writer of the
+//! epoch that `status.cutOff` names.
 
 use std::time::Duration;
 
@@ -73,6 +74,8 @@ pub(crate) enum Step {
     Attach {
         /// Whether the device shall have the size of the spec.
         grow: bool,
+        /// The epoch whose writer the user gave up.
+        replaces: Option<u64>,
     },
     /// Begin to detach.
     Detach,
@@ -160,7 +163,19 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
         VolumeState::Attaching => report(facts, "Attaching", now),
         VolumeState::Attached => report(facts, "Attached", now),
         VolumeState::Detaching => report(facts, "Detaching", now),
-        VolumeState::Fenced => report(facts, "Fenced", now),
+        VolumeState::Fenced => match &facts.last {
+            Some(Outcome::Failed(failure)) if !facts.wait.is_zero() => {
+                let mut plan = report(facts, failure.reason, now);
+                plan.again = Some(facts.wait);
+                plan
+            }
+            // What was not uploaded is kept aside; then the log says whether the volume can be attached again.
+            Some(_) | None => {
+                let mut plan = report(facts, "Fenced", now);
+                plan.steps.push(Step::Detach);
+                plan
+            }
+        },
         VolumeState::Quiesced => report(facts, "NotTakenUp", now),
     }
 }
@@ -184,7 +199,8 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
             return plan;
         }
         let claim = Step::Claim(Box::new(status(facts, "Attaching", now)));
-        return Plan::of(vec![claim, Step::Attach { grow: wanted }], SOON);
+        let replaces = facts.status.cut_off.as_ref().and_then(|cut_off| cut_off.epoch);
+        return Plan::of(vec![claim, Step::Attach { grow: wanted, replaces }], SOON);
     }
     if facts.claimed() {
         return Plan { steps: vec![Step::Report(Box::new(cleared(facts, now)))], again: None };

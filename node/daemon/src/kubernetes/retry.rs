@@ -46,6 +46,8 @@ impl From<Failure> for OperationFailure {
             ErrorKind::Busy => ("Busy", Retry::Later),
             ErrorKind::Invalid => ("Refused", Retry::Rarely),
             ErrorKind::Fenced => ("Fenced", Retry::Rarely),
+            ErrorKind::HeldElsewhere => ("HeldElsewhere", Retry::Later),
+            ErrorKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
             ErrorKind::Corrupt => ("DataDamaged", Retry::Rarely),
             ErrorKind::Unavailable => ("Unavailable", Retry::Later),
             ErrorKind::Local => ("NodeFailed", Retry::Later),

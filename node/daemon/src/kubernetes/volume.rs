@@ -138,8 +138,8 @@ impl<V: Volumes> Work<'_, V> {
                 let present = self.volume.status.as_ref().map(daemons_part).unwrap_or_default();
                 if present == *status { Ok(()) } else { self.write(&status).await }
             }
-            Step::Attach { grow } => {
-                self.attach(grow);
+            Step::Attach { grow, replaces } => {
+                self.attach(grow, replaces);
                 Ok(())
             }
             Step::Detach => {
@@ -175,7 +175,7 @@ impl<V: Volumes> Work<'_, V> {
         Ok(())
     }
 
-    fn attach(&self, grow: bool) {
+    fn attach(&self, grow: bool, replaces: Option<u64>) {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, spec) = (self.id.clone(), self.volume.spec.clone());
         self.begin(Doing::Attaching, async move {
@@ -195,8 +195,7 @@ impl<V: Volumes> Work<'_, V> {
                     store_name,
                     store,
                     bytes: grow.then_some(bytes),
-                    // The operator's grant is the permission: there is one grant at a time.
-                    take_over: true,
+                    replaces,
                     max_dirty_age: Some(max_dirty_age),
                     durability: match spec.durability {
                         holdfast_crds::Durability::Local => Durability::Local,

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use holdfast_background::{Background, win};
-use holdfast_engine::attach::Claim;
+use holdfast_background::{Background, PutAside, Won, win};
+use holdfast_engine::attach::{Claim, Displaced};
 use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
-use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
 use tokio::sync::mpsc;
 
@@ -24,6 +24,7 @@ use super::local::{Local, VolumeFiles, random};
 use super::off_runtime::blocking;
 use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
 use super::rings::{Need, Place, VOLUME_FILES};
+use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
 use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
@@ -52,11 +53,25 @@ impl Node {
     }
 
     fn reserve(&self, request: &AttachRequest) -> Result<Option<Attached>, NodeError> {
-        let AttachRequest { volume, store_name, durability, .. } = request;
+        let AttachRequest { volume, store_name, store, durability, .. } = request;
         let mut volumes = self.volumes();
         let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
         if let Some(Entry::Present(present)) = volumes.get(volume) {
             present.check_taken_up(volume)?;
+            // The directory of its local files has the volume's name only.
+            let (used, asked) = (present.objects.current(), StoreRecord::from(store));
+            let is_same = if present.store_name == *store_name {
+                used.record().place() == asked.place()
+            } else {
+                used.record().is_same_place(&asked)
+            };
+            if !is_same {
+                return Err(NodeError::OtherStore {
+                    volume: volume.clone(),
+                    attached: present.store_name.clone(),
+                    asked: store_name.clone(),
+                });
+            }
         }
         match volumes.get(volume) {
             None => {
@@ -108,7 +123,7 @@ impl Node {
     }
 
     async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
-        let AttachRequest { volume, store_name, store, bytes, take_over, max_dirty_age, durability, probe } =
+        let AttachRequest { volume, store_name, store, bytes, replaces, max_dirty_age, durability, probe } =
             request;
         let begun = Instant::now();
         let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
@@ -125,9 +140,11 @@ impl Node {
             nonce: Nonce(random()),
             unix_ms: unix_ms(),
             grow_to: bytes.map(sectors_of).transpose()?,
-            take_over,
+            replaces: replaces.map(Epoch),
         };
         let won = win(&*objects, &volume, &local, &claim).await?;
+        tell(&volume, &won);
+        let displaced = won.displaced.clone();
         let sectors = won.header.sectors;
         let epoch = won.header.epoch.0;
         let (live_map_path, chunks) = (local.live_map_path(), prepared_chunks(&won.found));
@@ -188,7 +205,8 @@ impl Node {
                 "the device serves"
             );
         }
-        attached.ok_or(NodeError::NotAttached(volume))
+        let attached = attached.ok_or(NodeError::NotAttached(volume))?;
+        Ok(Attached { displaced, ..attached })
     }
 
     async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<(), NodeError> {
@@ -252,6 +270,22 @@ impl Node {
         };
         tokio::spawn(Arc::new(work).run(receiver));
         Ok((key, board))
+    }
+}
+
+/// Logs what an attach lost or kept aside.
+fn tell(volume: &VolumeId, won: &Won<VolumeFiles>) {
+    if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
+        tracing::warn!(
+            %volume,
+            replaced_epoch = epoch.0,
+            replaced_node = node,
+            attached_since_unix_ms = since_unix_ms,
+            "replaced a writer that was attached: what it had not uploaded is not in the volume"
+        );
+    }
+    if let Some(PutAside { epoch, why }) = won.put_aside {
+        tracing::warn!(%volume, %epoch, ?why, "kept local data aside that is not the volume's newest");
     }
 }
 

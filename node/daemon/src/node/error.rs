@@ -25,8 +25,12 @@ pub(crate) enum ErrorKind {
     Busy,
     /// The request can never succeed as it stands.
     Invalid,
-    /// Another writer holds the volume.
+    /// This node lost the volume to another writer.
     Fenced,
+    /// The log says that another node has the volume attached, and there is no permission to replace that writer.
+    HeldElsewhere,
+    /// The log says that this node has the volume attached, and the data of that attach is not here.
+    LocalStateMissing,
     /// Stored data is damaged.
     Corrupt,
     /// A part outside (the object store, the kernel's ublk driver) is not there: try again later.
@@ -50,6 +54,19 @@ pub(crate) enum NodeError {
         /// What is done with it.
         doing: &'static str,
     },
+    /// A volume of this name is attached from another store.
+    #[error(
+        "store: volume {volume} is attached here from store {attached}. A volume of the same name in store {asked} would share its \
+         local files. Detach that one first, or attach this one on another node"
+    )]
+    OtherStore {
+        /// Which.
+        volume: VolumeId,
+        /// The store of the one that is attached.
+        attached: String,
+        /// The store asked for.
+        asked: String,
+    },
     /// The block device is mounted or held by somebody.
     #[error("volume {volume} is in use: unmount {device} first")]
     InUse {
@@ -62,7 +79,7 @@ pub(crate) enum NodeError {
     #[error(
         "volume {volume} cannot be uploaded: the local disk cannot read {} bytes of it, the first at byte {}; write or \
          discard them on its device first, or have another node take the volume over without what was not uploaded \
-         (`attach --take-over` there, or the annotation holdfast.dev/force-detach)",
+         (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
     )]
@@ -338,10 +355,15 @@ impl NodeError {
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
             Self::Busy { .. }
             | Self::InUse { .. }
+            | Self::OtherStore { .. }
             | Self::Unreadable { .. }
             | Self::Contended(_)
             | Self::RingsFull(_) => ErrorKind::Busy,
-            Self::Refused(AttachRefused::AttachedElsewhere { .. }) | Self::Fenced(_) => ErrorKind::Fenced,
+            Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
+                ErrorKind::HeldElsewhere
+            }
+            Self::Refused(AttachRefused::LocalStateMissing { .. }) => ErrorKind::LocalStateMissing,
+            Self::Fenced(_) => ErrorKind::Fenced,
             Self::Refused(_)
             | Self::StoreConfig { .. }
             | Self::StoreMoved { .. }

@@ -171,7 +171,7 @@ mod tests {
     use holdfast_engine::durable_map::Header;
     use holdfast_engine::sector_map::{Side, SideSet};
     use holdfast_engine::volume::Durability;
-    use holdfast_types::{Epoch, Seq};
+    use holdfast_types::{Epoch, Nonce, Seq};
 
     use super::*;
 
@@ -181,6 +181,7 @@ mod tests {
         let local = Local::new(dirs, &dirs.join("run"), &volume);
         let header = Header {
             volume,
+            identity: Nonce([9; 16]),
             sectors: 256,
             epoch: Epoch(1),
             nonces: Vec::new(),

@@ -318,7 +318,7 @@ impl LocalState for Local {
         let local = self.clone();
         let kept = blocking(move || local.set_aside(epoch)).await?;
         tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
-            "another writer held the volume: what this node had not uploaded is kept aside");
+            "kept local data aside that had not been uploaded: it is not the volume's newest");
         Ok(())
     }
 

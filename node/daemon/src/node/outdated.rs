@@ -4,6 +4,7 @@
 //! no use any more and is removed. The log decides, not what anybody reports.
 
 use holdfast_background::LocalState;
+use holdfast_engine::attach::{LocalData, worth};
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
@@ -37,12 +38,12 @@ impl Node {
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         let objects = self.store(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
-        if manifest.is_ours_since(found.header.epoch, &found.header.nonces) {
-            Ok(())
-        } else if holds_dirty(&found.pages) {
-            LocalState::set_aside(&local, found.header.epoch).await
-        } else {
-            LocalState::discard(&local).await
+        match worth(&manifest, Some(&found.header)) {
+            LocalData::Absent | LocalData::Ours { .. } => Ok(()),
+            LocalData::Foreign(_) if holds_dirty(&found.pages) => {
+                LocalState::set_aside(&local, found.header.epoch).await
+            }
+            LocalData::Foreign(_) => LocalState::discard(&local).await,
         }
     }
 }

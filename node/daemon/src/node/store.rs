@@ -82,6 +82,13 @@ impl From<&S3Config> for StoreRecord {
     }
 }
 
+impl StoreRecord {
+    /// Whether a store of another name has the same objects, whatever the credentials.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        self.place() == other.place() && self.endpoint == other.endpoint
+    }
+}
+
 impl From<&StoreRecord> for S3Config {
     fn from(record: &StoreRecord) -> Self {
         let credentials = match record.credentials.clone() {

@@ -5,6 +5,7 @@ mod devices;
 pub(super) mod host;
 mod kernel;
 mod stores;
+mod takeover;
 
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -98,6 +99,7 @@ impl Dirs {
         let nonce = Nonce([7; 16]);
         let header = Header {
             volume: volume(),
+            identity: nonce,
             sectors: SECTORS,
             epoch: Epoch(1),
             nonces: vec![nonce],
@@ -188,7 +190,7 @@ fn request() -> AttachRequest {
         store_name: "main".to_owned(),
         store: nowhere(),
         bytes: None,
-        take_over: true,
+        replaces: None,
         max_dirty_age: None,
         durability: Durability::Local,
         probe: false,
@@ -344,7 +346,7 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
 }
 
 fn claim(node: &str, fill: u8) -> Claim {
-    Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, take_over: fill > 1 }
+    Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, replaces: None }
 }
 
 /// Writes `range` to a volume that the bucket holds, and leaves it as a daemon does that dies in a detach.
@@ -432,7 +434,8 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
         }
 
         let other = Dirs::new();
-        let taken = win(&*bucket.objects, &volume(), &other.local(), &claim("b", 2)).await.unwrap();
+        let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
+        let taken = win(&*bucket.objects, &volume(), &other.local(), &over).await.unwrap();
         assert_eq!(taken.header.epoch, Epoch(2));
         let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
         assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
+use holdfast_engine::attach::Displaced;
 use holdfast_engine::volume::Durability;
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
-use holdfast_types::VolumeId;
+use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::Transport;
 
 use super::Volumes;
@@ -79,6 +80,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
             transport: Transport::ZeroCopy,
             epoch: 3,
             bytes: 1 << 30,
+            displaced: None,
         }),
         committed_seq: Some(7),
         dirty_bytes: Some(8192),
@@ -122,8 +124,16 @@ impl Volumes for Fake {
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
         }
-        let device =
-            Attached { bytes: request.bytes.unwrap_or(1 << 30), ..attached("any").attached.unwrap() };
+        let displaced = request.replaces.map(|epoch| Displaced {
+            epoch: Epoch(epoch),
+            node: "lost".to_owned(),
+            since_unix_ms: 1_700_000_000_000,
+        });
+        let device = Attached {
+            bytes: request.bytes.unwrap_or(1 << 30),
+            displaced,
+            ..attached("any").attached.unwrap()
+        };
         let status = VolumeStatus {
             volume: request.volume.clone(),
             store_name: request.store_name,

@@ -3,6 +3,7 @@ use super::*;
 fn header() -> Header {
     Header {
         volume: "v".parse().unwrap(),
+        identity: Nonce([9; 16]),
         sectors: 10,
         epoch: Epoch(3),
         nonces: vec![Nonce([1; 16])],

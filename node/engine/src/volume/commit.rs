@@ -61,7 +61,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Ok(record)
                 if record.nonce == self.nonce
                     && record.seq == pending.seq
-                    && matches!(record.body, Body::Commit(..)) =>
+                    && matches!(record.body, Body::Commit { .. }) =>
             {
                 reach(CrashPoint::RecordRepeated);
                 out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
@@ -73,7 +73,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 let super::Seal::Committing(sides) = self.seal else {
                     unreachable!("a commit belongs to a seal")
                 };
-                let number = self.want_round(out);
+                let number = self.want_sealing_round(out);
                 self.seal = super::Seal::Round(sides, number);
             }
         }
@@ -165,7 +165,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.heard_from_log = self.now;
         reach(CrashPoint::RecordWon);
         match record.body {
-            Body::Commit(..) => {
+            Body::Commit { .. } => {
                 out.push(Action::Report(Report::Committed(record.seq)));
                 self.sealed_is_committed(out);
             }

@@ -68,6 +68,8 @@ pub(super) struct Round {
     first_pages: bool,
     header_changed: bool,
     header_generation: u64,
+    /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
+    durable_generation: u64,
 }
 
 impl Round {
@@ -93,7 +95,13 @@ impl Round {
             first_pages: true,
             header_changed: true,
             header_generation,
+            durable_generation: 0,
         }
+    }
+
+    /// A generation that a header on the disk has reached, whatever happens to the host from now on.
+    pub(super) fn durable_generation(&self) -> u64 {
+        self.durable_generation
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -283,6 +291,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Step::SyncingHeader => {
                 reach(CrashPoint::HeaderSynced);
                 self.round.header_generation += 1;
+                if let Some(header) = &self.round.header {
+                    self.round.durable_generation = header.synced_generation;
+                }
                 self.end_round(Ok(()), out);
             }
             Step::Idle | Step::SyncingSides(_) | Step::WritingPages | Step::WritingHeader => {

@@ -90,7 +90,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     out.push(Action::Upload(self.dirty_blocks(sides)));
                 }
                 Some(_) | None => {
-                    let number = self.want_round(out);
+                    let number = self.want_sealing_round(out);
                     self.seal = Seal::Round(sides, number);
                 }
             }
@@ -102,10 +102,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 out.push(Action::Upload(self.dirty_blocks(sides)));
             } else if self.round.begun >= number && self.may_retry_round() {
                 // The round failed: ask again.
-                let number = self.want_round(out);
+                let number = self.want_sealing_round(out);
                 self.seal = Seal::Round(sides, number);
             }
         }
+    }
+
+    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant 18).
+    pub(super) fn want_sealing_round(&mut self, out: &mut Vec<Action>) -> u64 {
+        self.round.header_changed();
+        self.want_round(out)
     }
 
     /// Begins a seal that flushes may wait for.
@@ -194,7 +200,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if is_planted(Bug::FlushAtUpload) {
             self.seal_committed(out);
         }
-        self.create_record(Body::Commit(segment, self.void_with(sides)), out);
+        let (void, generation) = (self.void_with(sides), self.round.durable_generation());
+        self.create_record(Body::Commit { segment, void, generation }, out);
     }
 
     /// The commit of the sealed sides is in the log: their data is clean from here on.

@@ -151,7 +151,9 @@ impl World {
                 return read_map(&mut disk);
             }
             LocalAsk::SetAside => {
-                Invariant::FencedIsKept.check(!is_last_writer, || "own data is called foreign".into());
+                Invariant::FencedIsKept.check(!is_last_writer || here.other_disk.is_some(), || {
+                    "own data is called foreign".into()
+                });
                 here.keeps = false;
                 *disk = Disk::default();
             }

@@ -11,7 +11,7 @@ use holdfast_engine::volume::{Setup, Volume};
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 
-use super::{Attach, AttachStep, DEPTH, World};
+use super::{Attach, AttachStep, Begun, DEPTH, World};
 use crate::calls::{LocalError, lock};
 use crate::device::Device;
 use crate::invariant::Invariant;
@@ -21,7 +21,8 @@ impl World {
     /// Attaches the volume at `host` and waits until it is clear what came of it. With `dies`, the process dies after
     /// that step.
     pub fn attach(&mut self, host: usize, take_over: bool, dies: Option<AttachStep>) -> Attach {
-        self.begin_attach(host, take_over, dies);
+        let replaces = self.holder().filter(|_| take_over);
+        self.begin_attach(host, replaces, dies);
         loop {
             if let Some(came_of) = self.hosts[host].came_of.take() {
                 return came_of;
@@ -33,15 +34,23 @@ impl World {
         }
     }
 
-    /// A process begins to attach the volume at `host`.
-    pub(crate) fn begin_attach(&mut self, host: usize, take_over: bool, dies: Option<AttachStep>) {
+    /// The epoch of the writer that is attached now.
+    pub fn holder(&self) -> Option<Epoch> {
+        self.store.manifest().attached().map(|writer| writer.epoch)
+    }
+
+    /// A process begins to attach the volume at `host`, with permission to replace the writer of one epoch.
+    pub(crate) fn begin_attach(&mut self, host: usize, replaces: Option<Epoch>, dies: Option<AttachStep>) {
         let claim = Claim {
             node: host.to_string(),
             nonce: Nonce(self.rng.bytes()),
             unix_ms: self.now,
             grow_to: self.grow_to,
-            take_over,
+            replaces,
         };
+        let (nonce, here) = (claim.nonce, &self.hosts[host]);
+        let (other_disk, disk) = (here.other_disk, here.disks);
+        self.claims.push(Begun { nonce, host, replaces, other_disk, disk });
         self.begin_process(host);
         let here = &mut self.hosts[host];
         assert!(!here.tmpfs.holds_a_map(), "attached already");
@@ -66,10 +75,14 @@ impl World {
     pub(super) fn attach_ended(&mut self, host: usize, came_of: Result<Won<()>, AttachError<LocalError>>) {
         let came_of = match came_of {
             Ok(won) => return self.serve(host, won),
-            Err(AttachError::Refused(AttachRefused::AttachedElsewhere { .. })) => {
+            Err(AttachError::Refused(
+                AttachRefused::AttachedElsewhere { .. }
+                | AttachRefused::LocalStateMissing { .. }
+                | AttachRefused::ReplacedSince { .. },
+            )) => {
                 // An older LIST, or a log that was read before its record arrived late, may refuse it: then it is tried again.
                 let told = self.sound_lists && self.hosts[host].writers_before == self.writers.len();
-                let own = self.last_writer == Some(host) && told;
+                let own = self.last_writer == Some(host) && told && self.hosts[host].other_disk.is_none();
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
@@ -95,7 +108,8 @@ impl World {
             .check(self.store.holds_attach(won.manifest.seq(), won.manifest.writer()), || {
                 "a host serves whose attach is not in the log".into()
             });
-        let Won { manifest, header, header_generation, found, trust_clean, files: () } = won;
+        self.check_displaced(host, won.displaced.as_ref());
+        let Won { manifest, header, header_generation, found, trust_clean, .. } = won;
         let (now, limits) = (self.now, self.limits);
         let sectors = header.sectors;
         let durability = self.durability;
@@ -122,6 +136,7 @@ impl World {
         for host in &mut self.hosts {
             let header = Header {
                 volume: self.store.volume().clone(),
+                identity: self.store.manifest().identity(),
                 sectors: self.sectors,
                 epoch: Epoch(0),
                 nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),

@@ -63,8 +63,9 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
             Step::Claim(_) => "claim",
             Step::Report(status) if status.node.is_none() => "clear",
             Step::Report(_) => "report",
-            Step::Attach { grow: true } => "attach",
-            Step::Attach { grow: false } => "attach as it is",
+            Step::Attach { replaces: Some(_), .. } => "replace",
+            Step::Attach { grow: true, replaces: None } => "attach",
+            Step::Attach { grow: false, replaces: None } => "attach as it is",
             Step::Detach => "detach",
             Step::Clear => "clear away",
         })

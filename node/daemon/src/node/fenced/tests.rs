@@ -83,6 +83,7 @@ impl Writer {
         }
         let header = Header {
             volume,
+            identity: Nonce([9; 16]),
             sectors: SECTORS,
             epoch: Epoch(1),
             nonces: vec![nonce],

@@ -51,6 +51,7 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     assert_eq!(local.read_header().unwrap(), None, "the attach died before it wrote one");
     let header = Header {
         volume: "disk".parse().unwrap(),
+        identity: Nonce([9; 16]),
         sectors: 9000,
         epoch: Epoch(7),
         nonces: vec![Nonce([7; 16])],

@@ -4,7 +4,7 @@ use futures::FutureExt;
 use holdfast_background::LocalState;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::sector_map::{Side, SideSet};
-use holdfast_types::{Epoch, Seq};
+use holdfast_types::{Epoch, Nonce, Seq};
 use tempfile::TempDir;
 
 use super::*;
@@ -42,6 +42,7 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
     let local = Local::new(dirs.state.path(), dirs.run.path(), &volume);
     let header = Header {
         volume,
+        identity: Nonce([9; 16]),
         sectors: 64,
         epoch: Epoch(1),
         nonces: Vec::new(),

@@ -1,0 +1,366 @@
+//! Who may attach a volume that the log calls attached, and which local state counts: real files, a store in memory.
+
+use std::fs::File;
+use std::path::Path;
+
+use holdfast_background::{AttachError, Background, FoundMap, PutAside, Won, Work, win};
+use holdfast_engine::action::Report;
+use holdfast_engine::attach::{AttachRefused, Displaced, Foreign, LocalData, Missing, worth};
+use holdfast_engine::durable_map::holds_dirty;
+use holdfast_engine::sector_map::map_bytes;
+use holdfast_engine::volume::Pending;
+use holdfast_log::{CreateOutcome, create_record, provision, read_manifest};
+use holdfast_objects::MemoryStore;
+use tokio::sync::Notify;
+
+use super::super::background::{LocalSides, NodeTime};
+use super::super::local::VolumeFiles;
+use super::*;
+
+/// One volume on one node, with everything done at once that its engine asks for.
+struct Writer {
+    served: Volume<Vec<u8>>,
+    background: Background<LocalSides, NodeTime>,
+    now: u64,
+    commits: u64,
+}
+
+impl Writer {
+    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, won: Won<VolumeFiles>) -> Self {
+        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 1000 };
+        let setup = Setup {
+            requests: 4,
+            limits,
+            durability: Durability::Local,
+            header: won.header,
+            header_generation: won.header_generation,
+            unix_ms_at_zero: 0,
+        };
+        let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
+        let sides = won.files.sides.map(Arc::new);
+        let objects = Arc::clone(objects) as Arc<dyn ObjectStore>;
+        let sides = LocalSides { local: dirs.local(), sides };
+        let background = Background::new(volume(), objects, sides, NodeTime);
+        let mut actions = Vec::new();
+        let served =
+            Volume::attach(setup, memory, won.manifest, &won.found, won.trust_clean, 0, &mut actions);
+        assert!(
+            actions.iter().any(|action| matches!(action, Action::Report(Report::Ready))),
+            "nothing is dirty"
+        );
+        Self { served, background, now: 0, commits: 0 }
+    }
+
+    /// Has the engine hear of `event`, and of all that comes of it.
+    async fn tell(&mut self, event: Event) {
+        let mut events = vec![event];
+        while let Some(event) = events.pop() {
+            let mut actions = Vec::new();
+            self.served.handle(self.now, event, &mut actions);
+            for action in actions {
+                let work = match action {
+                    Action::PrepareMap { chunk } => {
+                        events.push(Event::MapPrepared { chunk, result: Ok(()) });
+                        continue;
+                    }
+                    Action::Write { id, range, side } => {
+                        let bytes = vec![
+                            u8::try_from(self.now % 251).unwrap();
+                            usize::try_from(range.bytes()).unwrap()
+                        ];
+                        self.write(side, &bytes, range);
+                        events.push(Event::Moved { id, result: Ok(()) });
+                        continue;
+                    }
+                    Action::SyncSide { side } => {
+                        events.push(Event::SideSynced { side, result: Ok(()) });
+                        continue;
+                    }
+                    Action::WriteMap(writes) => {
+                        for write in writes {
+                            self.map_file().write_all_at(&write.bytes, write.offset).unwrap();
+                        }
+                        events.push(Event::MapWritten { result: Ok(()) });
+                        continue;
+                    }
+                    Action::SyncMap => {
+                        events.push(Event::MapSynced { result: Ok(()) });
+                        continue;
+                    }
+                    Action::Report(report) => {
+                        self.commits += u64::from(matches!(report, Report::Committed(_)));
+                        continue;
+                    }
+                    Action::Complete { result, .. } => {
+                        assert_eq!(result, Ok(()));
+                        continue;
+                    }
+                    Action::Upload(dirty) => Work::Upload(dirty),
+                    Action::StorePending { seq, bytes } => Work::StorePending(Pending { seq, bytes }),
+                    Action::CreateRecord { seq, bytes } => Work::CreateRecord { seq, bytes },
+                    Action::ReadRecord { seq } => Work::ReadRecord { seq },
+                    Action::WriteCheckpoint { seq, bytes } => Work::WriteCheckpoint { seq, bytes },
+                    Action::Read { .. }
+                    | Action::ReadCold { .. }
+                    | Action::Punch { .. }
+                    | Action::Evict { .. } => {
+                        unreachable!("{action:?}")
+                    }
+                };
+                let (event, _tidies_later) = self.background.perform(work).await;
+                events.push(event);
+            }
+        }
+    }
+
+    fn map_file(&self) -> File {
+        File::options().write(true).open(self.background.sides.local.map_path()).unwrap()
+    }
+
+    /// The sides are open for direct I/O, which needs aligned memory.
+    fn write(&self, side: Side, bytes: &[u8], range: SectorRange) {
+        let path = self.background.sides.local.dir().join(["a.data", "b.data"][side as usize]);
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(bytes, range.start.byte_offset()).unwrap();
+    }
+
+    /// A write of the same sectors, flushed; then its commit.
+    async fn write_and_commit(&mut self) {
+        let commits = self.commits;
+        self.now += 10;
+        let range = SectorRange::new(2, 3);
+        self.tell(Event::Request { id: RequestId(0), op: Op::Write, range }).await;
+        let none = SectorRange::new(0, 0);
+        self.tell(Event::Request { id: RequestId(1), op: Op::Flush, range: none }).await;
+        self.now += 2000;
+        self.tell(Event::Tick).await;
+        assert_eq!(self.commits, commits + 1);
+    }
+}
+
+async fn store_with(identity: u8) -> Arc<MemoryStore> {
+    let store = Arc::new(MemoryStore::new());
+    provision(&*store, &volume(), SECTORS, Nonce([identity; 16]), 0).await.unwrap();
+    store
+}
+
+async fn attach(dirs: &Dirs, store: &MemoryStore, claim: &Claim) -> Result<Won<VolumeFiles>, AttachRefused> {
+    match win(store, &volume(), &dirs.local(), claim).await {
+        Ok(won) => Ok(won),
+        Err(AttachError::Refused(refused)) => Err(refused),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// A node came back under its name with an empty state directory, and attached as if nothing had been flushed there.
+#[test]
+fn an_empty_state_directory_under_the_same_name_is_refused() {
+    alone(async {
+        let store = store_with(9).await;
+        let before = Dirs::new();
+        attach(&before, &store, &claim("a", 1)).await.unwrap();
+        let empty = Dirs::new();
+        let refused = attach(&empty, &store, &claim("a", 2)).await.err().unwrap();
+        let message = refused.to_string();
+        assert!(message.contains("--take-over 1") && message.contains("force-detach=a"), "{message}");
+        let AttachRefused::LocalStateMissing { epoch: Epoch(1), missing: Missing::Gone, .. } = refused else {
+            panic!("{refused:?}")
+        };
+        assert!(!empty.durable_map().exists(), "a refusal changes nothing");
+        // The disk is found again: its own attach needs nobody's permission.
+        assert_eq!(attach(&before, &store, &claim("a", 3)).await.unwrap().displaced, None);
+        // It is lost for good.
+        let accepted = Claim { replaces: Some(Epoch(2)), ..claim("a", 4) };
+        let displaced = attach(&empty, &store, &accepted).await.unwrap().displaced;
+        assert_eq!(displaced, Some(Displaced { epoch: Epoch(2), node: "a".to_owned(), since_unix_ms: 0 }));
+    });
+}
+
+/// A disk that was set back to a snapshot was uploaded over what had been committed since.
+#[test]
+fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
+    alone(async {
+        let store = store_with(9).await;
+        let dirs = Dirs::new();
+        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, won);
+        writer.write_and_commit().await;
+        // Its map still calls the first version dirty: the commit fell after the round.
+        let snapshot = tempfile::tempdir().unwrap();
+        copy(&dirs.local().dir(), snapshot.path());
+        writer.write_and_commit().await;
+        writer.write_and_commit().await;
+        drop(writer);
+        fs::remove_dir_all(dirs.local().dir()).unwrap();
+        copy(snapshot.path(), &dirs.local().dir());
+        let FoundMap { pages, .. } = dirs.local().read_map().unwrap().unwrap();
+        assert!(holds_dirty(&pages), "the older state has something to upload");
+
+        let refused = attach(&dirs, &store, &claim("a", 2)).await.err().unwrap();
+        let AttachRefused::LocalStateMissing { missing: Missing::Unlike(Foreign::Older), .. } = refused
+        else {
+            panic!("{refused:?}")
+        };
+        let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
+        let won = attach(&dirs, &store, &accepted).await.unwrap();
+        assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::Older }));
+        assert!(won.found.is_empty() && won.displaced.is_some());
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+    });
+}
+
+/// After every commit, the disk as it is then is the volume's newest.
+#[test]
+fn a_disk_as_its_last_commit_left_it_is_trusted() {
+    alone(async {
+        let store = store_with(9).await;
+        let dirs = Dirs::new();
+        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, won);
+        for _ in 0..3 {
+            writer.write_and_commit().await;
+            let found = dirs.local().read_map().unwrap().unwrap();
+            let manifest = read_manifest(&*store, &volume()).await.unwrap();
+            let worth = worth(&manifest, Some(&found.header));
+            assert!(matches!(worth, LocalData::Ours { .. }), "{worth:?}");
+        }
+    });
+}
+
+/// Local files whose disk takes long.
+struct Slow {
+    local: Local,
+    reached: Notify,
+    goes_on: Notify,
+}
+
+impl LocalState for Slow {
+    type Error = NodeError;
+    type Files = VolumeFiles;
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        LocalState::read_map(&self.local).await
+    }
+
+    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
+        LocalState::set_aside(&self.local, epoch).await
+    }
+
+    async fn discard(&self) -> Result<(), NodeError> {
+        LocalState::discard(&self.local).await
+    }
+
+    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        self.local.open(sectors).await
+    }
+
+    async fn write_header(
+        &self,
+        files: &VolumeFiles,
+        header: &Header,
+        generation: u64,
+    ) -> Result<(), NodeError> {
+        self.reached.notify_one();
+        self.goes_on.notified().await;
+        LocalState::write_header(&self.local, files, header, generation).await
+    }
+}
+
+/// An attach that stood still while its volume went to another node won it back from there, and fenced that node.
+#[test]
+fn an_attach_that_stood_still_fences_no_successor() {
+    alone(async {
+        for permitted in [None, Some(Epoch(1))] {
+            let store = store_with(9).await;
+            attach(&Dirs::new(), &store, &claim("gone", 1)).await.unwrap();
+            if permitted.is_none() {
+                // Then nothing was attached when it read the log.
+                let manifest = read_manifest(&*store, &volume()).await.unwrap();
+                let detach = Record {
+                    volume: volume(),
+                    seq: manifest.seq().next(),
+                    epoch: Epoch(1),
+                    nonce: Nonce([1; 16]),
+                    unix_ms: 0,
+                    body: Body::Detach,
+                };
+                assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Won);
+            }
+            let (dirs, successor) = (Dirs::new(), Dirs::new());
+            let slow = Slow { local: dirs.local(), reached: Notify::new(), goes_on: Notify::new() };
+            let late_claim = Claim { replaces: permitted, ..claim("a", 2) };
+            let at = volume();
+            let late = win(&*store, &at, &slow, &late_claim);
+            let takes_over = async {
+                slow.reached.notified().await;
+                let claim = Claim { replaces: permitted, ..claim("b", 3) };
+                let won = attach(&successor, &store, &claim).await.unwrap();
+                slow.goes_on.notify_one();
+                won
+            };
+            let (late, won) = tokio::join!(late, takes_over);
+            assert_eq!(won.header.epoch, Epoch(2));
+            match late.map(|won| won.header.epoch) {
+                Err(AttachError::Refused(AttachRefused::AttachedElsewhere { epoch, node, .. })) => {
+                    assert_eq!((permitted, epoch, node.as_str()), (None, Epoch(2), "b"));
+                }
+                Err(AttachError::Refused(AttachRefused::ReplacedSince { named, epoch, .. })) => {
+                    assert_eq!((permitted, epoch), (Some(named), Epoch(2)));
+                }
+                other => panic!("{other:?}"),
+            }
+            let holder = read_manifest(&*store, &volume()).await.unwrap().attached().unwrap();
+            assert_eq!((holder.epoch, holder.node.as_str()), (Epoch(2), "b"));
+        }
+    });
+}
+
+/// Two volumes of one id in two stores shared their local files: one was served, and uploaded, as the other.
+#[test]
+fn local_state_of_another_store_is_never_trusted() {
+    alone(async {
+        let (main, other) = (store_with(1).await, store_with(2).await);
+        let dirs = Dirs::new();
+        let won = attach(&dirs, &main, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &main, won);
+        writer.write_and_commit().await;
+        drop(writer);
+        let won = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
+        assert!(won.found.is_empty() && !won.trust_clean);
+        assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::OtherVolume }));
+        let AttachRefused::LocalStateMissing { missing, .. } =
+            attach(&dirs, &main, &claim("a", 3)).await.err().unwrap()
+        else {
+            panic!("the first volume is attached as if its data were here")
+        };
+        assert_eq!(missing, Missing::Unlike(Foreign::OtherVolume));
+    });
+}
+
+/// While a volume is attached, one of the same name in another store has to wait: both would use the same files.
+#[test]
+fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
+        node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let elsewhere = S3Config { bucket: "another".to_owned(), ..bucket.config.clone() };
+        let request = AttachRequest { store_name: "other".to_owned(), store: elsewhere, ..request() };
+        let refused = node.attach(request).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        let message = refused.to_string();
+        assert!(message.contains("from store main") && message.contains("in store other"), "{message}");
+        node.shutdown().await;
+    });
+}
