@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::squeue::Entry;
@@ -258,6 +258,13 @@ impl Ring {
     /// data of its completion. `None` if that was no such operation, or the buffer was taken already.
     pub fn reclaim(&mut self, user_data: UserData) -> Option<HeapBuffer> {
         self.lent.take_back(user_data.aux())
+    }
+}
+
+/// For what this type has no function for. Only the ring's own thread may use it.
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.uring.as_raw_fd()
     }
 }
 

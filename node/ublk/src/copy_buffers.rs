@@ -62,6 +62,11 @@ impl CopyBuffers {
         assert!(before.is_none(), "a tag has one request at a time");
     }
 
+    /// Whether a tag has a buffer.
+    pub(crate) fn has(&self, tag: u16) -> bool {
+        self.of_tag[usize::from(tag)].is_some()
+    }
+
     /// Takes a tag's buffer back, if it has one.
     pub(crate) fn take_back(&mut self, tag: u16) {
         self.free.extend(self.of_tag[usize::from(tag)].take());

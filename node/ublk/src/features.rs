@@ -247,9 +247,10 @@ impl Features {
         }
     }
 
-    /// The flags a device with this transport is added with.
+    /// The flags a device with this transport is added with. With zero copy, requests whose pages the kernel cannot register
+    /// are copied.
     pub(crate) const fn device_flags(&self, transport: Transport) -> u64 {
-        REQUIRED | transport.flags() | (WELCOME & self.bits)
+        REQUIRED | transport.flags() | ((WELCOME | Transport::UserCopy.flags()) & self.bits)
     }
 
     fn require(&self, wanted: u64) -> Result<(), Unsupported> {

@@ -83,11 +83,9 @@ pub enum QueueEvent {
     },
 }
 
-enum Data {
-    ZeroCopy(BufferRange),
-    /// The file apart from the memory: the memory may have to outlive the queue, and the file must not.
-    UserCopy(CopyBuffers, File),
-}
+/// `UBLK_AUTO_BUF_REG_FALLBACK` where a command carries it: pages that the kernel cannot register (no memory, an index in
+/// use) are no error of the request; it is marked, and its data is copied.
+const COPY_IF_NOT_REGISTERED: u64 = (sys::UBLK_AUTO_BUF_REG_FALLBACK as u64) << 16;
 
 /// One queue of a device, on one ring.
 pub struct Queue {
@@ -96,8 +94,12 @@ pub struct Queue {
     depth: u16,
     char_file: FileSlot,
     descriptors: Descriptors,
-    /// `None` only while closing.
-    data: Option<Data>,
+    /// Where the pages of requests are registered; `None` with user copy.
+    registered: Option<BufferRange>,
+    /// For requests whose pages are not registered: with user copy all. `None` only while the queue is dropped.
+    copies: Option<CopyBuffers>,
+    /// Through which they are copied. Apart from the memory, which may have to outlive the queue: the file must not.
+    copy_file: File,
     with_kernel: u16,
     with_owner: u16,
     draining: bool,
@@ -123,17 +125,16 @@ impl Queue {
         let map = |what| move |source| QueueError::Map { what, queue_id, source };
         let descriptors =
             char_device.map_descriptors(queue_id, depth).map_err(map("the request descriptors"))?;
-        let data = match device.transport() {
-            Transport::ZeroCopy => Data::ZeroCopy(ring.reserve_buffers(depth)?),
-            Transport::UserCopy => Data::UserCopy(
-                CopyBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?,
-                char_device.share().map_err(map("the character device"))?,
-            ),
+        let copies = CopyBuffers::map(depth, device.max_io_bytes()).map_err(map("the copy buffers"))?;
+        let copy_file = char_device.share().map_err(map("the character device"))?;
+        let registered = match device.transport() {
+            Transport::ZeroCopy => Some(ring.reserve_buffers(depth)?),
+            Transport::UserCopy => None,
         };
         let char_file = match ring.register_file(char_device.file()) {
             Ok(slot) => slot,
             Err(error) => {
-                if let Data::ZeroCopy(buffers) = data {
+                if let Some(buffers) = registered {
                     ring.release_buffers(buffers);
                 }
                 return Err(error.into());
@@ -145,7 +146,9 @@ impl Queue {
             depth,
             char_file,
             descriptors,
-            data: Some(data),
+            registered,
+            copies: Some(copies),
+            copy_file,
             with_kernel: 0,
             with_owner: 0,
             draining: false,
@@ -182,19 +185,18 @@ impl Queue {
     /// If the request is no read, or the part does not lie inside it.
     pub fn read_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
-        match self.data_of(request, part) {
-            Data::ZeroCopy(buffers) => ring.read_fixed(&transfer(buffers, request.tag(), part)),
-            Data::UserCopy(buffers, _) => {
-                let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
-                let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
-                    .offset(part.file_offset_bytes)
-                    .build()
-                    .user_data(part.user_data.to_bits());
-                // SAFETY: the entry names a range of this request's copy buffer. The buffers are
-                // unmapped only when no request is with the owner, else leaked.
-                unsafe { ring.push(fill) };
-            }
-        }
+        Self::check(request, part);
+        let Some(copies) = self.copies_of(request) else {
+            return ring.read_fixed(&self.transfer(request, part));
+        };
+        let address = copies.address(request.tag(), part.request_offset_bytes, part.len_bytes);
+        let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
+            .offset(part.file_offset_bytes)
+            .build()
+            .user_data(part.user_data.to_bits());
+        // SAFETY: the entry names a range of this request's copy buffer. The buffers are unmapped only when no request is
+        // with the owner, else leaked.
+        unsafe { ring.push(fill) };
     }
 
     /// Moves a part of a write request's memory into a file.
@@ -203,24 +205,22 @@ impl Queue {
     /// If the request is no write, or the part does not lie inside it.
     pub fn write_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
-        match self.data_of(request, part) {
-            Data::ZeroCopy(buffers) => ring.write_fixed(&transfer(buffers, request.tag(), part)),
-            Data::UserCopy(buffers, char_file) => {
-                let address = buffers.address(request.tag(), part.request_offset_bytes, part.len_bytes);
-                let position = self.copy_position(request.tag(), part.request_offset_bytes);
-                let (tag, offset, length) = (request.tag(), part.request_offset_bytes, part.len_bytes);
-                let entry = if buffers.copy_in(char_file, tag, offset, length, position) {
-                    opcode::Write::new(part.file.fixed(), address, part.len_bytes)
-                        .offset(part.file_offset_bytes)
-                        .build()
-                } else {
-                    // Its completion says that no byte was moved.
-                    opcode::Nop::new().build()
-                };
-                // SAFETY: as for `read_part`.
-                unsafe { ring.push(entry.user_data(part.user_data.to_bits())) };
-            }
-        }
+        Self::check(request, part);
+        let Some(copies) = self.copies_of(request) else {
+            return ring.write_fixed(&self.transfer(request, part));
+        };
+        let (tag, offset, length) = (request.tag(), part.request_offset_bytes, part.len_bytes);
+        let position = self.copy_position(tag, offset);
+        let entry = if copies.copy_in(&self.copy_file, tag, offset, length, position) {
+            opcode::Write::new(part.file.fixed(), copies.address(tag, offset, length), length)
+                .offset(part.file_offset_bytes)
+                .build()
+        } else {
+            // Its completion says that no byte was moved.
+            opcode::Nop::new().build()
+        };
+        // SAFETY: as for `read_part`.
+        unsafe { ring.push(entry.user_data(part.user_data.to_bits())) };
     }
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
@@ -228,16 +228,16 @@ impl Queue {
     pub fn complete(&mut self, ring: &mut Ring, request: Request, outcome: Result<(), Errno>) {
         let (tag, operation, sectors) = request.disarm();
         let len_bytes = sectors * SECTOR_BYTES as u32;
-        let outcome = match (&self.data, outcome, operation) {
-            (Some(Data::UserCopy(buffers, char_file)), Ok(()), Operation::Read)
-                if !buffers.copy_out(char_file, tag, len_bytes, self.copy_position(tag, 0)) =>
+        let mut outcome = outcome;
+        let position = self.copy_position(tag, 0);
+        if let Some(copies) = self.copies.as_mut().filter(|copies| copies.has(tag)) {
+            if operation == Operation::Read
+                && outcome.is_ok()
+                && !copies.copy_out(&self.copy_file, tag, len_bytes, position)
             {
-                Err(Errno::EIO)
+                outcome = Err(Errno::EIO);
             }
-            _ => outcome,
-        };
-        if let Some(Data::UserCopy(buffers, _)) = &mut self.data {
-            buffers.take_back(tag);
+            copies.take_back(tag);
         }
         let result = match (outcome, operation) {
             (Ok(()), Operation::Read | Operation::Write) => len_bytes.cast_signed(),
@@ -258,7 +258,7 @@ impl Queue {
     /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right only when the ring
     /// is about to be closed, and while no part of the request is in flight.
     pub fn leave(&mut self, request: Request) {
-        if let Some(Data::UserCopy(buffers, _)) = &mut self.data {
+        if let Some(buffers) = &mut self.copies {
             buffers.take_back(request.tag());
         }
         self.with_owner -= 1;
@@ -289,7 +289,7 @@ impl Queue {
     pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
         assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
-        if let Some(Data::ZeroCopy(buffers)) = self.data.take() {
+        if let Some(buffers) = self.registered.take() {
             ring.release_buffers(buffers);
         }
         ring.unregister_file(self.char_file)?;
@@ -314,10 +314,12 @@ impl Queue {
         if operation == Operation::Flush {
             return QueueEvent::Request(Request::new(tag, operation, 0, 0));
         }
-        if let (Operation::Read | Operation::Write, Some(Data::UserCopy(buffers, _))) =
-            (operation, &mut self.data)
+        let is_registered =
+            self.registered.is_some() && descriptor.op_flags & sys::UBLK_IO_F_NEED_REG_BUF == 0;
+        if let (Operation::Read | Operation::Write, false, Some(copies)) =
+            (operation, is_registered, &mut self.copies)
         {
-            buffers.lend(tag);
+            copies.lend(tag);
         }
         let (start, count) = (descriptor.start_sector, u64::from(descriptor.nr_sectors));
         debug_assert!(
@@ -337,9 +339,9 @@ impl Queue {
         argument[2..4].copy_from_slice(&tag.to_ne_bytes());
         argument[4..8].copy_from_slice(&result.to_ne_bytes());
         let mut entry = opcode::UringCmd16::new(self.char_file.fixed(), command).cmd(argument);
-        if let Some(Data::ZeroCopy(buffers)) = &self.data {
-            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, the rest stays zero.
-            entry = entry.addr(Some(buffers.index(tag).into()));
+        if let Some(buffers) = &self.registered {
+            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays zero.
+            entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
         }
         let user_data = UserData::new(COMMAND_KIND, self.device_index, tag, self.queue_id.into());
         self.with_kernel += 1;
@@ -348,10 +350,27 @@ impl Queue {
         unsafe { ring.push(entry.build().user_data(user_data.to_bits())) };
     }
 
-    fn data_of(&self, request: &Request, part: &Part) -> &Data {
+    fn check(request: &Request, part: &Part) {
         let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
-        self.data.as_ref().expect("data goes only in close(), which consumes the queue")
+    }
+
+    /// The copy buffers, for a request that has one.
+    fn copies_of(&self, request: &Request) -> Option<&CopyBuffers> {
+        self.copies.as_ref().filter(|copies| copies.has(request.tag()))
+    }
+
+    fn transfer(&self, request: &Request, part: &Part) -> FixedTransfer {
+        let buffers =
+            self.registered.as_ref().expect("a request without a copy buffer has its pages registered");
+        FixedTransfer {
+            file: part.file,
+            file_offset_bytes: part.file_offset_bytes,
+            buffer_index: buffers.index(request.tag()),
+            buffer_offset_bytes: part.request_offset_bytes,
+            len_bytes: part.len_bytes,
+            user_data: part.user_data,
+        }
     }
 
     /// Where the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
@@ -366,12 +385,10 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.with_owner > 0
-            && let Some(Data::UserCopy(buffers, _char_file)) = self.data.take()
-        {
+        if self.with_owner > 0 {
             // Copies may be in flight: their memory stays. The character device is closed, or the kernel would not quiesce the
             // device before this process ends.
-            std::mem::forget(buffers);
+            std::mem::forget(self.copies.take());
         }
     }
 }
@@ -385,17 +402,6 @@ impl std::fmt::Debug for Queue {
             .field("with_owner", &self.with_owner)
             .field("draining", &self.draining)
             .finish_non_exhaustive()
-    }
-}
-
-const fn transfer(buffers: &BufferRange, tag: u16, part: &Part) -> FixedTransfer {
-    FixedTransfer {
-        file: part.file,
-        file_offset_bytes: part.file_offset_bytes,
-        buffer_index: buffers.index(tag),
-        buffer_offset_bytes: part.request_offset_bytes,
-        len_bytes: part.len_bytes,
-        user_data: part.user_data,
     }
 }
 

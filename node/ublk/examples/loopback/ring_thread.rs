@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::AsFd;
+#[cfg(test)]
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
@@ -17,9 +19,25 @@ use holdfast_ublk::{
 const FILE_KIND: u8 = 16;
 
 enum Message {
-    Serve { index: u16, device: Device, char_device: CharDevice, file: File, reply: mpsc::Sender<Result<()>> },
-    Close { index: u16, reply: mpsc::Sender<Result<()>> },
-    Leave { reply: mpsc::Sender<()> },
+    Serve {
+        index: u16,
+        device: Device,
+        char_device: CharDevice,
+        file: File,
+        reply: mpsc::Sender<Result<()>>,
+    },
+    Close {
+        index: u16,
+        reply: mpsc::Sender<Result<()>>,
+    },
+    Leave {
+        reply: mpsc::Sender<()>,
+    },
+    #[cfg(test)]
+    Occupy {
+        buffers: u32,
+        reply: mpsc::Sender<Result<()>>,
+    },
 }
 
 /// The ring thread, seen from the main thread.
@@ -71,6 +89,12 @@ impl Worker {
     /// Lets go of a stopped device.
     pub(crate) fn close(&self, index: u16) -> Result<()> {
         self.call(|reply| Message::Close { index, reply })?
+    }
+
+    /// Puts memory of another use where the pages of requests would be registered.
+    #[cfg(test)]
+    pub(crate) fn occupy(&self, buffers: u32) -> Result<()> {
+        self.call(|reply| Message::Occupy { buffers, reply })?
     }
 
     /// Ends the thread, leaving all devices to a successor.
@@ -149,6 +173,8 @@ impl RingThread {
                 served.closing = Some(reply);
                 self.close_if_idle(index);
             }
+            #[cfg(test)]
+            Message::Occupy { buffers, reply } => drop(reply.send(self.occupy(buffers))),
             Message::Leave { reply } => {
                 self.leave = Some(reply);
                 for served in self.served.iter_mut().flatten() {
@@ -156,6 +182,46 @@ impl RingThread {
                 }
             }
         }
+    }
+
+    #[cfg(test)]
+    #[allow(unsafe_code)] // a system call that the ring has no function for
+    fn occupy(&self, buffers: u32) -> Result<()> {
+        const REGISTER_BUFFERS_UPDATE: libc::c_uint = 16;
+        /// `struct io_uring_rsrc_update2`.
+        #[repr(C)]
+        struct Update {
+            offset: u32,
+            reserved: u32,
+            vectors: *const libc::iovec,
+            tags: u64,
+            count: u32,
+            reserved_too: u32,
+        }
+        let memory: &'static mut [u8] = Box::leak(vec![0xee; 4096].into_boxed_slice());
+        let vectors: Vec<_> = (0..buffers)
+            .map(|_| libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: memory.len() })
+            .collect();
+        let update = Update {
+            offset: 0,
+            reserved: 0,
+            vectors: vectors.as_ptr(),
+            tags: 0,
+            count: buffers,
+            reserved_too: 0,
+        };
+        // SAFETY: the update names `vectors`, which lives until the call returns, and memory that is never freed.
+        let updated = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                self.ring.as_raw_fd(),
+                REGISTER_BUFFERS_UPDATE,
+                &raw const update,
+                size_of::<Update>(),
+            )
+        };
+        anyhow::ensure!(updated == i64::from(buffers), "{}", std::io::Error::last_os_error());
+        Ok(())
     }
 
     fn serve(&mut self, index: u16, device: &Device, char_device: &CharDevice, file: &File) -> Result<()> {

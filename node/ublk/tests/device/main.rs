@@ -176,6 +176,27 @@ fn misaligned_memory_is_refused_before_the_server_sees_it() {
     }
 }
 
+/// Where the kernel could not register the pages of a request (no memory, an index in use), the program saw EIO.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn requests_whose_pages_are_not_registered_are_copied() {
+    let fixture = Fixture::started(Transport::ZeroCopy);
+    fixture.worker.as_ref().unwrap().occupy(16).unwrap();
+    let block = fixture.open_block();
+    let data = pattern(1, 4 << 20);
+    block.write_all_at(&data, 0).unwrap();
+    block.sync_all().unwrap();
+    let mut stored = vec![0; data.len()];
+    fixture.backing.read_exact_at(&mut stored, 0).unwrap();
+    assert!(stored == data, "the file holds what was written");
+
+    let put = pattern(2, 4 << 20);
+    fixture.backing.write_all_at(&put, 8 << 20).unwrap();
+    let mut read = vec![0; put.len()];
+    block.read_exact_at(&mut read, 8 << 20).unwrap();
+    assert!(read == put, "the device shows what the file holds");
+}
+
 /// A forced write reaches the server as one request, not as a write and a flush: the one flush that is counted is what
 /// `O_DSYNC` on a block device does besides.
 #[test]
