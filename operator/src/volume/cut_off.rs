@@ -2,7 +2,9 @@
 //!
 //! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.cutOff` remembers
 //! the node until the annotation is gone, so that an old one never takes the volume from a node that got it back later.
-//! Upholds invariant 5 (`docs/invariants.md`) only in that it lets another node attach: the fence is the attach record.
+//! The node may be the one that is to serve the volume: then its disk is lost, and it attaches without it.
+//! `status.cutOff.epoch` is the permission of the next attach, which replaces the writer of that epoch and no other. The log
+//! decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
 use holdfast_crds::{Condition, ConditionStatus, CutOff, Durability, FORCE_DETACH, Time, condition};
 
@@ -14,11 +16,17 @@ pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 impl Facts {
     /// Whether the node that reports that it serves the volume is to have it no more, whatever it does.
     pub(super) fn is_cut_off(&self, serving: &str) -> bool {
-        let remembered = self.status.cut_off.as_ref().is_some_and(|cut_off| cut_off.node == serving);
-        self.force_detach.as_deref() == Some(serving)
-            && self.desired() != Some(serving)
+        let remembered = self.status.cut_off.as_ref().filter(|cut_off| cut_off.node == serving);
+        let is_again = match remembered {
+            None => false,
+            // The same node attaches without the state that it lost; what it reports then has another epoch.
+            Some(cut_off) if self.desired() == Some(serving) => {
+                cut_off.epoch.is_none() || cut_off.epoch != self.status.epoch
+            }
             // A grant that has moved stays moved until the next node claims the volume.
-            && (!remembered || self.assigned() != Some(serving))
+            Some(_) => self.assigned() == Some(serving),
+        };
+        self.force_detach.as_deref() == Some(serving) && !is_again
     }
 }
 

@@ -319,6 +319,25 @@ fn an_old_annotation_does_not_cut_off_a_node_that_got_the_volume_back() {
     assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
 }
 
+/// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its disk could be accepted.
+#[test]
+fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
+    let mut facts = lost("a");
+    facts.spec.node_name = Some("a".to_owned());
+    facts.status.epoch = Some(3);
+    let status = report(&mut facts);
+    let cut_off = status.cut_off.clone().expect("the node was given up");
+    assert_eq!((cut_off.node.as_str(), cut_off.epoch), ("a", Some(3)));
+    assert_eq!((status.assigned_node.as_deref(), status.phase), (Some("a"), Some(VolumePhase::Attaching)));
+    assert_eq!(reason_of(&status, DATA_LOST), ("True", "ForceDetached"));
+    assert_eq!(report(&mut facts), status);
+    // It attaches; the annotation is still there.
+    facts.status.epoch = Some(4);
+    facts.status.device_path = Some("/dev/ublkb0".to_owned());
+    let served = report(&mut facts);
+    assert_eq!((served.phase, served.cut_off), (Some(VolumePhase::Attached), status.cut_off));
+}
+
 #[test]
 fn what_a_lost_node_had_not_reported_is_not_called_nothing() {
     for (dirty, reason) in [(None, "NotReported"), (Some(0), "NothingReported")] {

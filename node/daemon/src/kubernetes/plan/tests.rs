@@ -100,6 +100,30 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
     let cases: Vec<(&str, Facts, &[&str])> = vec![
         ("wished and granted", granted(), &["claim", "attach"]),
         ("claimed by an earlier run", absent(&|f| f.status.node = me()), &["claim", "attach"]),
+        (
+            "the writer of an epoch was given up",
+            absent(&|f| {
+                f.status.cut_off = serde_json::from_value(
+                    json!({ "node": "b", "time": "2026-01-01T00:00:00Z", "epoch": 3 }),
+                )
+                .unwrap();
+            }),
+            &["claim", "replace"],
+        ),
+        (
+            "fenced, and wanted still",
+            present(&|f| f.here.as_mut().unwrap().state = VolumeState::Fenced),
+            &["report", "detach"],
+        ),
+        (
+            "fenced and mounted",
+            present(&|f| {
+                f.here.as_mut().unwrap().state = VolumeState::Fenced;
+                f.last = failed("Busy");
+                f.wait = wait;
+            }),
+            &["report"],
+        ),
         ("wished, not granted", absent(&|f| f.status.assigned_node = None), &[]),
         ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
         ("wished elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
