@@ -156,6 +156,11 @@ impl Indexes {
         ))
     }
 
+    /// Keeps the index of a segment that this node has made itself.
+    pub(crate) fn keep(&self, id: SegmentId, index: FrameIndex) {
+        self.0.insert(id, Arc::new(index));
+    }
+
     /// The frames that make up the sectors `wanted` of `block` as `layers` compose it.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod manifest;
 mod scripted_time;
 mod slots;
 mod upload;
+mod upload_memory;
 mod work;
 
 pub use attach::{AttachError, PutAside, Won, win};
@@ -22,5 +23,6 @@ pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
 pub use slots::{Slot, SlotTable};
-pub use upload::{BLOCK_ALIGNMENT, SideReader, Unreadable, build_segment};
-pub use work::{Background, Tidy, Work};
+pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, Unreadable};
+pub use upload_memory::{StoreKey, UploadMemory};
+pub use work::{Background, Pools, Tidy, Work};

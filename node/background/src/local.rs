@@ -3,13 +3,12 @@
 use std::error::Error;
 use std::time::Duration;
 
-use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::durable_map::{FoundPage, Header};
-use holdfast_engine::record::SegmentRef;
 use holdfast_engine::volume::Pending;
-use holdfast_types::{Epoch, SegmentId};
+use holdfast_objects::Part;
+use holdfast_types::Epoch;
 
-use crate::Unreadable;
+use crate::{SegmentBuild, Unreadable};
 
 /// Time and chance, which no code makes up for itself.
 pub trait TimeAndChance: Send + Sync {
@@ -28,15 +27,12 @@ pub trait Sides: Send + Sync {
     /// Why they could not be used.
     type Error: Error + Send + Sync + 'static;
 
-    /// Reads the dirty sectors and makes a segment of them, with [`crate::build_segment`].
-    ///
-    /// # Errors
-    /// What the local disk cannot read: the volume decides when it is asked again.
-    fn build_segment(
+    /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back. What the local disk
+    /// cannot read ends it: the volume decides when it is asked again.
+    fn next_part(
         &self,
-        dirty: Vec<DirtyBlock>,
-        id: SegmentId,
-    ) -> impl Future<Output = Result<(SegmentRef, Vec<u8>), Unreadable>> + Send;
+        build: SegmentBuild,
+    ) -> impl Future<Output = (SegmentBuild, Result<Part, Unreadable>)> + Send;
 
     /// Keeps a log record through a crash, in place of the last one.
     ///

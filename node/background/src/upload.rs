@@ -1,13 +1,18 @@
-//! A seal's dirty sectors, read from the sides and made into a segment.
+//! A seal's dirty sectors, read from the sides and made into a segment, part by part.
 
 use std::io;
+use std::sync::Arc;
 
+use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::segment::SegmentBuilder;
+use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
+use holdfast_objects::Part;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange, SegmentId};
+
+use crate::upload_memory::Room;
 
 /// Alignment in memory of what a [`SideReader`] reads into, in bytes: enough for direct I/O on every disk.
 pub const BLOCK_ALIGNMENT: usize = 4096;
@@ -37,46 +42,121 @@ pub struct Unreadable {
 const MOST_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// Reads the sectors of `dirty` and makes the segment `id` of them: its reference and its bytes. Reads files and
-/// compresses: not for a thread that must not block.
-///
-/// # Errors
-/// [`Unreadable`] names what the local disk cannot read.
-pub fn build_segment(
-    sides: &impl SideReader,
-    dirty: &[DirtyBlock],
+/// A segment in the making. The same sectors give the same bytes, however often it is made: the sealed side is still.
+pub struct SegmentBuild {
     id: SegmentId,
-) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
-    let mut unreadable: Option<Unreadable> = None;
-    let mut builder = SegmentBuilder::default();
-    let mut buffer = Box::new(BlockBuffer([0; BLOCK_BYTES as usize]));
-    let mut packed = Vec::with_capacity(BLOCK_BYTES as usize);
-    for DirtyBlock { block, a, b } in dirty {
+    part_bytes: usize,
+    dirty: Arc<[DirtyBlock]>,
+    /// How many of them were read.
+    read: usize,
+    builder: SegmentBuilder,
+    unreadable: Option<Unreadable>,
+    /// Once all were read.
+    closed: Option<Closed>,
+    /// Memory that it uses.
+    _room: Option<Arc<Room>>,
+}
+
+/// The end of a segment.
+struct Closed {
+    segment: SegmentRef,
+    index: FrameIndex,
+    /// What was not taken yet.
+    rest: Bytes,
+}
+
+impl SegmentBuild {
+    /// The segment `id` of the sectors of `dirty`, in parts of `part_bytes`.
+    pub fn new(dirty: Arc<[DirtyBlock]>, id: SegmentId, part_bytes: usize) -> Self {
+        let builder = SegmentBuilder::default();
+        Self { id, part_bytes, dirty, read: 0, builder, unreadable: None, closed: None, _room: None }
+    }
+
+    /// The same, in memory that was reserved.
+    pub(crate) fn within(
+        room: Arc<Room>,
+        dirty: Arc<[DirtyBlock]>,
+        id: SegmentId,
+        part_bytes: usize,
+    ) -> Self {
+        Self { _room: Some(room), ..Self::new(dirty, id, part_bytes) }
+    }
+
+    /// Dirty sectors that were not read yet.
+    pub fn unread(&self) -> &[DirtyBlock] {
+        &self.dirty[self.read..]
+    }
+
+    /// Reads sectors and makes the next part of them. Reads files and compresses: not for a thread that must not block.
+    ///
+    /// # Errors
+    /// [`Unreadable`] names what the local disk cannot read, of all sectors that were not read yet.
+    pub fn next_part(&mut self, sides: &impl SideReader) -> Result<Part, Unreadable> {
+        let mut buffer = Box::new(BlockBuffer([0; BLOCK_BYTES as usize]));
+        while self.closed.is_none() && (self.builder.ready() < self.part_bytes || self.unreadable.is_some()) {
+            let Some(dirty) = self.dirty.get(self.read) else {
+                self.close()?;
+                break;
+            };
+            self.read += 1;
+            let dirty = *dirty;
+            self.read_block(sides, &dirty, &mut buffer.0)?;
+        }
+        let Some(Closed { rest, .. }) = &mut self.closed else {
+            return Ok(Part { bytes: self.builder.take(self.part_bytes).into(), is_last: false });
+        };
+        let bytes = rest.split_to(rest.len().min(self.part_bytes));
+        Ok(Part { bytes, is_last: rest.is_empty() })
+    }
+
+    fn read_block(
+        &mut self,
+        sides: &impl SideReader,
+        dirty: &DirtyBlock,
+        buffer: &mut [u8],
+    ) -> Result<(), Unreadable> {
+        let DirtyBlock { block, a, b } = dirty;
         for (side, mask) in [(Side::A, a), (Side::B, b)] {
             for (first, length) in mask.runs() {
                 let range = SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(length));
                 let place = first as usize * SECTOR..(first + length) as usize * SECTOR;
-                if sides.read(side, range, &mut buffer.0[place.clone()]).is_err() {
-                    read_each(sides, side, range, &mut buffer.0[place], &mut unreadable);
+                if sides.read(side, range, &mut buffer[place.clone()]).is_err() {
+                    read_each(sides, side, range, &mut buffer[place], &mut self.unreadable);
                 }
             }
         }
-        match &unreadable {
-            Some(found) if count(&found.ranges) >= MOST_UNREADABLE => break,
-            Some(_) if !is_planted(Bug::SkipUnreadable) => continue,
-            Some(_) | None => {}
+        if is_planted(Bug::SkipUnreadable) {
+            self.unreadable = None;
+        }
+        if let Some(unreadable) = self.unreadable.take_if(|found| count(&found.ranges) >= MOST_UNREADABLE) {
+            return Err(unreadable);
+        }
+        if self.unreadable.is_some() {
+            return Ok(());
         }
         let all = a.union(*b);
-        packed.clear();
+        let mut packed = Vec::with_capacity(all.count() as usize * SECTOR);
         for (first, length) in all.runs() {
             let first = if is_planted(Bug::SparseIsDense) { 0 } else { first };
-            packed.extend_from_slice(&buffer.0[first as usize * SECTOR..(first + length) as usize * SECTOR]);
+            packed.extend_from_slice(&buffer[first as usize * SECTOR..(first + length) as usize * SECTOR]);
         }
-        builder.push(*block, all, &packed);
+        self.builder.push(*block, all, &packed);
+        Ok(())
     }
-    match unreadable {
-        Some(unreadable) if !is_planted(Bug::SkipUnreadable) => Err(unreadable),
-        Some(_) | None => Ok(builder.finish(id)),
+
+    fn close(&mut self) -> Result<(), Unreadable> {
+        if let Some(unreadable) = self.unreadable.take() {
+            return Err(unreadable);
+        }
+        let (segment, index) = self.builder.close(self.id);
+        let rest = self.builder.take(usize::MAX).into();
+        self.closed = Some(Closed { segment, index, rest });
+        Ok(())
+    }
+
+    /// The reference and the index, once the last part was made.
+    pub fn into_segment(self) -> Option<(SegmentRef, FrameIndex)> {
+        self.closed.map(|closed| (closed.segment, closed.index))
     }
 }
 
@@ -124,14 +204,38 @@ mod tests {
     }
 
     #[test]
+    fn parts_are_of_one_length_and_the_same_each_time() {
+        let dirty: Arc<[DirtyBlock]> =
+            (0..200).map(|block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY }).collect();
+        let make = |part_bytes| {
+            let mut build = SegmentBuild::new(Arc::clone(&dirty), SegmentId::new(1, [0; 10]), part_bytes);
+            let mut parts = Vec::new();
+            loop {
+                let Part { bytes, is_last } = build.next_part(&Holed(vec![])).expect("there are no holes");
+                parts.push(bytes);
+                if is_last {
+                    break;
+                }
+            }
+            let (last, whole) = parts.split_last().unwrap();
+            assert!(whole.iter().all(|part| part.len() == part_bytes) && last.len() <= part_bytes);
+            (parts.concat(), build.into_segment())
+        };
+        let one = make(1 << 20);
+        assert_eq!(one.1.as_ref().unwrap().0.bytes, one.0.len() as u64);
+        assert!(one == make(4096) && one == make(5000));
+    }
+
+    #[test]
     fn exactly_what_cannot_be_read_is_named() {
         let dirty = [
             DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
             DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
         ];
         let id = SegmentId::new(1, [0; 10]);
-        let found = build_segment(&Holed(vec![0, 5, 6, 98]), &dirty, id).expect_err("three are dirty there");
+        let build = |holes| SegmentBuild::new(dirty.into(), id, 1 << 20).next_part(&Holed(holes));
+        let found = build(vec![0, 5, 6, 98]).expect_err("three are dirty there");
         assert_eq!(found.ranges, [SectorRange::new(5, 2), SectorRange::new(98, 1)]);
-        assert!(build_segment(&Holed(vec![0, 3, 99]), &dirty, id).is_ok(), "nothing of that is asked for");
+        assert!(build(vec![0, 3, 99]).is_ok(), "nothing of that is asked for");
     }
 }

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures::lock::Mutex;
 use holdfast_engine::action::DirtyBlock;
@@ -12,13 +13,15 @@ use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
 use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::Record;
+use holdfast_engine::segment::FRAME_MEMORY_BYTES;
 use holdfast_engine::volume::Pending;
-use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{SegmentId, Seq, VolumeId};
+use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 
 use crate::backoff::Backoff;
-use crate::{Sides, TimeAndChance, Unreadable};
+use crate::upload_memory::{Need, Room, StoreKey};
+use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, Unreadable, UploadMemory};
 
 /// How long a failed local write is held back before the volume hears of it: it will ask again at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
@@ -76,13 +79,72 @@ pub struct Background<S, T> {
     pub sides: S,
     /// Time and chance.
     pub time: T,
+    store: StoreKey,
+    pools: Pools,
     tidying: Mutex<()>,
 }
 
+/// What the background work of all volumes of a node shares.
+#[derive(Clone)]
+pub struct Pools {
+    /// Segment indexes in memory.
+    pub indexes: Arc<Indexes>,
+    /// Memory for uploads.
+    pub upload_memory: UploadMemory,
+}
+
+/// The parts of a segment, made of what the sides hold.
+struct PartsOf<'a, S> {
+    sides: &'a S,
+    /// Gone while a part is being made.
+    build: Option<SegmentBuild>,
+    room: &'a Room,
+    made: usize,
+    /// Why no part was made.
+    unreadable: Option<Unreadable>,
+}
+
+#[async_trait]
+impl<S: Sides> Parts for PartsOf<'_, S> {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        self.made += 1;
+        if self.made > self.room.parts() {
+            // A store asks for so many only after it took one.
+            self.room.set_failing(false);
+        }
+        let build = self.build.take().ok_or(PartFailed)?;
+        let (build, part) = self.sides.next_part(build).await;
+        self.build = Some(build);
+        match part {
+            Ok(part) => {
+                if part.is_last {
+                    reach(CrashPoint::SegmentBuilt);
+                }
+                Ok(part)
+            }
+            Err(unreadable) => {
+                self.unreadable = Some(unreadable);
+                Err(PartFailed)
+            }
+        }
+    }
+
+    fn most_at_once(&self) -> usize {
+        self.room.parts()
+    }
+}
+
 impl<S: Sides, T: TimeAndChance> Background<S, T> {
-    /// The work of `volume`, whose objects are in `objects` and whose files are `sides`.
-    pub fn new(volume: VolumeId, objects: Arc<dyn ObjectStore>, sides: S, time: T) -> Self {
-        Self { volume, objects, sides, time, tidying: Mutex::new(()) }
+    /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other volumes of the
+    /// node know by the same key.
+    pub fn new(
+        volume: VolumeId,
+        (store, objects): (StoreKey, Arc<dyn ObjectStore>),
+        sides: S,
+        time: T,
+        pools: Pools,
+    ) -> Self {
+        Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()) }
     }
 
     /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is begun.
@@ -128,27 +190,59 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         tracing::warn!(volume = %self.volume, error, "{what}");
     }
 
+    /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next one waits.
     async fn upload(&self, dirty: Vec<DirtyBlock>) -> Event {
+        let need = self.need(&dirty);
+        let dirty: Arc<[DirtyBlock]> = dirty.into();
         let id = SegmentId::new(self.time.unix_ms(), self.time.random());
-        let (segment, object) = match self.sides.build_segment(dirty, id).await {
-            Ok(built) => built,
-            Err(Unreadable { ranges, error }) => {
+        let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
+        let store = if is_planted(Bug::OneQueue) { StoreKey(0) } else { self.store };
+        let mut backoff = Backoff::of_commits();
+        loop {
+            let room = Arc::new(self.pools.upload_memory.room(store, need).await);
+            let part_bytes = self.pools.upload_memory.part_bytes();
+            let build = SegmentBuild::within(Arc::clone(&room), Arc::clone(&dirty), id, part_bytes);
+            let mut parts =
+                PartsOf { sides: &self.sides, build: Some(build), room: &room, made: 0, unreadable: None };
+            let stored = if is_planted(Bug::SegmentNotStored) {
+                holdfast_objects::collect(&mut parts).await.map(drop).map_err(SegmentError::from)
+            } else {
+                self.objects.put_segment(&key, &mut parts).await
+            };
+            let PartsOf { build, unreadable, .. } = parts;
+            if let Some(Unreadable { ranges, error }) = unreadable {
                 self.warn("the local disk cannot read what is to be uploaded", &error);
                 return Event::SidesUnreadable(ranges);
             }
-        };
-        reach(CrashPoint::SegmentBuilt);
-        let object = Bytes::from(object);
-        let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
-        if is_planted(Bug::SegmentNotStored) {
-            return Event::Uploaded(segment);
-        }
-        let mut backoff = Backoff::of_commits();
-        while let Err(error) = self.objects.put_segment(&key, vec![object.clone()]).await {
-            self.warn("the upload waits", &error);
+            match stored {
+                Ok(()) => {
+                    room.set_failing(false);
+                    let made = build.and_then(SegmentBuild::into_segment);
+                    let (segment, index) = made.expect("a store takes all parts of what it stored");
+                    self.pools.indexes.keep(id, index);
+                    return Event::Uploaded(segment);
+                }
+                Err(error) => {
+                    room.set_failing(true);
+                    self.warn("the upload waits", &error);
+                }
+            }
+            drop((build, room));
             backoff.wait(&self.time).await;
         }
-        Event::Uploaded(segment)
+    }
+
+    /// The memory that the upload of `dirty` needs.
+    fn need(&self, dirty: &[DirtyBlock]) -> Need {
+        let sectors: u64 = dirty.iter().map(|dirty| u64::from(dirty.a.union(dirty.b).count())).sum();
+        let part_bytes = self.pools.upload_memory.part_bytes() as u64;
+        let base_bytes = dirty.len() as u64 * FRAME_MEMORY_BYTES;
+        let bytes = base_bytes + sectors * SECTOR_BYTES;
+        Need {
+            base_bytes,
+            part_bytes: bytes.min(part_bytes + BLOCK_BYTES),
+            parts: bytes.div_ceil(part_bytes),
+        }
     }
 
     /// Stores a checkpoint. Whether it is stored.

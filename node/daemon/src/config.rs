@@ -35,6 +35,8 @@ const MAX_SOCKET_PATH: usize = 107;
 const MAX_RING_THREADS: usize = 64;
 const MIN_SLAB_BYTES: u64 = 16 << 20;
 const MIN_SEAL_BYTES: u64 = 1 << 20;
+/// A few parts of a segment.
+const MIN_UPLOAD_BYTES: u64 = 64 << 20;
 const DIRTY_AGES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 /// How the daemon runs.
@@ -115,6 +117,7 @@ struct DataSection {
     cache_size: Option<ByteSize>,
     seal_size: ByteSize,
     most_dirty: ByteSize,
+    upload_memory: ByteSize,
     max_dirty_age: TimeSpan,
 }
 
@@ -127,6 +130,7 @@ impl Default for DataSection {
             cache_size: None,
             seal_size: ByteSize(64 << 20),
             most_dirty: ByteSize(4 << 30),
+            upload_memory: ByteSize(256 << 20),
             max_dirty_age: TimeSpan(Duration::from_secs(30)),
         }
     }
@@ -224,15 +228,25 @@ fn node_config(
     };
     absolute(source, "node.state_dir", &state_dir)?;
     absolute(source, "node.run_dir", &run_dir)?;
-    let DataSection { ring_threads, transport, slab_size, cache_size, seal_size, most_dirty, max_dirty_age } =
-        *data;
+    let DataSection {
+        ring_threads,
+        transport,
+        slab_size,
+        cache_size,
+        seal_size,
+        most_dirty,
+        upload_memory,
+        max_dirty_age,
+    } = *data;
     if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
         let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
         return refuse("data.ring_threads", problem);
     }
-    for (key, size, least) in
-        [("data.slab_size", slab_size, MIN_SLAB_BYTES), ("data.seal_size", seal_size, MIN_SEAL_BYTES)]
-    {
+    for (key, size, least) in [
+        ("data.slab_size", slab_size, MIN_SLAB_BYTES),
+        ("data.seal_size", seal_size, MIN_SEAL_BYTES),
+        ("data.upload_memory", upload_memory, MIN_UPLOAD_BYTES),
+    ] {
         if size.0 < least {
             return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
         }
@@ -267,6 +281,7 @@ fn node_config(
         cache_bytes: cache_size.map(|size| size.0),
         seal_bytes: seal_size.0,
         most_dirty_bytes: most_dirty.0,
+        upload_memory_bytes: upload_memory.0,
         max_dirty_age: max_dirty_age.0,
     })
 }

@@ -44,12 +44,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use holdfast_background::{Indexes, Pools, UploadMemory};
 use holdfast_engine::attach::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
-use tokio::sync::Semaphore;
 
 pub(crate) use devices::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
@@ -76,8 +76,11 @@ use watched_store::WatchedStore;
 const QUEUE_DEPTH: u16 = 128;
 /// Queues a device has: one ring thread owns a volume.
 const QUEUES: u16 = 1;
-/// Segments being built or uploaded on the node at once; each lies in memory.
-const PARALLEL_UPLOADS: usize = 2;
+/// Segment indexes kept in memory, in bytes, and how many those may be.
+const INDEX_CACHE_BYTES: u64 = 256 << 20;
+const INDEXES: usize = 4096;
+/// Segments are uploaded in parts of this size, in bytes.
+pub(crate) const PART_BYTES: usize = 16 << 20;
 /// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// How often volumes look at their limits and show their figures.
@@ -114,6 +117,8 @@ pub(crate) struct NodeConfig {
     pub(crate) seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
     pub(crate) most_dirty_bytes: u64,
+    /// Memory for the uploads of all volumes, in bytes.
+    pub(crate) upload_memory_bytes: u64,
     /// Age of the oldest dirty byte at which it is uploaded.
     pub(crate) max_dirty_age: Duration,
 }
@@ -178,7 +183,7 @@ struct Inner {
     rings: Rings,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
-    uploads: Arc<Semaphore>,
+    pools: Pools,
     stores: Stores,
     volumes: Mutex<BTreeMap<VolumeId, Entry>>,
     /// The right to use the directories, until [`Node::shutdown`].
@@ -266,6 +271,10 @@ impl Node {
             rings.push(ring);
             threads.push(thread);
         }
+        let pools = Pools {
+            indexes: Arc::new(Indexes::new(INDEXES, INDEX_CACHE_BYTES)),
+            upload_memory: UploadMemory::new(config.upload_memory_bytes, PART_BYTES),
+        };
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
@@ -274,8 +283,8 @@ impl Node {
             devices,
             rings: Rings::new(rings),
             threads: Mutex::new(threads),
-            cold: Arc::new(ColdReads::new(slab)),
-            uploads: Arc::new(Semaphore::new(PARALLEL_UPLOADS)),
+            cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
+            pools,
             stores: Stores::default(),
             volumes: Mutex::default(),
             owner: Some(owner).into(),

@@ -55,6 +55,8 @@ pub enum Bug {
     SegmentNotStored,
     /// What failed once is waited for, and never tried again.
     NeverRetries,
+    /// Uploads to all stores wait in one queue.
+    OneQueue,
     /// A checkpoint counts as written only once what it replaces is deleted.
     NeedsDeletes,
     /// What LIST shows counts as the whole log of a volume taken over.
@@ -107,7 +109,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 47] = [
+    pub const ALL: [Self; 48] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -132,6 +134,7 @@ impl Bug {
         Self::SegmentNotStored,
         Self::NeverRetries,
         Self::NeedsDeletes,
+        Self::OneQueue,
         Self::ListIsTheEnd,
         Self::SkipUnreadable,
         Self::NoAgeLimit,
@@ -185,6 +188,7 @@ impl Bug {
             Self::UploadInFlight => 10,
             Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
             Self::NeverRetries | Self::NeedsDeletes | Self::IndexFillsSlab => 12,
+            Self::OneQueue => 25,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal | Self::FuaIsLocal => 15,

@@ -100,9 +100,12 @@ pub enum FrameError {
     },
 }
 
-/// Collects the dirty sectors of one seal, lowest block first.
+/// Collects the dirty sectors of one seal, lowest block first. Its bytes can be taken while it grows.
 pub struct SegmentBuilder {
+    /// What was not taken yet.
     body: Vec<u8>,
+    /// How much was.
+    taken: u64,
     frames: Vec<Frame>,
     compressor: zstd::bulk::Compressor<'static>,
 }
@@ -111,6 +114,7 @@ impl Default for SegmentBuilder {
     fn default() -> Self {
         Self {
             body: Vec::new(),
+            taken: 0,
             frames: Vec::new(),
             compressor: zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("a fixed level that zstd knows"),
         }
@@ -130,7 +134,7 @@ impl SegmentBuilder {
             return self.push_zero(block, mask);
         }
         let hash = wire::checksum(bytes);
-        let offset = self.body.len() as u64;
+        let offset = self.end();
         let worth = bytes.len() - bytes.len() / LEAST_SAVING;
         let packed = self.compressor.compress(bytes).ok().filter(|packed| packed.len() < worth);
         let (codec, stored): (Codec, Cow<'_, [u8]>) = match packed {
@@ -152,20 +156,47 @@ impl SegmentBuilder {
             last.run += 1;
             return;
         }
-        let offset = self.body.len() as u64;
+        let offset = self.end();
         self.frames.push(Frame { block, run: 1, mask, offset, stored: 0, codec: Codec::Zero, hash: [0; 16] });
     }
 
-    /// The whole object and the reference a commit record carries.
-    pub fn finish(mut self, id: SegmentId) -> (SegmentRef, Vec<u8>) {
-        let index = FrameIndex { frames: self.frames }.encode();
-        let index_offset = self.body.len() as u64;
-        let index_bytes = u32::try_from(index.len()).expect("an index is smaller than 4 GiB");
-        self.body.extend_from_slice(&index);
-        let frames = FrameIndex::decode(&index).expect("just encoded").frames;
-        let bytes = self.body.len() as u64 + TRAILER_BYTES;
-        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: chunk_runs(&frames) };
+    /// Where the next byte lies in the object.
+    fn end(&self) -> u64 {
+        self.taken + self.body.len() as u64
+    }
+
+    /// Bytes that can be taken.
+    pub fn ready(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Takes the next `length` bytes of the object, or all that are ready.
+    pub fn take(&mut self, length: usize) -> Vec<u8> {
+        let length = length.min(self.body.len());
+        let mut rest = Vec::with_capacity(length.max(self.body.len() - length));
+        rest.extend_from_slice(&self.body[length..]);
+        self.body.truncate(length);
+        self.taken += length as u64;
+        std::mem::replace(&mut self.body, rest)
+    }
+
+    /// Adds the index and the trailer, the last bytes to take. Returns the reference that a commit record carries, and the
+    /// index. Nothing may be pushed afterwards.
+    pub fn close(&mut self, id: SegmentId) -> (SegmentRef, FrameIndex) {
+        let index = FrameIndex { frames: std::mem::take(&mut self.frames) };
+        let index_offset = self.end();
+        self.body.reserve_exact(index.stored_bytes() + TRAILER_BYTES as usize);
+        index.encode_at_end(&mut self.body);
+        let index_bytes = u32::try_from(self.end() - index_offset).expect("an index is smaller than 4 GiB");
+        let bytes = self.end() + TRAILER_BYTES;
+        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: chunk_runs(&index.frames) };
         self.body.extend_from_slice(&trailer(&segment));
+        (segment, index)
+    }
+
+    /// The reference that a commit record carries, and all bytes that were not taken: the whole object where none were.
+    pub fn finish(mut self, id: SegmentId) -> (SegmentRef, Vec<u8>) {
+        let (segment, _index) = self.close(id);
         (segment, self.body)
     }
 }
@@ -198,6 +229,9 @@ fn is_zero(bytes: &[u8]) -> bool {
     words.iter().all(|word| u128::from_ne_bytes(*word) == 0) && rest.iter().all(|byte| *byte == 0)
 }
 
+/// Memory that a frame takes while its segment is made, in bytes: in the index, and in its stored form.
+pub const FRAME_MEMORY_BYTES: u64 = (size_of::<Frame>() + ENTRY_BYTES) as u64;
+
 /// The index of one segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FrameIndex {
@@ -205,21 +239,26 @@ pub struct FrameIndex {
 }
 
 impl FrameIndex {
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(4 + self.frames.len() * ENTRY_BYTES);
-        out.extend_from_slice(
-            &u32::try_from(self.frames.len()).expect("fewer than 2^32 frames").to_le_bytes(),
-        );
-        for frame in &self.frames {
-            out.extend_from_slice(&frame.block.to_le_bytes());
-            out.extend_from_slice(&frame.run.to_le_bytes());
-            out.extend_from_slice(&frame.mask.0.to_le_bytes());
-            out.extend_from_slice(&frame.stored.to_le_bytes());
-            out.extend_from_slice(&frame.offset.to_le_bytes());
-            out.extend_from_slice(&[frame.codec as u8, 0, 0, 0, 0, 0, 0, 0]);
-            out.extend_from_slice(&frame.hash);
-        }
-        wire::enclose(Kind::SegmentIndex, &out)
+    /// Bytes of its envelope in the segment.
+    fn stored_bytes(&self) -> usize {
+        wire::ENVELOPE_BYTES + 4 + self.frames.len() * ENTRY_BYTES
+    }
+
+    fn encode_at_end(&self, out: &mut Vec<u8>) {
+        let length = 4 + self.frames.len() * ENTRY_BYTES;
+        wire::enclose_at_end(out, Kind::SegmentIndex, length, |out| {
+            let count = u32::try_from(self.frames.len()).expect("fewer than 2^32 frames");
+            out.extend_from_slice(&count.to_le_bytes());
+            for frame in &self.frames {
+                out.extend_from_slice(&frame.block.to_le_bytes());
+                out.extend_from_slice(&frame.run.to_le_bytes());
+                out.extend_from_slice(&frame.mask.0.to_le_bytes());
+                out.extend_from_slice(&frame.stored.to_le_bytes());
+                out.extend_from_slice(&frame.offset.to_le_bytes());
+                out.extend_from_slice(&[frame.codec as u8, 0, 0, 0, 0, 0, 0, 0]);
+                out.extend_from_slice(&frame.hash);
+            }
+        });
     }
 
     /// Reads an index envelope.
@@ -339,6 +378,31 @@ mod tests {
         }
         assert_eq!(index.find(Block(4)), None);
         assert_eq!(index.find(Block(2)), None);
+    }
+
+    #[test]
+    fn parts_taken_early_make_the_same_object() {
+        let fill = |builder: &mut SegmentBuilder, block: u64| {
+            builder.push(Block(block), Mask::FULL, &noise(block as u8, BLOCK_BYTES as usize));
+            builder.push(Block(block + 1), Mask(1), &[0; 4096]);
+        };
+        let id = SegmentId::new(1, [0; 10]);
+        let mut whole = SegmentBuilder::default();
+        (0..20).step_by(2).for_each(|block| fill(&mut whole, block));
+        let (segment, object) = whole.finish(id);
+        let (mut builder, mut parts) = (SegmentBuilder::default(), Vec::new());
+        for block in (0..20).step_by(2) {
+            fill(&mut builder, block);
+            while builder.ready() >= 100_000 {
+                parts.push(builder.take(100_000));
+            }
+        }
+        let (in_parts, index) = builder.close(id);
+        parts.push(builder.take(100));
+        parts.push(builder.take(usize::MAX));
+        assert_eq!((in_parts, parts.concat() == object), (segment.clone(), true));
+        let at = segment.index_offset as usize;
+        assert_eq!(FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap(), index);
     }
 
     #[test]

@@ -103,16 +103,37 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
 /// When the payload has 4 GiB or more.
 pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(ENVELOPE_BYTES + payload.len());
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&(kind as u16).to_le_bytes());
-    let length = u32::try_from(payload.len()).expect("a structure is smaller than 4 GiB");
-    out.extend_from_slice(&length.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&enclose_head(kind, payload.len()));
     out.extend_from_slice(payload);
     let sum = checksum(&out);
     out.splice(SUM_AT..SUM_AT, sum);
     out
+}
+
+/// Puts the `length` bytes that `fill` appends into an envelope, at the end of `out`. Nothing is copied.
+///
+/// # Panics
+/// When `length` is 4 GiB or more, or not what `fill` appends.
+pub(crate) fn enclose_at_end(out: &mut Vec<u8>, kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.reserve_exact(ENVELOPE_BYTES + length);
+    out.extend_from_slice(&enclose_head(kind, length));
+    out.extend_from_slice(&[0; 16]);
+    fill(out);
+    let (head, payload) = out[start..].split_at(ENVELOPE_BYTES);
+    assert_eq!(payload.len(), length);
+    let sum = blake3::Hasher::new().update(&head[..SUM_AT]).update(payload).finalize();
+    out[start + SUM_AT..start + ENVELOPE_BYTES].copy_from_slice(&sum.as_bytes()[..16]);
+}
+
+fn enclose_head(kind: Kind, length: usize) -> [u8; SUM_AT] {
+    let mut head = [0; SUM_AT];
+    head[..4].copy_from_slice(&MAGIC);
+    head[4..6].copy_from_slice(&VERSION.to_le_bytes());
+    head[6..8].copy_from_slice(&(kind as u16).to_le_bytes());
+    let length = u32::try_from(length).expect("a structure is smaller than 4 GiB");
+    head[8..12].copy_from_slice(&length.to_le_bytes());
+    head
 }
 
 /// Takes the payload out of an envelope; bytes behind it are ignored. `what` names the structure in errors.

@@ -12,7 +12,8 @@ use holdfast_log::{
     read_manifest_to_end, remove, trim, was_trimmed_after, write_checkpoint,
 };
 use holdfast_objects::{
-    CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, StoreError, Suffix, Verb,
+    CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError,
+    StoreError, Suffix, Verb,
 };
 use holdfast_types::{Epoch, Nonce, SegmentId, Seq, VolumeId};
 
@@ -236,7 +237,10 @@ async fn a_lost_reply_is_resolved_by_reading_the_record_back() {
 #[tokio::test]
 async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
     let store = log_of(5).await;
-    store.put_segment("volumes/v/segments/01ARZ3NDEKTSV4RRFFQ69G5FAV", vec!["x".into()]).await.unwrap();
+    store
+        .put_segment("volumes/v/segments/01ARZ3NDEKTSV4RRFFQ69G5FAV", &mut ReadyParts::new(["x".into()]))
+        .await
+        .unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     let left = store.list("volumes/", None, 100).await.unwrap().entries;
@@ -289,7 +293,7 @@ impl ObjectStore for Behind {
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
         self.store.create(key, body).await
     }
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         self.store.put_segment(key, parts).await
     }
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {

@@ -11,7 +11,7 @@ use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, s
 use holdfast_log::{
     CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, trim, write_checkpoint,
 };
-use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, Verb};
+use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq, VolumeId};
 
@@ -76,7 +76,7 @@ impl Stored {
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         let key = ObjectKey::Segment(volume(), segment.id).to_string();
-        self.store.put_segment(&key, vec![object.into()]).await.unwrap();
+        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
         self.record(seq, Body::Commit { segment: segment.clone(), void: SideSet::NONE, generation: 1 }).await;
         self.segments.push((segment, index));
     }

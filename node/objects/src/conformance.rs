@@ -12,7 +12,7 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 
-use crate::{ObjectStore, StoreError};
+use crate::ObjectStore;
 
 /// The store under test and where a case may write.
 #[derive(Debug, Clone)]
@@ -120,7 +120,7 @@ impl Ground {
 }
 
 /// Names what was under way when the store failed.
-fn during(what: &str) -> impl FnOnce(StoreError) -> Violation {
+fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> Violation {
     move |error| Violation(format!("{what}: {}", chain(&error)))
 }
 

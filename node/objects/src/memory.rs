@@ -10,11 +10,12 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::{
-    Cause, CreateError, Created, Entry, ErrorKind, Fault, MAX_PAGE_ENTRIES, ObjectStore, Page, RequestCounts,
-    RequestMeter, StoreError, Suffix, Verb, check_key, fault::FaultPlan,
+    Cause, CreateError, Created, Entry, ErrorKind, Fault, MAX_PAGE_ENTRIES, ObjectStore, Page, Parts,
+    RequestCounts, RequestMeter, SegmentError, StoreError, Suffix, Verb, check_key, collect,
+    fault::FaultPlan,
 };
 
 /// An object store in memory.
@@ -218,17 +219,14 @@ impl ObjectStore for MemoryStore {
         }
     }
 
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         check_key(key)?;
         self.check_room(key)?;
-        let reply = self.arrive(Verb::Put).await?;
-        let mut body = BytesMut::with_capacity(parts.iter().map(Bytes::len).sum());
-        for part in parts {
-            body.extend_from_slice(&part);
-        }
-        let object = Object { body: body.freeze(), last_modified: SystemTime::now() };
+        let body = collect(parts).await?;
+        let reply = self.arrive(Verb::Put).await.map_err(StoreError::from)?;
+        let object = Object { body, last_modified: SystemTime::now() };
         self.objects().insert(key.to_owned(), object);
-        if reply == Reply::Lost { Err(lost_reply()) } else { Ok(()) }
+        if reply == Reply::Lost { Err(lost_reply().into()) } else { Ok(()) }
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {

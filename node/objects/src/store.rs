@@ -8,7 +8,7 @@ use std::{fmt, ops::Range, time::SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::{CreateError, StoreError};
+use crate::{CreateError, Parts, SegmentError, StoreError};
 
 /// The longest key that [`check_key`] lets pass, in bytes. S3 allows 1024 for prefix and key together; see
 /// <https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html>.
@@ -84,12 +84,12 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`CreateError::Failed`]: nothing was written.
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError>;
 
-    /// Writes a segment, the concatenation of `parts`, under a key nobody else will ever use. Small ones are one PUT,
-    /// large ones a multipart upload. Safe to repeat with the same bytes.
+    /// Writes a segment, the concatenation of `parts`, under a key nobody else will ever use. One part is one PUT, several
+    /// are a multipart upload; parts are made while earlier ones are sent. Safe to repeat with the same bytes.
     ///
     /// # Errors
-    /// Why the store did not take it. The object may exist nevertheless; nothing refers to it.
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError>;
+    /// [`SegmentError`]. The first part that fails ends the upload.
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError>;
 
     /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) keys that begin with `prefix` and sort after `start_after`.
     ///

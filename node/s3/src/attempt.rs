@@ -12,6 +12,15 @@ use crate::store::S3Store;
 /// Bytes of a body that moved in one attempt.
 pub(crate) type BodyBytes = u64;
 
+/// What a request waits behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Other requests only: reads, log records, all that is small.
+    First,
+    /// Other uploads of segments too, which never have more than their share of the permits.
+    Bulk,
+}
+
 impl S3Store {
     /// Sends one request with a permit and within `limit`, and counts it.
     ///
@@ -19,11 +28,16 @@ impl S3Store {
     pub(crate) async fn attempt<T, E>(
         &self,
         verb: Verb,
+        lane: Lane,
         limit: Duration,
         request: impl Future<Output = Result<(T, BodyBytes), E>>,
         timed_out: impl FnOnce(StoreError) -> E,
         is_failure: impl FnOnce(&E) -> bool,
     ) -> Result<T, E> {
+        let _bulk = match lane {
+            Lane::First => None,
+            Lane::Bulk => Some(self.bulk.acquire().await.expect("the semaphore is never closed")),
+        };
         let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
         self.requests.begin(verb);
         let begun = Instant::now();
@@ -50,14 +64,16 @@ impl S3Store {
         Fut: Future<Output = Result<(T, BodyBytes), StoreError>>,
     {
         let begun = Instant::now();
+        // A create-once PUT is not repeated.
         let upload = matches!(verb, Verb::Put | Verb::UploadPart);
+        let lane = if upload { Lane::Bulk } else { Lane::First };
         let mut attempt = 1;
         loop {
             let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
             let limit = if upload { self.patience.stretch(limit, &self.config.timeouts) } else { limit };
             let sent = Instant::now();
             self.patience.admit(sent)?;
-            let answer = self.attempt(verb, limit, request(), |error| error, failed).await;
+            let answer = self.attempt(verb, lane, limit, request(), |error| error, failed).await;
             self.patience.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
             let error = match answer {
                 Ok(value) => return Ok(value),
@@ -69,7 +85,7 @@ impl S3Store {
             }
             match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
                 Decision::GiveUp if unavailable => {
-                    self.patience.gave_up(Instant::now(), &error);
+                    self.patience.gave_up(sent, Instant::now(), &error);
                     return Err(error);
                 }
                 Decision::GiveUp => return Err(error),

@@ -23,10 +23,8 @@ pub struct S3Config {
     pub credentials: Credentials,
     /// How long requests may take.
     pub timeouts: Timeouts,
-    /// Most requests under way at once; the rest wait in order.
+    /// Most requests under way at once, a quarter of them uploads of segments; the rest wait in order.
     pub max_concurrency: usize,
-    /// Segments longer than this are uploaded in parts of this size, in bytes; at least 5 MiB, S3's smallest part.
-    pub part_bytes: usize,
 }
 
 /// Where credentials come from.
@@ -110,9 +108,6 @@ pub struct InvalidConfig {
     pub fix: &'static str,
 }
 
-/// S3's smallest part but the last. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
-const MIN_PART_BYTES: usize = 5 << 20;
-
 impl S3Config {
     /// A configuration with the usual limits; set what differs.
     pub fn new(bucket: impl Into<String>, region: impl Into<String>, credentials: Credentials) -> Self {
@@ -126,7 +121,6 @@ impl S3Config {
             credentials,
             timeouts: Timeouts::default(),
             max_concurrency: 64,
-            part_bytes: 16 << 20,
         }
     }
 
@@ -189,9 +183,6 @@ impl S3Config {
         if self.max_concurrency == 0 {
             return invalid("maxConcurrency", "0", "allow at least one request at a time");
         }
-        if self.part_bytes < MIN_PART_BYTES {
-            return invalid("partBytes", &self.part_bytes.to_string(), "use at least 5242880");
-        }
         Ok(())
     }
 }
@@ -238,7 +229,6 @@ mod tests {
                 S3Config { ca_pem: Some("x".to_owned()), endpoint: Some("https://h".to_owned()), ..config() },
             ),
             ("maxConcurrency", S3Config { max_concurrency: 0, ..config() }),
-            ("partBytes", S3Config { part_bytes: 1 << 20, ..config() }),
         ];
         for (field, config) in cases {
             let refused = config.check().expect_err(field);

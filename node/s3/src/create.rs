@@ -7,6 +7,7 @@ use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, Verb};
 
 use crate::{
+    attempt::Lane,
     classify::{Effect, classify, foreign},
     store::S3Store,
 };
@@ -42,6 +43,6 @@ impl S3Store {
         };
         let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
         let limit = self.config.timeouts.attempt_for(body_bytes);
-        self.attempt(Verb::Put, limit, request, CreateError::Ambiguous, failed).await
+        self.attempt(Verb::Put, Lane::First, limit, request, CreateError::Ambiguous, failed).await
     }
 }

@@ -41,7 +41,14 @@ struct Away {
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     doublings: AtomicU32,
-    away: Mutex<Option<Away>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    away: Option<Away>,
+    /// When it answered last.
+    answered: Option<Instant>,
 }
 
 impl Patience {
@@ -65,13 +72,13 @@ impl Patience {
         };
         match answer {
             Ok(()) => {
-                self.forget();
+                self.answered();
                 if upload && took < limit / 4 {
                     change(|now| now.saturating_sub(1));
                 }
             }
             Err(StoreError::TimedOut { .. }) if upload => change(|now| (now + 1).min(MOST_DOUBLINGS)),
-            Err(error) if error.kind() != ErrorKind::Unavailable => self.forget(),
+            Err(error) if error.kind() != ErrorKind::Unavailable => self.answered(),
             Err(_) => {}
         }
     }
@@ -81,7 +88,7 @@ impl Patience {
     /// # Errors
     /// What to tell whoever wanted to send one to a store that is away.
     pub(crate) fn admit(&self, now: Instant) -> Result<(), StoreError> {
-        match &mut *self.lock() {
+        match &mut self.lock().away {
             Some(Away { ask_after, last }) if now < *ask_after => {
                 Err(StoreError::Unavailable(NotSent { last: last.clone() }.into()))
             }
@@ -93,27 +100,36 @@ impl Patience {
         }
     }
 
-    /// An operation gave up because the store was not there.
-    pub(crate) fn gave_up(&self, now: Instant, error: &StoreError) {
+    /// An operation gave up because its last request, sent at `sent`, found the store not there. An answer to any other
+    /// request since then says more: a slow upload is no outage for reads that are answered.
+    pub(crate) fn gave_up(&self, sent: Instant, now: Instant, error: &StoreError) {
+        let mut known = self.lock();
+        if known.answered.is_some_and(|answered| answered >= sent) {
+            return;
+        }
         // What is told of it begins with the same words: the causes are what is new.
         let causes: Vec<String> =
             std::iter::successors(error.source(), |&cause| cause.source()).map(ToString::to_string).collect();
         let last = if causes.is_empty() { error.to_string() } else { causes.join(": ") };
-        *self.lock() = Some(Away { ask_after: now + ASK_EVERY, last });
+        known.away = Some(Away { ask_after: now + ASK_EVERY, last });
     }
 
     /// Somebody wants to know: the next request is sent.
     pub(crate) fn forget(&self) {
-        *self.lock() = None;
+        self.lock().away = None;
+    }
+
+    fn answered(&self) {
+        *self.lock() = Known { away: None, answered: Some(Instant::now()) };
     }
 
     /// Whether nothing was heard since an operation gave up.
     pub(crate) fn is_away(&self) -> bool {
-        self.lock().is_some()
+        self.lock().away.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Away>> {
-        self.away.lock().expect("nothing panics while it holds this lock")
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("nothing panics while it holds this lock")
     }
 }
 
@@ -148,7 +164,7 @@ mod tests {
         let patience = Patience::default();
         let begun = Instant::now();
         patience.admit(begun).unwrap();
-        patience.gave_up(begun, &StoreError::Unavailable("no route".into()));
+        patience.gave_up(begun, begun, &StoreError::Unavailable("no route".into()));
         let unsent = patience.admit(begun).unwrap_err();
         assert_eq!(unsent.kind(), ErrorKind::Unavailable);
         assert_eq!(unsent.source().unwrap().to_string(), "no route (not asked again so soon)");
@@ -161,5 +177,7 @@ mod tests {
         patience.learn(Err(&missing), false, SECOND, SECOND);
         assert!(!patience.is_away());
         patience.admit(begun + ASK_EVERY).unwrap();
+        patience.gave_up(begun, begun, &late);
+        assert!(!patience.is_away(), "it answered another request after that one was sent");
     }
 }

@@ -1,28 +1,40 @@
-//! Segment upload: one PUT up to the part size, a multipart upload above it. Repeatable, because nobody else ever
-//! uses the key.
+//! Segment upload: one PUT for one part, a multipart upload for several. Repeatable, because nobody else ever uses the key.
+//!
+//! A part is in memory from its making until it is stored, and no more of them than the maker allows. A part keeps its bytes
+//! while its request is repeated, which the retry policy's deadline bounds; the first one that is given up ends the upload.
 
 use aws_sdk_s3::{
     primitives::ByteStream,
     types::{CompletedMultipartUpload, CompletedPart},
 };
-use bytes::{Buf, Bytes, BytesMut};
-use holdfast_objects::{StoreError, Verb};
+use bytes::Bytes;
+use futures::stream::{FuturesUnordered, StreamExt};
+use holdfast_objects::{Parts, SegmentError, StoreError, Verb};
 
 use crate::{
     classify::{classify, foreign},
     store::S3Store,
 };
 
+/// The parts of an upload that are stored, in order, and their length.
+struct Sent {
+    parts: Vec<CompletedPart>,
+    bytes: u64,
+}
+
 impl S3Store {
     #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket, key))]
-    pub(crate) async fn put_segment_object(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    pub(crate) async fn put_segment_object(
+        &self,
+        key: &str,
+        parts: &mut dyn Parts,
+    ) -> Result<(), SegmentError> {
         let full = self.full_key(key)?;
-        let mut chunks = regroup(parts, self.config.part_bytes);
-        match chunks.len() {
-            0 => self.put_whole(key, &full, Bytes::new()).await,
-            1 => self.put_whole(key, &full, chunks.swap_remove(0)).await,
-            _ => self.put_in_parts(key, &full, &chunks).await,
+        let first = parts.next().await?;
+        if first.is_last {
+            return Ok(self.put_whole(key, &full, first.bytes).await?);
         }
+        self.put_in_parts(key, &full, first.bytes, parts).await
     }
 
     async fn put_whole(&self, key: &str, full: &str, body: Bytes) -> Result<(), StoreError> {
@@ -40,14 +52,18 @@ impl S3Store {
         .await
     }
 
-    async fn put_in_parts(&self, key: &str, full: &str, chunks: &[Bytes]) -> Result<(), StoreError> {
+    async fn put_in_parts(
+        &self,
+        key: &str,
+        full: &str,
+        first: Bytes,
+        parts: &mut dyn Parts,
+    ) -> Result<(), SegmentError> {
         let upload = self.start_upload(key, full).await?;
-        let sent = self.send_parts(key, full, &upload, chunks).await;
-        let done = match sent {
-            Ok(parts) => {
+        let done = match self.send_parts(key, full, &upload, first, parts).await {
+            Ok(Sent { parts, bytes }) => {
                 let completed = self.complete_upload(key, full, &upload, parts).await;
-                let size_bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
-                self.settle_complete(key, completed, size_bytes).await
+                self.settle_complete(key, completed, bytes).await.map_err(SegmentError::from)
             }
             Err(error) => Err(error),
         };
@@ -71,15 +87,46 @@ impl S3Store {
         .await
     }
 
+    /// Makes parts and sends them, so many at once as may be in memory; the first that fails ends it.
     async fn send_parts(
         &self,
         key: &str,
         full: &str,
         upload: &str,
-        chunks: &[Bytes],
-    ) -> Result<Vec<CompletedPart>, StoreError> {
-        let sends = (1..).zip(chunks).map(|(number, chunk)| self.send_part(key, full, upload, number, chunk));
-        futures::future::try_join_all(sends).await
+        first: Bytes,
+        parts: &mut dyn Parts,
+    ) -> Result<Sent, SegmentError> {
+        let most = parts.most_at_once().max(1);
+        let mut bytes = first.len() as u64;
+        let mut numbers = 1..;
+        let mut send = |chunk| {
+            let number = numbers.next().expect("there are fewer than 10,000 parts");
+            self.send_part(key, full, upload, number, chunk)
+        };
+        let mut sending = FuturesUnordered::from_iter([send(first)]);
+        let mut sent = Vec::new();
+        let mut is_last = false;
+        loop {
+            if is_last || sending.len() >= most {
+                match sending.next().await {
+                    Some(part) => sent.push(part?),
+                    None => break,
+                }
+                continue;
+            }
+            let mut making = parts.next();
+            let made = loop {
+                tokio::select! {
+                    Some(part) = sending.next() => sent.push(part?),
+                    made = &mut making => break made?,
+                }
+            };
+            bytes += made.bytes.len() as u64;
+            is_last = made.is_last;
+            sending.push(send(made.bytes));
+        }
+        sent.sort_unstable_by_key(CompletedPart::part_number);
+        Ok(Sent { parts: sent, bytes })
     }
 
     async fn send_part(
@@ -88,7 +135,7 @@ impl S3Store {
         full: &str,
         upload: &str,
         number: i32,
-        chunk: &Bytes,
+        chunk: Bytes,
     ) -> Result<CompletedPart, StoreError> {
         let body_bytes = chunk.len() as u64;
         self.repeat(Verb::UploadPart, self.config.timeouts.attempt_for(body_bytes), || async {
@@ -155,50 +202,5 @@ impl S3Store {
         if let Err(error) = aborted {
             tracing::debug!(key, %error, "the parts of a failed upload remain until the bucket expires them");
         }
-    }
-}
-
-/// Cuts the concatenation of `parts` into pieces of `part_bytes`, the last one shorter; copies only where a piece
-/// spans several parts.
-fn regroup(parts: Vec<Bytes>, part_bytes: usize) -> Vec<Bytes> {
-    let mut pieces = Vec::new();
-    let mut open = BytesMut::new();
-    for mut part in parts {
-        while part.has_remaining() {
-            let take = part.len().min(part_bytes - open.len());
-            let cut = part.split_to(take);
-            if open.is_empty() && take == part_bytes {
-                pieces.push(cut);
-                continue;
-            }
-            open.extend_from_slice(&cut);
-            if open.len() == part_bytes {
-                pieces.push(open.split().freeze());
-            }
-        }
-    }
-    if !open.is_empty() {
-        pieces.push(open.freeze());
-    }
-    pieces
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_have_the_part_size_and_keep_every_byte_in_order() {
-        let whole: Vec<u8> = (0..=200).collect();
-        let cuts: [&[usize]; 5] = [&[], &[201], &[10, 10, 10], &[1, 99], &[64, 0, 64, 3]];
-        for cut in cuts {
-            let mut rest = Bytes::from(whole.clone());
-            let mut parts: Vec<Bytes> = cut.iter().map(|len| rest.split_to(*len)).collect();
-            parts.push(rest);
-            let pieces = regroup(parts, 64);
-            assert_eq!(pieces.iter().map(Bytes::len).collect::<Vec<_>>(), [64, 64, 64, 9], "{cut:?}");
-            assert_eq!(pieces.concat(), whole, "{cut:?}");
-        }
-        assert!(regroup(vec![Bytes::new()], 64).is_empty());
     }
 }

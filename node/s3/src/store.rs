@@ -6,18 +6,24 @@ use async_trait::async_trait;
 use aws_sdk_s3::Client;
 use bytes::Bytes;
 use holdfast_objects::{
-    CreateError, Created, ObjectStore, Page, RequestCounts, RequestMeter, RetryPolicy, StoreError, Suffix,
-    check_key,
+    CreateError, Created, ObjectStore, Page, Parts, RequestCounts, RequestMeter, RetryPolicy, SegmentError,
+    StoreError, Suffix, check_key,
 };
 use tokio::sync::Semaphore;
 
 use crate::{config::S3Config, patience::Patience};
 
+/// Uploads of segments get one permit in so many: reads and log records never wait for more of them.
+const BULK_SHARE: usize = 4;
+
 /// An object store in one bucket. Share it behind an `Arc`: it holds connections and permits.
 pub struct S3Store {
     pub(crate) client: Client,
     pub(crate) config: S3Config,
+    /// Requests under way.
     pub(crate) permits: Semaphore,
+    /// Those of them that carry bulk.
+    pub(crate) bulk: Semaphore,
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
     pub(crate) patience: Patience,
@@ -30,6 +36,7 @@ impl S3Store {
         Self {
             client,
             permits: Semaphore::new(config.max_concurrency),
+            bulk: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
             patience: Patience::default(),
@@ -84,7 +91,7 @@ impl ObjectStore for S3Store {
         self.create_object(key, body).await
     }
 
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         self.put_segment_object(key, parts).await
     }
 

@@ -11,6 +11,7 @@ mod outages;
 
 pub use case::FleetCase;
 
+use holdfast_background::StoreKey;
 use holdfast_engine::event::Millis;
 
 use crate::host::Trouble;
@@ -77,7 +78,9 @@ impl Fleet {
                 let mut schedule = Schedule::of_volume(name, rng.bits(), profile, story);
                 schedule.join_crowd(volumes as u64);
                 let queue_ms = volumes as Millis * TURN_MS;
-                schedule.world.join(volume as u64, Company::new(shared.clone(), queue_ms));
+                schedule
+                    .world
+                    .join(volume as u64, Company::new(shared.clone(), StoreKey(store_of(volume)), queue_ms));
                 schedule
             })
             .collect();

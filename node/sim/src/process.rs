@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use holdfast_background::{
-    AttachError, Background, ColdError, Indexes, Tidy, Won, Work, fetch, load_manifest, patiently, win,
+    AttachError, Background, ColdError, Indexes, Pools, Tidy, Won, Work, fetch, load_manifest, patiently, win,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -31,6 +31,10 @@ use crate::world::{AttachStep, Shared};
 /// Segment indexes that a process keeps, and their bytes: more than a run has.
 pub(crate) const INDEXES: usize = 64;
 pub(crate) const INDEX_BYTES: u64 = 1 << 30;
+/// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part, some more, and
+/// a few uploads are enough to take all.
+pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
+pub(crate) const PART_BYTES: usize = 64 << 10;
 
 /// What a process was asked to do.
 pub(crate) enum What {
@@ -124,7 +128,13 @@ impl Process {
             jobs: Vec::new(),
             tasks: Tasks::default(),
             calls,
-            background: Arc::new(Background::new(volume.clone(), objects, sides, time)),
+            background: Arc::new(Background::new(
+                volume.clone(),
+                (shared.store, objects),
+                sides,
+                time,
+                shared.pools.clone(),
+            )),
             shared,
             upload: None,
             detaching: false,
@@ -175,7 +185,7 @@ impl Process {
         let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
         self.tasks.start(async move {
             let Background { volume, objects, time, .. } = &*background;
-            let Shared { indexes, slab } = &shared;
+            let Shared { pools: Pools { indexes, .. }, slab, .. } = &shared;
             let block = match slab {
                 Some(slab) => slab.read(&**objects, volume, time, indexes, range, &layers).await,
                 None => read_block(&**objects, volume, time, indexes, range, &layers).await,

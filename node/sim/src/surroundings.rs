@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_background::{
-    FoundMap, LocalState, SideReader, Sides, TimeAndChance, Unreadable, build_segment,
-};
+use holdfast_background::{FoundMap, LocalState, SegmentBuild, SideReader, Sides, TimeAndChance, Unreadable};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{Header, header_offset};
-use holdfast_engine::record::SegmentRef;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
-use holdfast_objects::{CreateError, Created, ObjectStore, Page, StoreError, Suffix};
-use holdfast_types::{Epoch, SectorRange, SegmentId};
+use holdfast_objects::{
+    CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,
+};
+use holdfast_types::{Epoch, SectorRange};
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk, lock};
 use crate::disk::sectors;
@@ -62,13 +61,14 @@ impl ObjectStore for SimObjects {
         answer
     }
 
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
-        let [body] = <[Bytes; 1]>::try_from(parts).expect("a segment is sent as one part");
+    /// What the parts are sent for is there at once when the last one has come.
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        let body = collect(parts).await?;
         let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await
         else {
             unreachable!("a PUT has another answer")
         };
-        answer
+        Ok(answer?)
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
@@ -143,19 +143,17 @@ impl SideReader for SimFiles {
 impl Sides for SimFiles {
     type Error = LocalError;
 
-    async fn build_segment(
-        &self,
-        dirty: Vec<DirtyBlock>,
-        id: SegmentId,
-    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
-        if self.ask(LocalAsk::ReadSides).await.is_err() {
-            let DirtyBlock { block, a, b } = dirty[0];
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+        if let Some(DirtyBlock { block, a, b }) = build.unread().first().copied()
+            && self.ask(LocalAsk::ReadSides).await.is_err()
+        {
             let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
             let ranges =
                 vec![SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(sectors))];
-            return Err(Unreadable { ranges, error: std::io::Error::other("simulated") });
+            return (build, Err(Unreadable { ranges, error: std::io::Error::other("simulated") }));
         }
-        build_segment(self, &dirty, id)
+        let part = build.next_part(self);
+        (build, part)
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {

@@ -3,7 +3,7 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_engine::segment::SegmentBuilder;
-use holdfast_objects::MemoryStore;
+use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::Sector;
 
 use super::*;
@@ -95,8 +95,8 @@ fn stored(frames: u64) -> (MemoryStore, VolumeId, Layers) {
         builder.push(Block(block), Mask(1), &[7; 4096]);
     }
     let (segment, object) = builder.finish(SegmentId::new(1, [0; 10]));
-    let parts = vec![Bytes::from(object)];
-    store.put_segment(&key(&volume, &segment), parts).now_or_never().unwrap().unwrap();
+    let mut parts = ReadyParts::from(Bytes::from(object));
+    store.put_segment(&key(&volume, &segment), &mut parts).now_or_never().unwrap().unwrap();
     (store, volume, [Arc::new(segment)].into())
 }
 

@@ -1,8 +1,9 @@
+mod uploads;
+
 use std::sync::Mutex;
 
 use futures::FutureExt;
 use holdfast_engine::record::Body;
-use holdfast_engine::record::SegmentRef;
 use holdfast_objects::MemoryStore;
 use holdfast_types::{Epoch, Nonce};
 
@@ -17,11 +18,7 @@ struct NoSides;
 impl Sides for NoSides {
     type Error = std::io::Error;
 
-    async fn build_segment(
-        &self,
-        _dirty: Vec<DirtyBlock>,
-        _id: SegmentId,
-    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
+    async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
         unreachable!("nothing is uploaded")
     }
 
@@ -51,7 +48,8 @@ fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
     };
     next(0);
     let time = ScriptedTime::new(next);
-    let background = Background::new("v".parse().unwrap(), objects, NoSides, time);
+    let background =
+        Background::new("v".parse().unwrap(), (StoreKey(0), objects), NoSides, time, uploads::pools());
     let event = background.perform(Work::ReadRecord { seq: Seq(7) }).now_or_never();
     let event = event.map(|(event, _tidy)| event);
     let waits = background.time.waits.lock().unwrap().len();

@@ -22,7 +22,7 @@ pub(super) enum Kind {
 }
 
 /// Environment variables and the settings they override.
-pub(super) const OVERRIDES: [(&str, &str, Kind); 13] = [
+pub(super) const OVERRIDES: [(&str, &str, Kind); 14] = [
     ("HOLDFAST_KUBERNETES", "kubernetes", Kind::Switch),
     ("HOLDFAST_NODE_NAME", "node.name", Kind::Text),
     ("HOLDFAST_STATE_DIR", "node.state_dir", Kind::Text),
@@ -33,6 +33,7 @@ pub(super) const OVERRIDES: [(&str, &str, Kind); 13] = [
     ("HOLDFAST_CACHE_SIZE", "data.cache_size", Kind::Text),
     ("HOLDFAST_SEAL_SIZE", "data.seal_size", Kind::Text),
     ("HOLDFAST_MOST_DIRTY", "data.most_dirty", Kind::Text),
+    ("HOLDFAST_UPLOAD_MEMORY", "data.upload_memory", Kind::Text),
     ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", Kind::Text),
     ("HOLDFAST_API_SOCKET", "api.socket", Kind::Text),
     ("HOLDFAST_METRICS_LISTEN", "metrics.listen", Kind::Text),

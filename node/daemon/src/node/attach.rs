@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use holdfast_background::{Background, PutAside, Won, win};
+use holdfast_background::{Background, PutAside, StoreKey, Won, win};
 use holdfast_engine::attach::{Claim, Displaced};
 use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
@@ -261,10 +261,17 @@ impl Node {
             AddError::LiveMap(error) => NodeError::Damaged { path: map_path, source: Damage::LiveMap(error) },
         })?;
         let sides = LocalSides { local, sides };
+        // Volumes of one store share the connection.
+        let store = StoreKey(Arc::as_ptr(&objects).addr());
         let work = VolumeWork {
-            background: Background::new(volume.clone(), objects, sides, NodeTime),
+            background: Background::new(
+                volume.clone(),
+                (store, objects),
+                sides,
+                NodeTime,
+                self.0.pools.clone(),
+            ),
             cold: Arc::clone(&self.0.cold),
-            uploads: Arc::clone(&self.0.uploads),
             ring: ring.clone(),
             key,
         };

@@ -10,15 +10,14 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_background::{Background, SideReader, Sides, TimeAndChance, Unreadable};
-use holdfast_engine::action::DirtyBlock;
+use holdfast_background::{Background, SegmentBuild, SideReader, Sides, TimeAndChance, Unreadable};
 use holdfast_engine::event::Errno;
 use holdfast_engine::manifest::Layers;
-use holdfast_engine::record::SegmentRef;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
-use holdfast_types::{SectorRange, SegmentId};
-use tokio::sync::{Semaphore, mpsc};
+use holdfast_objects::Part;
+use holdfast_types::SectorRange;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::cold::ColdReads;
@@ -77,13 +76,13 @@ impl SideReader for SideFiles {
 impl Sides for LocalSides {
     type Error = io::Error;
 
-    async fn build_segment(
-        &self,
-        dirty: Vec<DirtyBlock>,
-        id: SegmentId,
-    ) -> Result<(SegmentRef, Vec<u8>), Unreadable> {
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
         let sides = SideFiles(self.sides.clone());
-        off_runtime(move || holdfast_background::build_segment(&sides, &dirty, id)).await
+        off_runtime(move || {
+            let part = build.next_part(&sides);
+            (build, part)
+        })
+        .await
     }
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
@@ -96,8 +95,6 @@ impl Sides for LocalSides {
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
     pub(crate) cold: Arc<ColdReads>,
-    /// Uploads under way on the node: each holds a segment in memory.
-    pub(crate) uploads: Arc<Semaphore>,
     pub(crate) ring: RingHandle,
     pub(crate) key: VolumeKey,
 }
@@ -132,18 +129,8 @@ impl VolumeWork {
             }
             Work::Other(work) => work,
         };
-        let permit = match &work {
-            holdfast_background::Work::Upload(_) => {
-                Some(self.uploads.acquire().await.expect("the semaphore is never closed"))
-            }
-            holdfast_background::Work::StorePending(_)
-            | holdfast_background::Work::CreateRecord { .. }
-            | holdfast_background::Work::ReadRecord { .. }
-            | holdfast_background::Work::WriteCheckpoint { .. } => None,
-        };
         let (event, tidy) = self.background.perform(work).await;
         self.ring.send(Message::Event { key: self.key, event });
-        drop(permit);
         if let Some(tidy) = tidy {
             self.background.tidy(tidy).await;
         }

@@ -1,5 +1,7 @@
 //! Cold reads: a block of the object store, through the slab.
 
+use std::sync::Arc;
+
 use holdfast_background::{ColdError, Indexes, fetch, patiently};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
@@ -9,20 +11,15 @@ use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
 use super::background::NodeTime;
 use super::slab::{Slab, SlabSlot};
 
-/// Segment indexes kept in memory, in bytes.
-const INDEX_CACHE_BYTES: u64 = 256 << 20;
-/// How many those may be.
-const INDEXES: usize = 4096;
-
 /// The node's cold reads.
 pub(crate) struct ColdReads {
     slab: Slab,
-    indexes: Indexes,
+    indexes: Arc<Indexes>,
 }
 
 impl ColdReads {
-    pub(crate) fn new(slab: Slab) -> Self {
-        Self { slab, indexes: Indexes::new(INDEXES, INDEX_CACHE_BYTES) }
+    pub(crate) fn new(slab: Slab, indexes: Arc<Indexes>) -> Self {
+        Self { slab, indexes }
     }
 
     /// The disk cannot read what is in `slot`.

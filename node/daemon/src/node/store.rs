@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_objects::{CreateError, Created, ObjectStore, Page, RequestCounts, StoreError, Suffix};
+use holdfast_objects::{
+    CreateError, Created, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
+};
 use holdfast_s3::{Credentials, InvalidConfig, ProbeFailure, S3Config, S3Store};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
@@ -177,7 +179,7 @@ impl ObjectStore for StoreClient {
         self.store().await.map_err(CreateError::Failed)?.create(key, body).await
     }
 
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         self.store().await?.put_segment(key, parts).await
     }
 

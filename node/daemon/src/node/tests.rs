@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
+use std::time::Instant;
 
 use holdfast_background::{LocalState, win};
 use holdfast_engine::action::Action;
@@ -21,7 +22,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::{Setup, Volume};
-use holdfast_objects::ObjectStore;
+use holdfast_objects::{Fault, Gate, ObjectStore, ReadyParts, Verb};
 use holdfast_s3::Credentials;
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
 use tempfile::TempDir;
@@ -59,6 +60,7 @@ impl Dirs {
             cache_bytes: None,
             seal_bytes: 4 << 20,
             most_dirty_bytes: 64 << 20,
+            upload_memory_bytes: 256 << 20,
             max_dirty_age: Duration::from_secs(30),
         }
     }
@@ -351,8 +353,17 @@ fn claim(node: &str, fill: u8) -> Claim {
 
 /// Writes `range` to a volume that the bucket holds, and leaves it as a daemon does that dies in a detach.
 async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
-    let local = dirs.local();
-    let won = win(&*bucket.objects, &volume(), &local, &claim("a", 1)).await.unwrap();
+    leave_volume_dirty(dirs, ("main", bucket), &volume(), range).await;
+}
+
+async fn leave_volume_dirty(
+    dirs: &Dirs,
+    (store_name, bucket): (&str, &Bucket),
+    volume: &VolumeId,
+    range: SectorRange,
+) {
+    let local = dirs.local_of(volume);
+    let won = win(&*bucket.objects, volume, &local, &claim("a", 1)).await.unwrap();
     let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
     let setup = Setup {
         requests: 128,
@@ -362,7 +373,7 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
         header_generation: won.header_generation,
         unix_ms_at_zero: 0,
     };
-    let live_map = LiveMap::create(&dirs.live_map(), SECTORS, &[Chunk(0)]).unwrap();
+    let live_map = LiveMap::create(&local.live_map_path(), SECTORS, &[Chunk(0)]).unwrap();
     let mut actions = Vec::new();
     let mut served = Volume::attach(setup, live_map, won.manifest, &won.found, false, 0, &mut actions);
     let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
@@ -373,7 +384,10 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
                 Action::PrepareMap { chunk } => events.push(Event::MapPrepared { chunk, result: Ok(()) }),
                 Action::Write { id, range, side } => {
                     let bytes = vec![5; usize::try_from(range.bytes()).unwrap()];
-                    let file = File::options().write(true).open(dirs.side(side)).unwrap();
+                    let file = File::options()
+                        .write(true)
+                        .open(local.dir().join(["a.data", "b.data"][side as usize]))
+                        .unwrap();
                     file.write_all_at(&bytes, range.start.byte_offset()).unwrap();
                     events.push(Event::Moved { id, result: Ok(()) });
                 }
@@ -396,14 +410,14 @@ async fn leave_dirty(dirs: &Dirs, bucket: &Bucket, range: SectorRange) {
     }
     let record = AttachedRecord {
         version: ATTACHED_VERSION,
-        tag: dirs.tag(&volume(), 1),
+        tag: dirs.tag(volume, 1),
         device_id: None,
         sectors: SECTORS,
         epoch: 1,
         max_age_ms: 1000,
         durability: Durability::Local,
         detaching: true,
-        store_name: "main".to_owned(),
+        store_name: store_name.to_owned(),
         store: (&bucket.config).into(),
     };
     local.write_record(&record).unwrap();
@@ -471,7 +485,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         let mut bytes = bucket.objects.get(&segment.key, u64::MAX).await.unwrap().to_vec();
         bytes[0] ^= 1;
         bucket.objects.delete(&segment.key).await.unwrap();
-        bucket.objects.put_segment(&segment.key, vec![bytes.into()]).await.unwrap();
+        bucket.objects.put_segment(&segment.key, &mut ReadyParts::new([bytes.into()])).await.unwrap();
         // No read of it succeeds any more.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
 
@@ -482,6 +496,51 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
         let status = only(&node);
         assert_eq!((status.dirty_bytes, status.unreadable), (Some(0), None));
+        node.shutdown().await;
+    });
+}
+
+/// Two volumes of a store that takes no segments held both permits for uploads: no volume of any other store committed.
+#[test]
+fn a_dead_store_delays_no_commit_of_another() {
+    alone(async {
+        let (dirs, dead, live) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        let volumes = |name: &str| -> Vec<VolumeId> {
+            (0..8).map(|number| format!("{name}-{number}").parse().unwrap()).collect()
+        };
+        let stores = [("dead", &dead, volumes("dead")), ("live", &live, volumes("live"))];
+        for (name, bucket, volumes) in &stores {
+            for volume in volumes {
+                node.create(volume, SECTORS * SECTOR_BYTES, name, &bucket.config).await.unwrap();
+                leave_volume_dirty(&dirs, (*name, *bucket), volume, SectorRange::new(2, 3)).await;
+            }
+        }
+        let gate = Gate::new();
+        dead.objects.fail_always(Verb::Put, Fault::Hold(gate.clone()));
+        let mut begun = Instant::now();
+        for (name, _, volumes) in &stores {
+            begun = Instant::now();
+            for volume in volumes {
+                let present = node.resume(volume, LIMIT).await.unwrap().unwrap();
+                node.load_manifest(volume.clone(), present);
+            }
+            if *name == "dead" {
+                for _ in 0..2 {
+                    tokio::time::timeout(LIMIT, gate.arrival()).await.expect("uploads begin");
+                }
+            }
+        }
+        let dirty_in = |name: &str| -> u64 {
+            let here = node.list().into_iter().filter(|status| status.volume.as_str().starts_with(name));
+            here.map(|status| status.dirty_bytes.unwrap_or(1)).sum()
+        };
+        // Their age limit, a second, was reached before they were resumed.
+        while dirty_in("live") > 0 && begun.elapsed() < Duration::from_secs(6) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        println!("dead_store_other_commit_seconds {:.2}", begun.elapsed().as_secs_f64());
+        assert_eq!((dirty_in("live"), dirty_in("dead")), (0, 8 * 3 * SECTOR_BYTES));
         node.shutdown().await;
     });
 }

@@ -14,7 +14,9 @@ use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, Page, StoreError, Suffix};
+use holdfast_objects::{
+    CreateError, Created, ErrorKind, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
+};
 
 use super::store::StoreClient;
 use crate::failure::chain;
@@ -167,9 +169,14 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         self.note(sent, CreateError::kind, self.current().create(key, body).await)
     }
 
-    async fn put_segment(&self, key: &str, parts: Vec<Bytes>) -> Result<(), StoreError> {
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.current().put_segment(key, parts).await)
+        match self.current().put_segment(key, parts).await {
+            Ok(()) => Ok(self.note(sent, StoreError::kind, Ok(()))?),
+            Err(SegmentError::Store(error)) => Ok(self.note(sent, StoreError::kind, Err(error))?),
+            // That says nothing about the store.
+            Err(SegmentError::Part(failed)) => Err(failed.into()),
+        }
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
@@ -185,7 +192,7 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_objects::{Fault, MemoryStore, Verb};
+    use holdfast_objects::{Fault, MemoryStore, ReadyParts, Verb};
 
     use super::*;
 
@@ -198,13 +205,13 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers, "that there is no such object");
         let before = SystemTime::now();
         memory.go_away();
-        assert!(watched.put_segment("a", vec![]).await.is_err());
+        assert!(watched.put_segment("a", &mut ReadyParts::new([])).await.is_err());
         let first = watched.health().away().cloned().expect("away");
         assert!(first.since >= before && !first.error.is_empty());
         assert!(watched.create("b", Bytes::new()).await.is_err());
         assert_eq!(watched.health().away().expect("still").since, first.since);
         memory.heal();
-        watched.put_segment("a", vec![]).await.expect("stored");
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
@@ -214,11 +221,11 @@ mod tests {
         let (old, new) = (Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new()));
         let watched = WatchedStore::new(Arc::clone(&old));
         old.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
-        assert!(watched.put_segment("a", vec![]).await.is_err());
+        assert!(watched.put_segment("a", &mut ReadyParts::new([])).await.is_err());
         assert!(watched.health().away().is_some_and(|away| away.is_denied));
         let asked = old.counts().total();
         watched.replace(Arc::clone(&new));
-        watched.put_segment("a", vec![]).await.expect("stored");
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         assert_eq!((new.keys(), old.counts().total()), (vec!["a".to_owned()], asked));
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
@@ -228,7 +235,7 @@ mod tests {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
         let early = Sent::now();
-        watched.put_segment("a", vec![]).await.expect("stored");
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         let failed = || Err::<(), _>(StoreError::Unavailable("silence".into()));
         assert!(watched.note(early, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");

@@ -1,18 +1,22 @@
 //! Segments: in one request or in many, the object is the concatenation of its parts.
 
-use bytes::Bytes;
-
 use super::{Ground, Violation, during, must, pattern};
+use crate::ReadyParts;
+
+/// S3's smallest part but the last. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
+const PART_BYTES: usize = 5 << 20;
 
 pub(super) async fn small(ground: &Ground) -> Result<(), Violation> {
     let key = ground.key("small");
     let body = pattern(10_000);
-    let parts = vec![body.slice(..1), Bytes::new(), body.slice(1..4097), body.slice(4097..)];
     for time in ["once", "again"] {
-        ground.store.put_segment(&key, parts.clone()).await.map_err(during(time))?;
+        ground.store.put_segment(&key, &mut ReadyParts::from(body.clone())).await.map_err(during(time))?;
         let read = ground.store.get(&key, 10_000).await.map_err(during("reading it"))?;
-        must!(read == body, "written {time}, the segment is not the concatenation of its parts");
+        must!(read == body, "written {time}, the segment is not what was written");
     }
+    let key = ground.key("empty");
+    ground.store.put_segment(&key, &mut ReadyParts::new([])).await.map_err(during("writing nothing"))?;
+    must!(ground.store.get(&key, 1).await.map_err(during("reading it"))?.is_empty(), "it has bytes");
     Ok(())
 }
 
@@ -20,10 +24,8 @@ pub(super) async fn large(ground: &Ground) -> Result<(), Violation> {
     let key = ground.key("large");
     let len = ground.large_bytes;
     let body = pattern(len);
-    // Parts that never end where an upload's parts do.
-    let cut = len / 3 + 1;
-    let parts = vec![body.slice(..cut), body.slice(cut..2 * cut), body.slice(2 * cut..)];
-    ground.store.put_segment(&key, parts).await.map_err(during("uploading"))?;
+    let parts = (0..len).step_by(PART_BYTES).map(|from| body.slice(from..len.min(from + PART_BYTES)));
+    ground.store.put_segment(&key, &mut ReadyParts::new(parts)).await.map_err(during("uploading"))?;
     let suffix = ground.store.get_suffix(&key, 4096).await.map_err(during("reading its footer"))?;
     must!(suffix.size_bytes == len as u64, "{len} bytes became {}", suffix.size_bytes);
     must!(suffix.bytes == body.slice(len - 4096..), "the footer is wrong");

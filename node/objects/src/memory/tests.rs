@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use crate::Gate;
+use crate::{Gate, ReadyParts};
 
 const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
@@ -74,7 +74,7 @@ async fn a_delay_takes_its_time() {
 async fn every_request_is_counted_once() {
     let store = MemoryStore::new();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
-    store.put_segment("volumes/v1/segments/one", vec![BODY]).await.unwrap();
+    store.put_segment("volumes/v1/segments/one", &mut ReadyParts::from(BODY)).await.unwrap();
     store.get_range(KEY, 0..1).await.unwrap();
     store.get_suffix(KEY, 1).await.unwrap();
     store.list("", None, 10).await.unwrap();

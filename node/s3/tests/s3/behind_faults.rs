@@ -12,7 +12,6 @@ async fn a_server_that_fails_now_and_then_conforms() {
     let store = S3Store::connect(S3Config {
         endpoint: Some(variable("HOLDFAST_TEST_S3")),
         path_style: true,
-        part_bytes: 5 << 20,
         ..S3Config::new(variable("HOLDFAST_TEST_BUCKET"), "us-east-1", Credentials::Environment)
     })
     .await

@@ -1,9 +1,13 @@
 //! What the store makes of a server that fails, and how many requests it sends for it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore};
+use holdfast_objects::{
+    CreateError, Created, ErrorKind, ObjectStore, Part, PartFailed, Parts, ReadyParts, SegmentError,
+};
 use holdfast_s3::{S3Config, S3Store};
 use hyper::Method;
 
@@ -154,11 +158,11 @@ async fn a_denied_read_is_not_repeated() {
 async fn a_small_segment_is_one_put_and_survives_a_lost_reply() {
     let server = Server::start().await;
     let store = server.store().await;
-    store.put_segment("volumes/v1/segments/a", vec![BODY, BODY]).await.unwrap();
+    store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
     assert_eq!(store.counts().total(), 1);
     server.trouble(Method::PUT, Trouble::LostReply);
-    store.put_segment("volumes/v1/segments/b", vec![BODY]).await.unwrap();
-    assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), "recordrecord");
+    store.put_segment("volumes/v1/segments/b", &mut ReadyParts::from(BODY)).await.unwrap();
+    assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), BODY);
     assert_eq!(store.get("volumes/v1/segments/b", 64).await.unwrap(), BODY);
 }
 
@@ -166,15 +170,16 @@ async fn a_small_segment_is_one_put_and_survives_a_lost_reply() {
 async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
     let server = Server::start().await;
     let store = server.store().await;
-    let part = Bytes::from(vec![3; 3 << 20]);
+    let part = Bytes::from(vec![3; 5 << 20]);
     server.trouble(Method::PUT, Trouble::LostReply);
     server.trouble(Method::PUT, Trouble::Answer(503, "SlowDown"));
     // The first POST starts the upload, the second completes it.
     server.trouble(Method::POST, Trouble::Late(Duration::ZERO));
     server.trouble(Method::POST, Trouble::LostReply);
-    store.put_segment("volumes/v1/segments/a", vec![part.clone(), part.clone(), part]).await.unwrap();
+    let mut parts = ReadyParts::new([part.clone(), part.clone(), part.slice(..1 << 20)]);
+    store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
     let end = store.get_suffix("volumes/v1/segments/a", 1).await.unwrap();
-    assert_eq!(end.size_bytes, 9 << 20);
+    assert_eq!(end.size_bytes, 11 << 20);
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
@@ -183,8 +188,11 @@ async fn a_large_segment_that_fails_frees_its_parts() {
     let server = Server::start().await;
     let store = server.store().await;
     server.trouble(Method::PUT, Trouble::Answer(403, "AccessDenied"));
-    let refused = store.put_segment("volumes/v1/segments/a", vec![Bytes::from(vec![3; 11 << 20])]).await;
-    assert_eq!(refused.unwrap_err().kind(), ErrorKind::Denied);
+    let mut parts = ReadyParts::new([Bytes::from(vec![3; 5 << 20]), BODY]);
+    match store.put_segment("volumes/v1/segments/a", &mut parts).await {
+        Err(SegmentError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Denied),
+        other => panic!("{other:?}"),
+    }
     assert_eq!(store.counts().abort_upload, 1);
     assert_eq!(server.backend.open_uploads(), 0);
     assert_eq!(server.backend.keys(), Vec::<String>::new());
@@ -247,4 +255,89 @@ async fn a_store_that_is_known_to_be_away_is_asked_by_one_request_at_a_time() {
     while store.get(KEY, 64).await.unwrap_err().kind() != ErrorKind::NotFound {}
     assert_eq!(store.counts().get, 6);
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+}
+
+/// All parts of an upload waited in one queue with reads and log records, each of which then came after gigabytes.
+#[tokio::test]
+async fn uploads_leave_permits_for_reads() {
+    let server = Server::start().await;
+    let store = S3Store::connect(S3Config { max_concurrency: 8, ..server.config() }).await.unwrap();
+    assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
+    for _ in 0..16 {
+        server.trouble(Method::PUT, Trouble::Late(TOO_LATE));
+    }
+    let before = store.counts();
+    let keys: Vec<String> = (0..16).map(|number| format!("volumes/v1/segments/{number}")).collect();
+    let mut bodies = vec![ReadyParts::from(BODY); keys.len()];
+    let uploads = keys.iter().zip(&mut bodies).map(|(key, body)| store.put_segment(key, body));
+    let reads = async {
+        while store.counts().put < before.put + 2 {
+            tokio::task::yield_now().await;
+        }
+        for _ in 0..10 {
+            assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
+        }
+        store.list("volumes/", None, 10).await.unwrap();
+    };
+    tokio::select! {
+        uploaded = futures::future::join_all(uploads) => panic!("{uploaded:?}"),
+        () = reads => {}
+    }
+    let after = store.counts();
+    assert_eq!(
+        (after.get - before.get, after.put - before.put),
+        (10, 2),
+        "a quarter of eight is for uploads"
+    );
+}
+
+/// Parts that are made as they are asked for: most of them at once, and how many there were.
+struct Counted {
+    left: usize,
+    held: Arc<AtomicUsize>,
+    peak: usize,
+}
+
+struct Held(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[async_trait::async_trait]
+impl Parts for Counted {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        self.left = self.left.checked_sub(1).ok_or(PartFailed)?;
+        self.peak = self.peak.max(self.held.fetch_add(1, Ordering::SeqCst) + 1);
+        let bytes = Bytes::from_owner(Held(vec![3; 5 << 20], Arc::clone(&self.held)));
+        Ok(Part { bytes, is_last: self.left == 0 })
+    }
+
+    fn most_at_once(&self) -> usize {
+        2
+    }
+}
+
+/// A segment lay in memory as a whole until its last part was stored.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_more_parts_are_in_memory_than_allowed() {
+    let server = Server::start().await;
+    let store = server.store().await;
+    let mut parts = Counted { left: 6, held: Arc::default(), peak: 0 };
+    store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
+    assert_eq!((parts.peak, parts.held.load(Ordering::SeqCst)), (2, 0));
+    assert_eq!(store.get_suffix("volumes/v1/segments/a", 1).await.unwrap().size_bytes, 30 << 20);
+    // Its maker fails at the second part: the upload ends, and nothing of it stays.
+    let mut parts = Counted { left: 0, held: Arc::default(), peak: 0 };
+    let failed = store.put_segment("volumes/v1/segments/b", &mut parts).await;
+    assert!(matches!(failed, Err(SegmentError::Part(PartFailed))), "{failed:?}");
+    assert_eq!(server.backend.open_uploads(), 0);
 }

@@ -1,7 +1,7 @@
 //! What a proxy, an ingress or a load balancer says in the server's place is no word on any object.
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, StoreError};
+use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, ReadyParts, StoreError};
 use hyper::{Method, Request, Response, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use s3s::Body;
@@ -79,7 +79,7 @@ async fn a_page_in_answer_to_a_create_leaves_it_in_doubt() {
     }
     assert_eq!(server.backend.keys(), Vec::<String>::new());
     server.trouble(Method::PUT, Trouble::Proxy(200, PAGE));
-    store.put_segment("volumes/v1/segments/a", vec![BODY]).await.unwrap();
+    store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
     assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), BODY);
 }
 

@@ -122,7 +122,6 @@ impl Server {
                 per_mib: Duration::from_secs(10),
                 deadline: Duration::from_secs(120),
             },
-            part_bytes: 5 << 20,
             ..S3Config::new(BUCKET, "us-east-1", credentials)
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use holdfast_objects::{Created, ErrorKind, ObjectStore};
+use holdfast_objects::{Created, ErrorKind, ObjectStore, ReadyParts};
 use holdfast_s3::{S3Config, S3Store};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
@@ -42,8 +42,9 @@ async fn the_given_authority_is_trusted_and_payloads_travel_unsigned() {
     let store = S3Store::connect(secure(&server, ca_pem)).await.unwrap();
     store.probe().await.unwrap();
     assert_eq!(store.create("a", Bytes::from_static(b"x")).await.unwrap(), Created);
-    store.put_segment("b", vec![Bytes::from(vec![1; 11 << 20])]).await.unwrap();
-    assert_eq!(store.get_suffix("b", 1).await.unwrap().size_bytes, 11 << 20);
+    let mut parts = ReadyParts::new([vec![1; 5 << 20], vec![1; 6]].map(Bytes::from));
+    store.put_segment("b", &mut parts).await.unwrap();
+    assert_eq!(store.get_suffix("b", 1).await.unwrap().size_bytes, (5 << 20) + 6);
 }
 
 #[tokio::test]

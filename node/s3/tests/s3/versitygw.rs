@@ -59,7 +59,6 @@ impl Gateway {
             endpoint: Some(format!("http://{}", self.address)),
             path_style: true,
             prefix: "cluster".to_owned(),
-            part_bytes: 5 << 20,
             ..S3Config::new("bucket", "us-east-1", credentials)
         }
     }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use holdfast_background::Indexes;
+use holdfast_background::{Indexes, Pools, StoreKey, UploadMemory};
 use holdfast_engine::event::Millis;
 
 use super::World;
 use crate::invariant::Invariant;
-use crate::process::{INDEX_BYTES, INDEXES};
+use crate::process::{INDEX_BYTES, INDEXES, PART_BYTES, UPLOAD_BYTES};
 use crate::slab::Slab;
 
 /// How long a request waits for a store that is silent.
@@ -36,7 +36,9 @@ pub(crate) enum Death {
 /// What the daemon's process on a host has once for all volumes.
 #[derive(Clone)]
 pub(crate) struct Shared {
-    pub(crate) indexes: Arc<Indexes>,
+    pub(crate) pools: Pools,
+    /// The store of the volume that has this.
+    pub(crate) store: StoreKey,
     /// What is fetched goes through it; a volume alone on its hosts has none.
     pub(crate) slab: Option<Arc<Slab>>,
 }
@@ -44,7 +46,9 @@ pub(crate) struct Shared {
 impl Shared {
     /// That of a new process with one volume.
     fn alone() -> Self {
-        Self { indexes: Arc::new(Indexes::new(INDEXES, INDEX_BYTES)), slab: None }
+        let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
+        let upload_memory = UploadMemory::new(UPLOAD_BYTES, PART_BYTES);
+        Self { pools: Pools { indexes, upload_memory }, store: StoreKey(0), slab: None }
     }
 
     /// That of a new process with several.
@@ -57,6 +61,7 @@ impl Shared {
 pub(crate) struct Company {
     /// What each host's process has.
     pub(crate) shared: Vec<Shared>,
+    pub(crate) store: StoreKey,
     /// Time that is to pass for all.
     pub(crate) owed: Millis,
     /// Deaths that the others have not met.
@@ -69,8 +74,8 @@ pub(crate) struct Company {
 }
 
 impl Company {
-    pub(crate) fn new(shared: Vec<Shared>, queue_ms: Millis) -> Self {
-        Self { shared, owed: 0, deaths: Vec::new(), outage: None, failing_until: 0, queue_ms }
+    pub(crate) fn new(shared: Vec<Shared>, store: StoreKey, queue_ms: Millis) -> Self {
+        Self { shared, store, owed: 0, deaths: Vec::new(), outage: None, failing_until: 0, queue_ms }
     }
 }
 
@@ -127,7 +132,11 @@ impl World {
 
     /// What a new process on `host` shares.
     pub(super) fn shared(&self, host: usize) -> Shared {
-        self.company.as_ref().map_or_else(Shared::alone, |company| company.shared[host].clone())
+        let company = self.company.as_ref();
+        company.map_or_else(Shared::alone, |company| Shared {
+            store: company.store,
+            ..company.shared[host].clone()
+        })
     }
 
     pub(super) fn tell_company(&mut self, host: usize, death: Death) {

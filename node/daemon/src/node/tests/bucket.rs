@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use holdfast_objects::{CreateError, MemoryStore, ObjectStore, StoreError};
+use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
 use holdfast_s3::{Credentials, S3Config};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -117,7 +117,7 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
             Err(error) => panic!("{error}"),
         },
         Method::PUT => {
-            objects.put_segment(&key, vec![body]).await.unwrap();
+            objects.put_segment(&key, &mut ReadyParts::from(body)).await.unwrap();
             stored()
         }
         Method::DELETE => {

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::Path;
 
-use holdfast_background::{AttachError, Background, FoundMap, PutAside, Won, Work, win};
+use holdfast_background::{AttachError, Background, FoundMap, PutAside, StoreKey, Won, Work, win};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Displaced, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::holds_dirty;
@@ -40,7 +40,11 @@ impl Writer {
         let sides = won.files.sides.map(Arc::new);
         let objects = Arc::clone(objects) as Arc<dyn ObjectStore>;
         let sides = LocalSides { local: dirs.local(), sides };
-        let background = Background::new(volume(), objects, sides, NodeTime);
+        let pools = Pools {
+            indexes: Arc::new(Indexes::new(16, 1 << 20)),
+            upload_memory: UploadMemory::new(64 << 20, PART_BYTES),
+        };
+        let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);
         let mut actions = Vec::new();
         let served =
             Volume::attach(setup, memory, won.manifest, &won.found, won.trust_clean, 0, &mut actions);

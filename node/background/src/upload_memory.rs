@@ -1,0 +1,348 @@
+//! Memory for the uploads of a node: how much each may use, and which comes first.
+//!
+//! Owns: the bytes that uploads of all volumes may take together, and their division between stores.
+//! Does not own: what is done with them. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`] wakes who waits.
+//! Invariants: a share is held during an attempt to upload and never between two; the shares make up at most the whole,
+//! unless a single one is larger; a store holds more than one upload's share only where as much stays free, so that stores
+//! that do not answer leave room for the others; a store whose last attempt failed holds one share of one part.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures::channel::oneshot;
+
+/// Most parts of one upload in memory at once.
+const MOST_PARTS: u64 = 4;
+
+/// Tells the stores of a node apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StoreKey(pub usize);
+
+/// What an upload needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Need {
+    /// From its beginning to its end.
+    pub(crate) base_bytes: u64,
+    /// For each part in memory.
+    pub(crate) part_bytes: u64,
+    /// Parts that it has, about.
+    pub(crate) parts: u64,
+}
+
+/// What an upload may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    bytes: u64,
+    parts: u64,
+}
+
+#[derive(Debug, Default)]
+struct Account {
+    held_bytes: u64,
+    uploads: u64,
+    is_failing: bool,
+    /// By the order of their coming.
+    waiting: VecDeque<(u64, Need)>,
+}
+
+/// Who holds how much, and who waits.
+#[derive(Debug)]
+struct Ledger {
+    bytes: u64,
+    held_bytes: u64,
+    peak_bytes: u64,
+    asked: u64,
+    stores: BTreeMap<StoreKey, Account>,
+}
+
+impl Ledger {
+    fn new(bytes: u64) -> Self {
+        Self { bytes, held_bytes: 0, peak_bytes: 0, asked: 0, stores: BTreeMap::new() }
+    }
+
+    /// Takes a place behind the other uploads to `store`.
+    fn ask(&mut self, store: StoreKey, need: Need) -> u64 {
+        self.asked += 1;
+        self.stores.entry(store).or_default().waiting.push_back((self.asked, need));
+        self.asked
+    }
+
+    fn withdraw(&mut self, store: StoreKey, ticket: u64) {
+        if let Some(account) = self.stores.get_mut(&store) {
+            account.waiting.retain(|(waiting, _)| *waiting != ticket);
+        }
+        self.tidy();
+    }
+
+    /// Who may begin now, and with what. The store that holds least comes first.
+    fn grant(&mut self) -> Vec<(u64, StoreKey, Share)> {
+        let mut granted = Vec::new();
+        while let Some((store, share)) = self.next() {
+            let account = self.stores.get_mut(&store).expect("it has one that waits");
+            let (ticket, _) = account.waiting.pop_front().expect("it has one that waits");
+            account.held_bytes += share.bytes;
+            account.uploads += 1;
+            self.held_bytes += share.bytes;
+            self.peak_bytes = self.peak_bytes.max(self.held_bytes);
+            granted.push((ticket, store, share));
+        }
+        granted
+    }
+
+    fn next(&self) -> Option<(StoreKey, Share)> {
+        let mut stores: Vec<_> =
+            self.stores.iter().filter(|(_, account)| !account.waiting.is_empty()).collect();
+        stores.sort_by_key(|(key, account)| (account.held_bytes, **key));
+        stores.into_iter().find_map(|(key, account)| Some((*key, self.share(account)?)))
+    }
+
+    /// What the first one that waits for this store may have now.
+    fn share(&self, account: &Account) -> Option<Share> {
+        let (_, need) = account.waiting.front()?;
+        let free = self.bytes.saturating_sub(self.held_bytes);
+        let of = |parts: u64| Share { bytes: need.base_bytes + parts * need.part_bytes, parts };
+        if account.is_failing && account.uploads > 0 {
+            return None;
+        }
+        let most = if account.is_failing { 1 } else { need.parts.clamp(1, MOST_PARTS) };
+        let leaves_as_much = |share: &Share| account.held_bytes + 2 * share.bytes <= free;
+        let fair = (1..=most).rev().map(of).find(leaves_as_much);
+        // The first of a store may have all that is free, and the first of all more than there is.
+        fair.or_else(|| {
+            let least = of(1);
+            let fits = account.uploads == 0 && least.bytes <= free;
+            (fits || self.held_bytes == 0).then_some(least)
+        })
+    }
+
+    fn give_back(&mut self, store: StoreKey, share: Share) {
+        self.held_bytes -= share.bytes;
+        let account = self.stores.get_mut(&store).expect("it holds a share");
+        account.held_bytes -= share.bytes;
+        account.uploads -= 1;
+        self.tidy();
+    }
+
+    fn set_failing(&mut self, store: StoreKey, is_failing: bool) {
+        self.stores.entry(store).or_default().is_failing = is_failing;
+        self.tidy();
+    }
+
+    /// Forgets stores of which nothing is known that matters.
+    fn tidy(&mut self) {
+        self.stores
+            .retain(|_, account| account.uploads > 0 || account.is_failing || !account.waiting.is_empty());
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    ledger: Ledger,
+    waiting: BTreeMap<u64, oneshot::Sender<Room>>,
+}
+
+/// The memory that the uploads of a node share. Clones are the same memory.
+#[derive(Debug, Clone)]
+pub struct UploadMemory {
+    state: Arc<Mutex<State>>,
+    part_bytes: usize,
+}
+
+impl UploadMemory {
+    /// `bytes` for all uploads, which are made in parts of `part_bytes`: of S3's at least 5 MiB.
+    pub fn new(bytes: u64, part_bytes: usize) -> Self {
+        let state = State { ledger: Ledger::new(bytes), waiting: BTreeMap::new() };
+        Self { state: Arc::new(Mutex::new(state)), part_bytes }
+    }
+
+    /// The length of all parts but the last, in bytes.
+    pub(crate) fn part_bytes(&self) -> usize {
+        self.part_bytes
+    }
+
+    /// What uploads hold now, in bytes.
+    pub fn held_bytes(&self) -> u64 {
+        self.lock().ledger.held_bytes
+    }
+
+    /// The most that uploads ever held at once, in bytes.
+    pub fn peak_bytes(&self) -> u64 {
+        self.lock().ledger.peak_bytes
+    }
+
+    /// Waits for what an upload to `store` needs.
+    pub(crate) async fn room(&self, store: StoreKey, need: Need) -> Room {
+        let (sender, receiver) = oneshot::channel();
+        let ticket = {
+            let mut state = self.lock();
+            let ticket = state.ledger.ask(store, need);
+            state.waiting.insert(ticket, sender);
+            ticket
+        };
+        let _place = Place { memory: self, store, ticket };
+        self.grant();
+        receiver.await.expect("a place that is not left is granted")
+    }
+
+    fn grant(&self) {
+        let mut state = self.lock();
+        let granted = state.ledger.grant();
+        let granted: Vec<_> = granted
+            .into_iter()
+            .map(|(ticket, store, share)| (state.waiting.remove(&ticket), store, share))
+            .collect();
+        drop(state);
+        for (sender, store, share) in granted {
+            let room = Room { memory: self.clone(), store, share };
+            if let Some(sender) = sender {
+                // Where the other end is gone, the room is given back at once.
+                let _sent = sender.send(room);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in the queue, left when this is dropped.
+struct Place<'a> {
+    memory: &'a UploadMemory,
+    store: StoreKey,
+    ticket: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut state = self.memory.lock();
+        if state.waiting.remove(&self.ticket).is_some() {
+            state.ledger.withdraw(self.store, self.ticket);
+        }
+        drop(state);
+        self.memory.grant();
+    }
+}
+
+/// What an upload may use, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    memory: UploadMemory,
+    store: StoreKey,
+    share: Share,
+}
+
+impl Room {
+    /// Parts that may be in memory at once.
+    pub(crate) fn parts(&self) -> usize {
+        usize::try_from(self.share.parts).unwrap_or(usize::MAX)
+    }
+
+    /// Says whether the store takes what it is sent.
+    pub(crate) fn set_failing(&self, is_failing: bool) {
+        self.memory.lock().ledger.set_failing(self.store, is_failing);
+        self.memory.grant();
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.memory.lock().ledger.give_back(self.store, self.share);
+        self.memory.grant();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NEED: Need = Need { base_bytes: MIB, part_bytes: 16 * MIB, parts: 8 };
+    const SMALL: Need = Need { base_bytes: 0, part_bytes: MIB, parts: 1 };
+
+    fn memory() -> UploadMemory {
+        UploadMemory::new(256 * MIB, 16 << 20)
+    }
+
+    fn take(memory: &UploadMemory, store: usize, need: Need) -> Option<Room> {
+        memory.room(StoreKey(store), need).now_or_never()
+    }
+
+    /// All that a store gets at once.
+    fn take_all(memory: &UploadMemory, store: usize, need: Need) -> Vec<Room> {
+        std::iter::from_fn(|| take(memory, store, need)).take(1000).collect()
+    }
+
+    #[test]
+    fn stores_that_hold_their_shares_leave_some_for_the_others() {
+        let memory = memory();
+        let mut held = Vec::new();
+        for store in 0..5 {
+            let rooms = take_all(&memory, store, NEED);
+            assert!(!rooms.is_empty(), "store {store} gets nothing");
+            held.extend(rooms);
+        }
+        assert!(memory.peak_bytes() <= 256 * MIB);
+        let first: u64 =
+            held.iter().filter(|room| room.store == StoreKey(0)).map(|room| room.share.bytes).sum();
+        assert!((96 * MIB..=128 * MIB).contains(&first), "{first}");
+        drop(held);
+        assert_eq!(memory.lock().ledger.held_bytes, 0);
+        assert!(memory.lock().ledger.stores.is_empty());
+    }
+
+    #[test]
+    fn a_store_that_fails_holds_one_part_until_it_takes_one() {
+        let memory = memory();
+        let room = take(&memory, 0, NEED).unwrap();
+        assert_eq!(room.parts(), 4);
+        room.set_failing(true);
+        assert!(take(&memory, 0, NEED).is_none(), "one is in progress");
+        drop(room);
+        let trial = take(&memory, 0, NEED).unwrap();
+        assert_eq!(trial.parts(), 1);
+        assert!(take(&memory, 0, SMALL).is_none());
+        let mut next = Box::pin(memory.room(StoreKey(0), NEED));
+        assert!((&mut next).now_or_never().is_none());
+        trial.set_failing(false);
+        assert_eq!(next.now_or_never().unwrap().parts(), 4);
+    }
+
+    #[test]
+    fn volumes_of_one_store_take_turns() {
+        let memory = memory();
+        let rooms = take_all(&memory, 0, NEED);
+        let mut first = Box::pin(memory.room(StoreKey(0), NEED));
+        let mut second = Box::pin(memory.room(StoreKey(0), SMALL));
+        assert!((&mut first).now_or_never().is_none());
+        assert!((&mut second).now_or_never().is_none(), "a small one does not overtake");
+        drop(rooms);
+        assert!((&mut first).now_or_never().is_some() && second.now_or_never().is_some());
+    }
+
+    #[test]
+    fn what_is_larger_than_all_memory_is_uploaded_alone() {
+        let memory = memory();
+        let small = take(&memory, 1, SMALL).unwrap();
+        let mut huge = Box::pin(memory.room(StoreKey(0), Need { base_bytes: 300 * MIB, ..NEED }));
+        assert!((&mut huge).now_or_never().is_none());
+        drop(small);
+        let room = huge.now_or_never().unwrap();
+        assert_eq!(room.parts(), 1);
+        assert!(take(&memory, 1, SMALL).is_none());
+    }
+
+    #[test]
+    fn an_upload_that_is_dropped_leaves_the_queue() {
+        let memory = memory();
+        let rooms = take_all(&memory, 0, NEED);
+        let mut gone = Box::pin(memory.room(StoreKey(0), NEED));
+        assert!((&mut gone).now_or_never().is_none());
+        drop(gone);
+        drop(rooms);
+        assert!(take(&memory, 0, NEED).is_some());
+        assert_eq!(memory.lock().ledger.held_bytes, 0);
+    }
+}

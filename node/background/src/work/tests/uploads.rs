@@ -1,0 +1,129 @@
+//! Uploads of several volumes that share the memory for them, and what follows a checkpoint.
+
+use std::io;
+
+use futures::FutureExt;
+use holdfast_engine::compose::Composition;
+use holdfast_engine::sector_map::Side;
+use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
+use holdfast_types::{Block, Mask, SectorRange};
+
+use super::super::*;
+use crate::SideReader;
+
+/// Sides full of one byte.
+struct Full;
+
+impl SideReader for Full {
+    fn read(&self, _side: Side, _range: SectorRange, buffer: &mut [u8]) -> io::Result<()> {
+        buffer.fill(7);
+        Ok(())
+    }
+}
+
+impl Sides for Full {
+    type Error = io::Error;
+
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+        let part = build.next_part(self);
+        (build, part)
+    }
+
+    async fn store_pending(&self, _pending: Pending) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Time that does not pass.
+struct Still;
+
+impl TimeAndChance for Still {
+    async fn sleep(&self, _time: Duration) {
+        std::future::pending().await
+    }
+
+    fn unix_ms(&self) -> u64 {
+        0
+    }
+
+    fn random<const N: usize>(&self) -> [u8; N] {
+        [0; N]
+    }
+}
+
+/// Room for two uploads of one part.
+pub(super) fn pools() -> Pools {
+    let upload_memory = UploadMemory::new(2 * (64 << 10) + (400 << 10), 64 << 10);
+    Pools { indexes: Arc::new(Indexes::new(16, 1 << 20)), upload_memory }
+}
+
+fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Background<Full, Still> {
+    let id = format!("v{number}").parse().unwrap();
+    let store = (StoreKey(store.0), Arc::new(store.1.clone()) as Arc<dyn ObjectStore>);
+    Background::new(id, store, Full, Still, pools.clone())
+}
+
+fn upload() -> Work {
+    Work::Upload(vec![DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY }])
+}
+
+/// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to try again.
+#[test]
+fn uploads_that_wait_hold_nothing() {
+    let (dead, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
+    dead.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
+    let failing: Vec<_> = (0..8).map(|number| volume(number, (0, &dead), &pools)).collect();
+    let mut waiting: Vec<_> = failing.iter().map(|volume| Box::pin(volume.perform(upload()))).collect();
+    assert!(waiting.iter_mut().all(|upload| upload.now_or_never().is_none()));
+    assert_eq!(pools.upload_memory.held_bytes(), 0);
+    let done = volume(9, (1, &live), &pools).perform(upload()).now_or_never();
+    assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
+}
+
+/// The same of a store that takes requests and does not answer.
+#[test]
+fn a_silent_store_holds_up_no_other() {
+    let (silent, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
+    silent.fail_always(Verb::Put, Fault::Hold(Gate::new()));
+    let hanging: Vec<_> = (0..8).map(|number| volume(number, (0, &silent), &pools)).collect();
+    let mut waiting: Vec<_> = hanging.iter().map(|volume| Box::pin(volume.perform(upload()))).collect();
+    assert!(waiting.iter_mut().all(|upload| upload.now_or_never().is_none()));
+    assert!(pools.upload_memory.held_bytes() > 0);
+    for number in 8..16 {
+        let done = volume(number, (1, &live), &pools).perform(upload()).now_or_never();
+        assert!(matches!(done, Some((Event::Uploaded(_), None))), "{done:?}");
+    }
+}
+
+/// What a writer gave up on its disk it read back with the index of its own segment, fetched again.
+#[test]
+fn the_index_of_an_own_segment_is_not_fetched() {
+    let (store, pools) = (MemoryStore::new(), pools());
+    let volume = volume(0, (0, &store), &pools);
+    let (Event::Uploaded(segment), None) = volume.perform(upload()).now_or_never().unwrap() else {
+        panic!("it is stored")
+    };
+    let layers = Arc::from([Arc::new(segment)]);
+    let composed = pools.indexes.compose(&store, &volume.volume, Block(3), Mask::FULL, &layers);
+    let Composition { pieces, .. } = composed.now_or_never().unwrap().unwrap();
+    assert_eq!((pieces.len(), store.counts().get), (1, 0));
+}
+
+/// The report that a checkpoint is stored came after the deletions that it allows.
+#[test]
+fn a_checkpoint_is_reported_before_deletions() {
+    let store = MemoryStore::new();
+    let volume = volume(0, (0, &store), &pools());
+    store.fail_always(Verb::Delete, Fault::Hold(Gate::new()));
+    let mut deleting = Vec::new();
+    for seq in 1..=5 {
+        let work = Work::WriteCheckpoint { seq: Seq(seq), bytes: vec![1] };
+        let (event, tidy) = volume.perform(work).now_or_never().unwrap();
+        assert!(matches!(event, Event::CheckpointWritten { written: true, .. }), "{event:?}");
+        let mut tidying = Box::pin(volume.tidy(tidy.unwrap()));
+        // From the third on there is one to delete; only one deletion is in progress.
+        assert_eq!((&mut tidying).now_or_never().is_none(), seq == 3, "{seq}");
+        deleting.push(tidying);
+    }
+    assert_eq!(store.keys().len(), 5);
+}

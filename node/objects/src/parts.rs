@@ -1,0 +1,94 @@
+//! The bytes of a segment, made while earlier ones are sent.
+
+use std::collections::VecDeque;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use crate::StoreError;
+
+/// A piece of a segment. All pieces but the last have one length, which is at least 5 MiB: S3's smallest part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// No part follows.
+    pub is_last: bool,
+}
+
+/// The maker of the parts could not make one, and knows why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a part of the segment could not be made")]
+pub struct PartFailed;
+
+/// Why a segment was not stored.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The store did not take it. The object may exist nevertheless; nothing refers to it.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Its parts ended early.
+    #[error(transparent)]
+    Part(#[from] PartFailed),
+}
+
+/// Makes the parts of a segment, first to last.
+#[async_trait]
+pub trait Parts: Send {
+    /// Makes the next part; not called after the last one.
+    ///
+    /// # Errors
+    /// [`PartFailed`]: the segment cannot be stored.
+    async fn next(&mut self) -> Result<Part, PartFailed>;
+
+    /// How many parts may be in memory at once, the one that is being made among them; at least 1. A further one is asked
+    /// for only after one was stored.
+    fn most_at_once(&self) -> usize;
+}
+
+/// Parts that are in memory already.
+#[derive(Debug, Clone)]
+pub struct ReadyParts(VecDeque<Bytes>);
+
+impl ReadyParts {
+    /// These parts, or one without bytes.
+    pub fn new(parts: impl IntoIterator<Item = Bytes>) -> Self {
+        Self(parts.into_iter().collect())
+    }
+}
+
+impl From<Bytes> for ReadyParts {
+    fn from(whole: Bytes) -> Self {
+        Self::new([whole])
+    }
+}
+
+#[async_trait]
+impl Parts for ReadyParts {
+    async fn next(&mut self) -> Result<Part, PartFailed> {
+        let bytes = self.0.pop_front().unwrap_or_default();
+        Ok(Part { bytes, is_last: self.0.is_empty() })
+    }
+
+    fn most_at_once(&self) -> usize {
+        self.0.len().max(1)
+    }
+}
+
+/// The concatenation of all parts, for a store that keeps objects in memory.
+///
+/// # Errors
+/// [`PartFailed`].
+pub async fn collect(parts: &mut dyn Parts) -> Result<Bytes, PartFailed> {
+    let mut whole = Vec::new();
+    loop {
+        let Part { bytes, is_last } = parts.next().await?;
+        if is_last && whole.is_empty() {
+            return Ok(bytes);
+        }
+        whole.extend_from_slice(&bytes);
+        if is_last {
+            return Ok(whole.into());
+        }
+    }
+}
