@@ -39,7 +39,7 @@ impl Work<'_> {
                 let created = unix_ms(self.volume.metadata.creation_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 let sectors = size_bytes / SECTOR_BYTES;
-                let volume = self.volume_id();
+                let volume = volume_id(&self.volume);
                 let created =
                     holdfast_log::provision(store.as_ref(), &volume, sectors, CONTROL, created).await;
                 Ok(accept_smaller(created, sectors)?)
@@ -47,7 +47,7 @@ impl Work<'_> {
             Step::RemoveObjects => {
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                Ok(holdfast_log::remove(store.as_ref(), &self.volume_id(), CONTROL, deleted).await?)
+                Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), CONTROL, deleted).await?)
             }
         }
     }
@@ -58,11 +58,6 @@ impl Work<'_> {
 
     fn store_name(&self) -> &str {
         self.volume.spec.object_store.as_deref().unwrap_or_default()
-    }
-
-    fn volume_id(&self) -> VolumeId {
-        let uid = self.volume.metadata.uid.clone().unwrap_or_default();
-        VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
     }
 
     /// The resource version makes the write fail if anybody changed the object since it was read, so that a list of
@@ -107,6 +102,12 @@ impl Work<'_> {
             .map_err(classify)?;
         Ok(())
     }
+}
+
+/// The id under which a Volume is stored.
+pub(super) fn volume_id(volume: &Volume) -> VolumeId {
+    let uid = volume.metadata.uid.clone().unwrap_or_default();
+    VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
 }
 
 /// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in the status, and

@@ -11,8 +11,8 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
-use super::apply::Work;
-use super::facts::{Facts, StoreFact};
+use super::apply::{Work, volume_id};
+use super::facts::{Facts, LogWriter, StoreFact};
 use super::failure::{VolumeFailure, chain};
 use super::plan::{Step, plan};
 use crate::event::{Recorder, changes};
@@ -110,6 +110,10 @@ async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFail
             None => StoreFact::None,
             Some(name) => StoreFact::of(stores.get_opt(name).await.map_err(VolumeFailure::Api)?.as_ref()),
         };
+    }
+    if facts.needs_log_writer() {
+        let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
+        facts.log_writer = LogWriter::read(store.as_ref(), &volume_id(volume)).await?;
     }
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());

@@ -30,22 +30,37 @@ impl Facts {
     }
 }
 
-/// What is remembered of the node that was cut off: as it reported last, at the moment it is.
+/// What is remembered of the node that was cut off: as it reported last, at the moment it is. Its epoch is the log's, where the
+/// log still calls that node attached.
 pub(super) fn cut_off(facts: &Facts, now: &Time) -> Option<CutOff> {
     let named = facts.force_detach.as_deref()?;
     let status = &facts.status;
+    // The log's word on the node's epoch: the node may have attached without ever reporting it.
+    let logged = facts.log_writer.as_ref().filter(|writer| writer.node == named).map(|writer| writer.epoch);
     if let Some(remembered) = status.cut_off.as_ref().filter(|cut_off| cut_off.node == named) {
-        return Some(remembered.clone());
+        // A node that got the volume back since is not given up by what was said of it before.
+        let since = logged.filter(|_| facts.desired() != Some(named));
+        return Some(CutOff { epoch: remembered.epoch.or(since), ..remembered.clone() });
     }
-    let node = status.node.as_deref().filter(|node| facts.is_cut_off(node))?;
-    Some(CutOff {
-        node: node.to_owned(),
+    let unreported = CutOff {
+        node: named.to_owned(),
         time: now.clone(),
-        epoch: status.epoch,
-        durability: status.durability,
-        dirty_bytes: status.dirty_bytes,
-        durable_up_to: status.durable_up_to.clone(),
-    })
+        epoch: logged,
+        durability: None,
+        dirty_bytes: None,
+        durable_up_to: None,
+    };
+    if status.node.as_deref().is_some_and(|node| facts.is_cut_off(node)) {
+        return Some(CutOff {
+            epoch: logged.or(status.epoch),
+            durability: status.durability,
+            dirty_bytes: status.dirty_bytes,
+            durable_up_to: status.durable_up_to.clone(),
+            ..unreported
+        });
+    }
+    // Another node claims the volume, and the log still names this one.
+    logged.map(|_| unreported)
 }
 
 /// Says what is missing.

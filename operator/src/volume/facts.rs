@@ -1,9 +1,12 @@
 //! What one plan for a volume is made from.
 
 use holdfast_crds::{
-    FORCE_DETACH, ObjectStore, ObjectStoreStatus, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus,
-    find_condition, is_true,
+    FORCE_DETACH, ObjectStore as ObjectStoreResource, ObjectStoreStatus, VOLUME_FINALIZER, Volume,
+    VolumeSpec, VolumeStatus, find_condition, is_true,
 };
+use holdfast_log::LogFailure;
+use holdfast_objects::ObjectStore;
+use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
 use super::plan::PROVISIONED;
@@ -26,10 +29,35 @@ pub(crate) struct Facts {
     pub(crate) deleting: bool,
     /// The node that the user gave up for lost, by annotation.
     pub(crate) force_detach: Option<String>,
+    /// The writer that the log calls attached, where the plan depends on it.
+    pub(crate) log_writer: Option<LogWriter>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
     /// Whether a StorageNode describes the node the volume shall go to, or the volume is there already.
     pub(crate) node_known: bool,
+}
+
+/// The writer that a volume's log calls attached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogWriter {
+    /// Its node.
+    pub(crate) node: String,
+    /// Its epoch.
+    pub(crate) epoch: u64,
+}
+
+impl LogWriter {
+    /// Reads it from the log; `None` where no writer is attached.
+    ///
+    /// # Errors
+    /// What of the log cannot be read.
+    pub(crate) async fn read(
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+    ) -> Result<Option<Self>, LogFailure> {
+        let writer = holdfast_log::read_manifest(objects, volume).await?.attached();
+        Ok(writer.map(|writer| Self { node: writer.node, epoch: writer.epoch.0 }))
+    }
 }
 
 /// What is known of the object store a volume names.
@@ -56,7 +84,7 @@ pub(crate) enum StoreFact {
 
 impl StoreFact {
     /// Reads the fact off an ObjectStore.
-    pub(crate) fn of(store: Option<&ObjectStore>) -> Self {
+    pub(crate) fn of(store: Option<&ObjectStoreResource>) -> Self {
         let Some(store) = store else { return Self::Missing };
         let unprobed = ObjectStoreStatus::default();
         let status = store.status.as_ref().unwrap_or(&unprobed);
@@ -84,8 +112,20 @@ impl Facts {
             finalizer: volume.metadata.finalizers.iter().flatten().any(|name| name == VOLUME_FINALIZER),
             deleting: volume.metadata.deletion_timestamp.is_some(),
             force_detach: volume.annotations().get(FORCE_DETACH).cloned(),
+            log_writer: None,
             store: StoreFact::NotLooked,
             node_known: true,
+        }
+    }
+
+    /// Whether the plan depends on the log's writer: a node was given up, and the epoch that may be replaced is not known.
+    /// While a device is reported, no node waits for that permission.
+    pub(crate) fn needs_log_writer(&self) -> bool {
+        let Some(named) = self.force_detach.as_deref().filter(|_| !self.needs_store()) else { return false };
+        let is_idle = self.status.device_path.is_none();
+        match self.status.cut_off.as_ref().filter(|cut_off| cut_off.node == named) {
+            Some(remembered) => remembered.epoch.is_none() && is_idle,
+            None => is_idle || self.status.node.as_deref() == Some(named),
         }
     }
 
@@ -126,9 +166,9 @@ mod tests {
 
     use super::*;
 
-    fn store(generation: i64, probed: Option<(i64, ConditionStatus)>) -> ObjectStore {
+    fn store(generation: i64, probed: Option<(i64, ConditionStatus)>) -> ObjectStoreResource {
         let spec = serde_json::json!({ "bucket": "bucket", "credentials": { "environment": {} } });
-        let mut store = ObjectStore::new("store", serde_json::from_value(spec).expect("a spec"));
+        let mut store = ObjectStoreResource::new("store", serde_json::from_value(spec).expect("a spec"));
         store.metadata.generation = Some(generation);
         store.status = probed.map(|(generation, status)| {
             let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));

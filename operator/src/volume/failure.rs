@@ -128,6 +128,7 @@ mod tests {
             finalizer: true,
             deleting: false,
             force_detach: None,
+            log_writer: None,
             store: StoreFact::Ready,
             node_known: false,
         };

@@ -20,6 +20,7 @@ use holdfast_crds::{
 };
 
 use super::operations::{Doing, Outcome};
+use super::retry::HELD_ELSEWHERE;
 use super::{transport_name, trouble};
 use crate::node::{self, VolumeState};
 use holdfast_engine::volume::Durability;
@@ -121,6 +122,11 @@ impl Facts {
             && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
     }
 
+    /// Whether the log called another node attached when this one last tried to attach.
+    fn is_held_elsewhere(&self) -> bool {
+        matches!(&self.last, Some(Outcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
+    }
+
     fn wished(&self) -> bool {
         !self.deleting && self.spec.desired_node() == Some(&self.me)
     }
@@ -183,12 +189,14 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
 fn plan_absent(facts: &Facts, now: &Time) -> Plan {
     let wanted = facts.wished() && facts.granted();
     // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What was is on
-    // this node's disk only, so it is committed before another node may begin. A volume whose device was never told of
-    // has nothing to commit.
+    // this node's disk only, so it is committed before another node may begin. An attach that failed after its record was
+    // created reported no epoch; its files are here, and the log calls this node attached until it detaches.
+    let may_be_attached = facts.status.epoch.is_some() || facts.kept;
     let left_behind = facts.claimed()
         && facts.granted()
-        && facts.status.epoch.is_some()
+        && may_be_attached
         && !matches!(facts.last, Some(Outcome::Detached | Outcome::SetAside))
+        && !facts.is_held_elsewhere()
         && !facts.worthless();
     if wanted || left_behind {
         if let Some(Outcome::Failed(failure)) = &facts.last

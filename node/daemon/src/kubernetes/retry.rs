@@ -5,6 +5,9 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::node::ErrorKind;
 
+/// Reason: the log calls the writer of another node attached.
+pub(crate) const HELD_ELSEWHERE: &str = "HeldElsewhere";
+
 /// Why an operation on a volume failed, in the words of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OperationFailure {
@@ -46,7 +49,7 @@ impl From<Failure> for OperationFailure {
             ErrorKind::Busy => ("Busy", Retry::Later),
             ErrorKind::Invalid => ("Refused", Retry::Rarely),
             ErrorKind::Fenced => ("Fenced", Retry::Rarely),
-            ErrorKind::HeldElsewhere => ("HeldElsewhere", Retry::Later),
+            ErrorKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),
             ErrorKind::LocalStateMissing => ("LocalStateMissing", Retry::Rarely),
             ErrorKind::Corrupt => ("DataDamaged", Retry::Rarely),
             ErrorKind::Unavailable => ("Unavailable", Retry::Later),

@@ -1,7 +1,8 @@
 //! Plans as tables: facts in, steps out. No API server.
 
-use holdfast_crds::{Empty, SnapshotSource, VolumeSpec};
+use holdfast_crds::{CutOff, Empty, SnapshotSource, VolumeSpec};
 
+use super::super::facts::LogWriter;
 use super::*;
 
 fn now() -> Time {
@@ -22,6 +23,7 @@ fn new_volume() -> Facts {
         finalizer: false,
         deleting: false,
         force_detach: None,
+        log_writer: None,
         store: StoreFact::Ready,
         node_known: true,
     }
@@ -336,6 +338,41 @@ fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
     facts.status.device_path = Some("/dev/ublkb0".to_owned());
     let served = report(&mut facts);
     assert_eq!((served.phase, served.cut_off), (Some(VolumePhase::Attached), status.cut_off));
+}
+
+/// A node that attached and never reported its epoch could not be given up: the next node was refused again and again.
+#[test]
+fn a_node_that_reported_no_epoch_is_given_up_by_the_log() {
+    let writer = |epoch| Some(LogWriter { node: "a".to_owned(), epoch });
+    // It is the node that claims the volume.
+    let mut facts = lost("a");
+    facts.status.epoch = None;
+    assert!(facts.needs_log_writer());
+    facts.log_writer = writer(7);
+    let status = report(&mut facts);
+    assert_eq!(status.cut_off.and_then(|cut_off| cut_off.epoch), Some(7));
+
+    // Another node claims it meanwhile, and is refused.
+    let mut facts = existing("b", "b", "b");
+    facts.status.device_path = None;
+    facts.force_detach = Some("a".to_owned());
+    assert!(facts.needs_log_writer());
+    assert_eq!(report(&mut facts).cut_off, None, "the log names no such writer");
+    facts.log_writer = writer(7);
+    let status = report(&mut facts);
+    let cut_off = status.cut_off.clone().expect("the node was given up");
+    assert_eq!((cut_off.node.as_str(), cut_off.epoch), ("a", Some(7)));
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    assert_eq!(reason_of(&status, DATA_LOST), ("Unknown", "NotReported"));
+    assert!(!facts.needs_log_writer(), "its epoch is known");
+
+    // It is given the volume back: its new epoch may not be replaced by what was said of the old one.
+    let mut facts = existing("a", "a", "a");
+    facts.status.device_path = None;
+    facts.force_detach = Some("a".to_owned());
+    facts.status.cut_off = Some(CutOff { epoch: None, ..cut_off });
+    facts.log_writer = writer(9);
+    assert_eq!(report(&mut facts).cut_off.and_then(|cut_off| cut_off.epoch), None);
 }
 
 #[test]

@@ -124,6 +124,23 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             }),
             &["report"],
         ),
+        (
+            "claimed, not wanted any more, and an attach failed half way",
+            absent(&|f| {
+                left_behind(f);
+                f.status.epoch = None;
+                f.kept = true;
+            }),
+            &["claim", "attach as it is"],
+        ),
+        (
+            "claimed, not wanted any more, and held by another node",
+            absent(&|f| {
+                left_behind(f);
+                f.last = failed("HeldElsewhere");
+            }),
+            &["clear"],
+        ),
         ("wished, not granted", absent(&|f| f.status.assigned_node = None), &[]),
         ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
         ("wished elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
