@@ -58,21 +58,23 @@ crash_points! {
     MarkedUncertain,
 
     // A round (`volume/flush.rs`).
-    /// Step 1: the changed pages are copied.
+    /// Step 1: it is known which pages changed.
     RoundBegun,
-    /// Step 2: the sides are synced.
+    /// Step 2: some of the changed pages are copied.
+    PagesCopied,
+    /// Step 3: the sides are synced.
     SidesSynced,
-    /// Step 3: the pages are in the durable map's file, not synced.
+    /// Step 4: the pages are in the durable map's file, not synced.
     PagesWritten,
-    /// Step 4: they are synced; the live map still names the slots before.
+    /// Step 5: they are synced; the live map still names the slots before.
     PagesSynced,
-    /// Step 4: the live map names their slots.
+    /// Step 5: the live map names their slots.
     SlotsSwapped,
-    /// Step 5: the header is in the file, not synced.
+    /// Step 6: the header is in the file, not synced.
     HeaderWritten,
-    /// Step 5: it is synced.
+    /// Step 6: it is synced.
     HeaderSynced,
-    /// Before step 6: the round has ended and no flush is answered.
+    /// Before step 7: the round has ended and no flush is answered.
     RoundEnded,
     /// A round has failed and nothing is answered.
     RoundFailed,
@@ -161,7 +163,8 @@ pub fn reach(point: CrashPoint) {
     }
 }
 
-/// The process is at `point`.
+/// The process is at `point`: every change of the live map before it is done. The map's own fences see to that
+/// (`sector_map.rs`).
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub const fn reach(_: CrashPoint) {}

@@ -15,6 +15,7 @@ pub mod log_length;
 pub mod manifest;
 pub mod planted;
 pub mod record;
+pub mod round_size;
 pub mod sector_map;
 pub mod segment;
 pub mod volume;

@@ -105,11 +105,13 @@ pub enum Bug {
     FuaJoinsRunning,
     /// With `durability: object` a FUA write completes once the local disk has it.
     FuaIsLocal,
+    /// A round syncs the sides for its first pages only.
+    LaterPagesUnsynced,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -158,6 +160,7 @@ impl Bug {
         Self::FuaIsLocal,
         Self::IndexFillsSlab,
         Self::SlotFreedTwice,
+        Self::LaterPagesUnsynced,
     ];
 
     /// Whether the safeguard is about what the volumes of a host share: only several of them notice.
@@ -173,6 +176,7 @@ impl Bug {
             | Self::FlushJoinsRunning
             | Self::FuaCompletesEarly
             | Self::FuaJoinsRunning
+            | Self::LaterPagesUnsynced
             | Self::NoFirstFullRound
             | Self::PunchBeforeRound
             | Self::BelievesRetriedSync

@@ -23,6 +23,8 @@ mod nibble;
 mod page_set;
 mod side;
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, SectorRange, VolumeId};
 
 use crate::event::Millis;
@@ -30,6 +32,7 @@ use crate::planted::{Bug, is_planted};
 use crate::wire;
 
 pub(crate) use nibble::Nibble;
+use nibble::Nibbles;
 pub(crate) use page_set::PageSet;
 pub use side::{Newest, Side, SideSet};
 
@@ -121,13 +124,21 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: [0; 2] }
     }
 
+    /// Every change of the map goes through here. The process may be killed between any two of them, and what the successor
+    /// finds must be one of the states in between: so the compiler may not move a store past a later change. The processor
+    /// needs no fence: whatever it had executed reaches the memory, and the successor begins after the death.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        compiler_fence(Ordering::SeqCst);
+        self.memory.as_mut()
+    }
+
     /// A new map over zeroed memory: every sector remote and clean. It does not open before `publish`.
     ///
     /// # Panics
     /// When the memory is shorter than [`map_bytes`].
     pub fn format(memory: M, sectors: u64, volume: &VolumeId) -> Self {
         let mut map = Self::over(memory, sectors);
-        let head = map.memory.as_mut();
+        let head = map.bytes_mut();
         head[8..16].copy_from_slice(&sectors.to_le_bytes());
         head[16..32].copy_from_slice(&volume_hash(volume));
         head[4..8].copy_from_slice(&VERSION.to_le_bytes());
@@ -136,7 +147,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// The map is complete: from here on a successor may open it.
     pub(crate) fn publish(&mut self) {
-        self.memory.as_mut()[..4].copy_from_slice(&MAGIC);
+        self.bytes_mut()[..4].copy_from_slice(&MAGIC);
     }
 
     /// The map a dead predecessor left.
@@ -173,7 +184,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn set_active(&mut self, side: Side) {
-        self.memory.as_mut()[40] = side as u8;
+        self.bytes_mut()[40] = side as u8;
     }
 
     /// How what is dirty is to be committed.
@@ -186,7 +197,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn set_union(&mut self, union: Union) {
-        self.memory.as_mut()[41] = union as u8;
+        self.bytes_mut()[41] = union as u8;
     }
 
     /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable
@@ -196,7 +207,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn set_vouched(&mut self, sides: SideSet) {
-        let byte = &mut self.memory.as_mut()[42];
+        let byte = &mut self.bytes_mut()[42];
         *byte = (*byte & !3) | sides.bits();
     }
 
@@ -206,7 +217,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn set_distrusted(&mut self) {
-        self.memory.as_mut()[42] |= DISTRUSTED;
+        self.bytes_mut()[42] |= DISTRUSTED;
     }
 
     fn number(&self, at: usize) -> u64 {
@@ -214,7 +225,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     fn set_number(&mut self, at: usize, number: u64) {
-        self.memory.as_mut()[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        self.bytes_mut()[at..at + 8].copy_from_slice(&number.to_le_bytes());
     }
 
     /// Since when `side` is dirty by the clock of the host, as last set; of no meaning while it is clean.
@@ -253,7 +264,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_synced_slot(&mut self, page: u64, slot: Option<u8>) {
         let at = HEAD_BYTES as usize + (page / 4) as usize;
-        let byte = &mut self.memory.as_mut()[at];
+        let byte = &mut self.bytes_mut()[at];
         let shift = page % 4 * 2;
         *byte = (*byte & !(3 << shift)) | (slot.map_or(0, |slot| slot + 1) << shift);
     }
@@ -266,7 +277,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// Says that the chunk's part of the map is allocated and zeroed.
     pub(crate) fn set_prepared(&mut self, chunk: Chunk) {
         let at = self.prepared_at + (chunk.0 / 8) as usize;
-        self.memory.as_mut()[at] |= 1 << (chunk.0 % 8);
+        self.bytes_mut()[at] |= 1 << (chunk.0 % 8);
     }
 
     /// Pages of the chunks that are prepared.
@@ -283,7 +294,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_page(&mut self, page: u64, bytes: &[u8]) {
         let at = self.nibbles_at + page as usize * PAGE_BYTES;
-        self.memory.as_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
+        self.bytes_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
     }
 
     fn nibble(&self, sector: u64) -> Nibble {
@@ -297,7 +308,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         if nibble == old {
             return false;
         }
-        let byte = &mut self.memory.as_mut()[self.nibbles_at + (sector / 2) as usize];
+        let at = self.nibbles_at + (sector / 2) as usize;
+        let byte = &mut self.bytes_mut()[at];
         let shift = (sector % 2) * 4;
         *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
         for side in Side::BOTH {
@@ -312,14 +324,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let mut dirty = [false; 2];
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
-        let at = |sector: u64| self.nibbles_at + sector as usize;
-        let pairs = &self.memory.as_ref()[at(first / 2)..at(end.div_ceil(2))];
-        // Most of a page is in the store only, and all of most pages.
-        for pair in pairs.iter().filter(|pair| **pair != 0) {
-            for nibble in [Nibble(pair & 15), Nibble(pair >> 4)] {
+        let at = self.nibbles_at + (first / 2) as usize;
+        let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
+        for (index, word) in whole.as_chunks::<8>().0.iter().enumerate() {
+            let word = u64::from_le_bytes(*word);
+            // Most of a page is in the store only, and all of most pages.
+            if word != 0 {
+                let left = end.saturating_sub(first + index as u64 * 16);
+                let nibbles = Nibbles(if left >= 16 { word } else { word & ((1 << (4 * left)) - 1) });
                 for side in Side::BOTH {
-                    dirty[side as usize] |= nibble.is_dirty(side);
-                    self.counted[side as usize] += u64::from(nibble.counts(side));
+                    dirty[side as usize] |= nibbles.any_dirty(side);
+                    self.counted[side as usize] += u64::from(nibbles.counted(side));
                 }
             }
         }
@@ -415,6 +430,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS).filter_map(move |piece| {
+            let at = self.nibbles_at + (piece.start.0 / 2) as usize;
+            let nibbles = self.memory.as_ref()[at..].first_chunk::<16>().expect("a chunk has whole blocks");
+            if u128::from_ne_bytes(*nibbles) & in_each(side.dirty_bit()) == 0 {
+                return None;
+            }
             let mut mask = 0u32;
             for sector in piece.start.0..piece.end() {
                 if self.nibble(sector).is_dirty(side) {
@@ -448,7 +468,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
             let given_up = nibbles & newest & !both;
             if given_up != 0 {
                 released += u64::from(given_up.count_ones());
-                self.memory.as_mut()[at..at + 16].copy_from_slice(&(nibbles & !given_up).to_ne_bytes());
+                self.bytes_mut()[at..at + 16].copy_from_slice(&(nibbles & !given_up).to_ne_bytes());
             }
             append(ranges, block);
         }
@@ -471,13 +491,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
     pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
         let at = self.nibbles_at + page as usize * PAGE_BYTES;
-        for byte in &mut self.memory.as_mut()[at..at + PAGE_BYTES] {
-            for shift in [0, 4] {
-                let old = Nibble((*byte >> shift) & 15);
-                self.counted[side as usize] -= u64::from(old.counts(side));
-                *byte = (*byte & !(15 << shift)) | (old.clean(side).0 << shift);
+        let mut uncounted = 0;
+        for word in self.bytes_mut()[at..at + PAGE_BYTES].as_chunks_mut::<8>().0 {
+            let nibbles = Nibbles(u64::from_le_bytes(*word));
+            if nibbles.any_dirty(side) {
+                uncounted += u64::from(nibbles.counted(side));
+                *word = nibbles.clean(side).0.to_le_bytes();
             }
         }
+        self.counted[side as usize] -= uncounted;
     }
 }
 

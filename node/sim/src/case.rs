@@ -4,6 +4,7 @@ use std::fmt;
 
 use holdfast_engine::planted::{Bug, plant};
 
+use crate::crash::{Scenario, campaign};
 use crate::fleet::FleetCase;
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
@@ -106,9 +107,24 @@ impl fmt::Display for Case {
     }
 }
 
-/// The first seed that notices that `bug` is planted, and what it sees: of one volume, or of several where the bug is about
-/// what they share.
+/// Outcomes of a power cut tried at each visit of a crash point.
+const OUTCOMES: u64 = 8;
+
+/// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the bug is about what
+/// they share, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
+    // What goes wrong only between two steps of a round is found by ending it there.
+    if bug == Bug::LaterPagesUnsynced {
+        let deaths = |bug| {
+            plant(bug);
+            let found = campaign(&[Scenario::Groups], 0, OUTCOMES);
+            plant(None);
+            found.violations
+        };
+        let said = |violation: &Violation| violation.invariant.is_some_and(|it| it.number() == bug.breaks());
+        let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
+        return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
+    }
     if !bug.is_shared() {
         return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }

@@ -97,6 +97,11 @@ impl Schedule {
         if matches!(profile, Profile::Sleepers | Profile::OtherDisks) || world.rng.once_in(3) {
             shorten_log(&mut world, profile);
         }
+        // What is changed at once seldom fills a group of the usual size. A job for each page takes a while.
+        if !profile.is_timely() && world.rng.once_in(2) {
+            let (copied, written) = *world.rng.pick(&[(1, 1), (2, 1), (3, 2)]);
+            world.slice_rounds(copied, written);
+        }
         Self {
             world,
             seed,

@@ -27,6 +27,7 @@ use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::{Event, Millis, Op, RequestId};
 use holdfast_engine::log_length;
+use holdfast_engine::round_size;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
@@ -152,6 +153,7 @@ impl World {
     ) -> Self {
         crate::violation::silence();
         log_length::scale(None);
+        round_size::scale(None);
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store: Store::new(volume, sectors, Nonce::default()),
@@ -181,6 +183,11 @@ impl World {
             first_stamp: 0,
             company: None,
         }
+    }
+
+    /// Rounds copy `copied` map pages at a time from now on, and write `written`.
+    pub fn slice_rounds(&mut self, copied: usize, written: usize) {
+        round_size::scale(Some((copied, written)));
     }
 
     /// Checkpoints are `records` apart from now on, and the log is trimmed as often in proportion.

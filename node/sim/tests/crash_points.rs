@@ -107,11 +107,13 @@ fn every_crash_point_is_visited_and_every_death_there_is_survived() {
 /// The deaths at crash points show, without any randomness of a schedule, that a sync is missing.
 #[test]
 fn a_missing_sync_is_seen_at_a_crash_point() {
-    for (bug, invariant) in
-        [(Bug::NoSideSync, Invariant::FlushedSurvives), (Bug::NoMapSync, Invariant::SyncedIsWhole)]
-    {
+    for (bug, scenario, invariant) in [
+        (Bug::NoSideSync, Scenario::Life, Invariant::FlushedSurvives),
+        (Bug::NoMapSync, Scenario::Life, Invariant::SyncedIsWhole),
+        (Bug::LaterPagesUnsynced, Scenario::Groups, Invariant::FlushedSurvives),
+    ] {
         plant(Some(bug));
-        let found = campaign(&[Scenario::Life], 0, OUTCOMES);
+        let found = campaign(&[scenario], 0, OUTCOMES);
         plant(None);
         let seen: Vec<_> = found.violations.iter().filter_map(|(_, violation)| violation.invariant).collect();
         assert!(seen.contains(&invariant), "{bug:?} breaks {seen:?}");

@@ -65,3 +65,63 @@ impl Nibble {
         }
     }
 }
+
+/// Sixteen sectors, the first in the lowest bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Nibbles(pub(super) u64);
+
+impl Nibbles {
+    /// The lowest bit of each sector.
+    const ONES: u64 = 0x1111_1111_1111_1111;
+
+    /// A bit of each sector, as its lowest.
+    fn bit(self, bit: u32) -> u64 {
+        (self.0 >> bit) & Self::ONES
+    }
+
+    pub(super) fn any_dirty(self, side: Side) -> bool {
+        self.0 & (Self::ONES * u64::from(side.dirty_bit())) != 0
+    }
+
+    /// How many of them count for `side`, as [`Nibble::counts`] says.
+    pub(super) fn counted(self, side: Side) -> u32 {
+        let [newest_a, newest_b, dirty_a, dirty_b] = [0, 1, 2, 3].map(|bit| self.bit(bit));
+        let counts = match side {
+            // Dirty in A, but for 7 and 15.
+            Side::A => dirty_a & !(newest_a & newest_b),
+            // Dirty in B, but for 11 and 12.
+            Side::B => dirty_b & ((newest_a ^ newest_b) | !(newest_a ^ dirty_a)),
+        };
+        counts.count_ones()
+    }
+
+    /// Each of them without the dirty mark of `side`.
+    pub(super) fn clean(self, side: Side) -> Self {
+        let clean = |shift: u32| u64::from(Nibble(((self.0 >> shift) & 15) as u8).clean(side).0) << shift;
+        Self((0..64).step_by(4).map(clean).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_sectors_count_as_each_of_them_does() {
+        for one in 0..16u64 {
+            for other in 0..16u64 {
+                let nibbles = Nibbles(one | other << 20 | one << 60);
+                let each = (0..16).map(|at| Nibble(((nibbles.0 >> (4 * at)) & 15) as u8));
+                for side in Side::BOTH {
+                    let counted = each.clone().filter(|nibble| nibble.counts(side)).count();
+                    assert_eq!(nibbles.counted(side) as usize, counted, "{one} and {other} in {side:?}");
+                    assert_eq!(nibbles.any_dirty(side), each.clone().any(|nibble| nibble.is_dirty(side)));
+                    let clean = Nibbles(nibbles.0).clean(side).0;
+                    for (at, nibble) in each.clone().enumerate() {
+                        assert_eq!((clean >> (4 * at)) & 15, u64::from(nibble.clean(side).0));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -3,7 +3,8 @@
 //! What a failed sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about it.
 //! So from then on:
 //!
-//! 1. no round runs: the durable map stays as the last one that ended well left it. All it names was synced then.
+//! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one that failed
+//!    that were durable before. All it names was synced before it was written.
 //! 2. a FLUSH succeeds once a commit holds what it covers, as with `durability: object` (`volume/durability.rs`).
 //! 3. each commit says which sides are void (`Body::Commit`): those it captured, and those whose dirty data, as far as the
 //!    durable map names it, is committed already. After a loss of the host an attach forgets what they hold. So a commit needs

@@ -1,18 +1,30 @@
 //! Flush rounds: what makes a completed write durable on this host.
 //!
-//! 1. copy the map pages changed since the last round: this is the round's beginning (`RoundBegun`);
-//! 2. sync the sides written since (`SidesSynced`);
-//! 3. write the pages to the durable map, each into the slot that is not its newest, for the first time into both
-//!    (`PagesWritten`);
-//! 4. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`);
-//! 5. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for the first time;
-//! 6. complete the flushes (after `RoundEnded` or `RoundFailed`).
+//! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
+//! 2. the next group of them, at most `ROUND_PAGES`, is copied (`PagesCopied`);
+//! 3. sync the sides written since they were last synced (`SidesSynced`);
+//! 4. write the group to the durable map, `MAP_WRITE_PAGES` at a time, each page into the slot that is not its newest, for the
+//!    first time into both (`PagesWritten`);
+//! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from 2 again while the
+//!    set holds more;
+//! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for the first time;
+//! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
-//! The names are crash points.
+//! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of the volume: the
+//! answer to each write or sync is where it goes on. Usually there is one group.
+//!
+//! A page of a later group is copied after the round began and may name what was written since. That is sound, because no page
+//! is written before the sides were synced *after* its copy was made: all data that a page names was stored when it was copied,
+//! so it is on the disk before the page is. Without the second sync a power cut could leave a page that names newer data in
+//! one side, and that side without it, while the older data that a flush covered, in the other side or under the older page,
+//! is no longer named. Pages of different groups may show different moments; nothing relies on more than each of them
+//! covering what had completed when the round began, since a power cut may keep any part of what came later anyway. A side
+//! counts as named by the round if it was dirty at any of its copies. A round that fails half-way leaves groups that are
+//! durable and pages that are as of the last round: that is the same.
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that failed.
-//! A flush joins only a round that has not begun. A failed round marks its pages changed again and fails its flushes. A FUA
-//! write whose data is stored counts as a flush here (`volume/durability.rs`).
+//! A flush joins only a round that has not begun. A failed round marks its pages changed again, but for those already durable,
+//! and fails its flushes. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
 use holdfast_types::{Chunk, SectorRange};
 
@@ -23,12 +35,13 @@ use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{PageSet, Side, SideSet, chunk_pages};
+use crate::round_size::{map_write_pages, round_pages};
+use crate::sector_map::{PAGE_BYTES, PageSet, Side, SideSet, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Idle,
-    /// Step 2, with so many sides to go.
+    /// Step 3, with so many sides to go.
     SyncingSides(u8),
     WritingPages,
     SyncingPages,
@@ -51,8 +64,15 @@ pub(super) struct Round {
     /// When a round last failed: background work waits a while before it asks for another.
     failed_at: Option<Millis>,
     generation: u64,
-    pages: Vec<u64>,
-    writes: Vec<MapWrite>,
+    /// The pages of this round that are not durable yet; empty between rounds.
+    pages: PageSet,
+    /// The first of them that is in no group yet.
+    next_page: u64,
+    /// The group in progress: its pages, their copies one after the other, and how many of them were sent to the disk.
+    group: Vec<u64>,
+    copies: Vec<u8>,
+    sent: usize,
+    /// The sides synced for this round.
     sides: [bool; 2],
     header: Option<Header>,
     guests: Vec<Guest>,
@@ -63,7 +83,7 @@ pub(super) struct Round {
     wanted: bool,
     changed: PageSet,
     unsynced: [bool; 2],
-    /// The sides that were dirty when the round began.
+    /// The sides that were dirty when a group of the round was copied.
     pub(super) names: SideSet,
     first_pages: bool,
     header_changed: bool,
@@ -80,8 +100,11 @@ impl Round {
             failed: None,
             failed_at: None,
             generation: 0,
-            pages: Vec::new(),
-            writes: Vec::new(),
+            pages: PageSet::new(pages),
+            next_page: 0,
+            group: Vec::new(),
+            copies: Vec::new(),
+            sent: 0,
             sides: [false; 2],
             header: None,
             guests: Vec::new(),
@@ -119,6 +142,12 @@ impl Round {
 
     pub(super) fn range_changed(&mut self, range: SectorRange) {
         self.changed.insert_range(range);
+    }
+
+    fn end_group(&mut self) {
+        self.group.clear();
+        self.copies.clear();
+        self.sent = 0;
     }
 
     pub(super) fn side_touched(&mut self, side: Side) {
@@ -168,41 +197,53 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.round.step != Step::Idle || !asked_for || (distrusted && self.closing_round.is_none()) {
             return;
         }
-        let dirty = |side: &Side| !self.dirty_pages[*side as usize].is_empty();
         let round = &mut self.round;
-        round.names = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
+        round.names = SideSet::NONE;
         round.begun += 1;
         round.wanted = false;
         round.failed = None;
         std::mem::swap(&mut round.guests, &mut round.next_guests);
         round.generation = self.map.generation() + 1;
         self.map.set_generation(round.generation);
-        round.pages = round.changed.take();
-        round.writes.clear();
-        for page in &round.pages {
-            let synced = self.map.synced_slot(*page);
-            let bytes = encode_page(*page, round.generation, synced.is_none(), self.map.page(*page));
-            for slot in (0..2).filter(|slot| Some(*slot) != synced) {
-                round.writes.push(MapWrite { offset: page_offset(*page, slot), bytes: bytes.clone() });
-            }
-        }
+        round.pages.append(&mut round.changed);
+        round.next_page = 0;
         let first_pages = std::mem::take(&mut round.first_pages);
         if std::mem::take(&mut round.header_changed) || first_pages {
             self.header.synced_generation = round.generation;
             round.header = Some(self.header.clone());
         }
-        round.sides = std::mem::take(&mut round.unsynced);
+        round.sides = [false; 2];
+        reach(CrashPoint::RoundBegun);
+        self.copy_group(out);
+    }
+
+    /// Steps 2 and 3 for the next group, which is empty where no page changed.
+    fn copy_group(&mut self, out: &mut Vec<Action>) {
+        let distrusted = self.is_distrusted();
+        let dirty = |side: &Side| !self.dirty_pages[*side as usize].is_empty();
+        let dirty = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
+        let round = &mut self.round;
+        round.names = round.names.or(dirty);
+        let is_later = round.next_page > 0;
+        round.group.extend(round.pages.iter_from(round.next_page).take(round_pages()));
+        round.next_page = round.group.last().map_or(round.next_page, |page| page + 1);
+        for page in &round.group {
+            round.copies.extend_from_slice(self.map.page(*page));
+        }
+        let waits = is_later && is_planted(Bug::LaterPagesUnsynced);
+        let unsynced = if waits { [false; 2] } else { std::mem::take(&mut round.unsynced) };
         let mut to_sync = 0;
-        for side in Side::BOTH {
-            if round.sides[side as usize] && !distrusted && !is_planted(Bug::NoSideSync) {
+        for side in Side::BOTH.into_iter().filter(|side| unsynced[*side as usize]) {
+            round.sides[side as usize] = true;
+            if !distrusted && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
         }
         round.step = Step::SyncingSides(to_sync);
-        reach(CrashPoint::RoundBegun);
+        reach(CrashPoint::PagesCopied);
         if to_sync == 0 {
-            self.write_pages(out);
+            self.sides_are_synced(out);
         }
     }
 
@@ -217,21 +258,39 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if left > 1 {
             return;
         }
-        let Some(errno) = self.round.failed else { return self.write_pages(out) };
+        let Some(errno) = self.round.failed else { return self.sides_are_synced(out) };
         if self.is_last_round() && self.is_distrusted() {
-            self.write_pages(out);
+            self.sides_are_synced(out);
         } else {
             self.end_round(Err(errno), out);
         }
     }
 
-    fn write_pages(&mut self, out: &mut Vec<Action>) {
+    fn sides_are_synced(&mut self, out: &mut Vec<Action>) {
         reach(CrashPoint::SidesSynced);
-        if self.round.pages.is_empty() {
+        if self.round.group.is_empty() {
             return self.write_header(out);
         }
         self.round.step = Step::WritingPages;
-        out.push(Action::WriteMap(std::mem::take(&mut self.round.writes)));
+        self.write_pages(out);
+    }
+
+    /// A part of step 4.
+    fn write_pages(&mut self, out: &mut Vec<Action>) {
+        let round = &mut self.round;
+        let mut writes = Vec::new();
+        let copies = round.group.iter().zip(round.copies.chunks_exact(PAGE_BYTES));
+        for (page, nibbles) in copies.skip(round.sent).take(map_write_pages()) {
+            let synced = self.map.synced_slot(*page);
+            let bytes = encode_page(*page, round.generation, synced.is_none(), nibbles);
+            if synced.is_none() {
+                writes.push(MapWrite { offset: page_offset(*page, 0), bytes: bytes.clone() });
+            }
+            let slot = synced.map_or(1, |slot| 1 - slot);
+            writes.push(MapWrite { offset: page_offset(*page, slot), bytes });
+            round.sent += 1;
+        }
+        out.push(Action::WriteMap(writes));
     }
 
     fn write_header(&mut self, out: &mut Vec<Action>) {
@@ -254,6 +313,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return self.end_round(Err(errno), out);
         }
         self.round.step = match self.round.step {
+            Step::WritingPages if self.round.sent < self.round.group.len() => return self.write_pages(out),
             Step::WritingPages => {
                 reach(CrashPoint::PagesWritten);
                 Step::SyncingPages
@@ -280,13 +340,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Step::SyncingPages => {
                 reach(CrashPoint::PagesSynced);
                 // Only now may the slots swap: until here the other slot is the one that holds.
-                for page in &self.round.pages {
+                for page in &self.round.group {
                     let slot = self.map.synced_slot(*page).map_or(0, |slot| 1 - slot);
                     self.map.set_synced_slot(*page, Some(slot));
+                    self.round.pages.remove(*page);
                 }
                 reach(CrashPoint::SlotsSwapped);
-                self.round.pages.clear();
-                self.write_header(out);
+                self.round.end_group();
+                if self.round.pages.is_empty() {
+                    self.write_header(out);
+                } else {
+                    self.copy_group(out);
+                }
             }
             Step::SyncingHeader => {
                 reach(CrashPoint::HeaderSynced);
@@ -305,6 +370,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn end_round(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
         let round = &mut self.round;
         round.step = Step::Idle;
+        round.end_group();
+        round.copies = Vec::new();
         let had_header = round.header.take().is_some();
         match result {
             Ok(()) => {
@@ -313,9 +380,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
-                for page in round.pages.drain(..) {
-                    round.changed.insert(page);
-                }
+                round.changed.append(&mut round.pages);
                 for side in Side::BOTH {
                     round.unsynced[side as usize] |= round.sides[side as usize];
                 }

@@ -43,6 +43,8 @@ pub enum Scenario {
     Fua,
     /// FUA writes wait for their commit, and another host takes the volume meanwhile.
     ObjectFua,
+    /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs are written.
+    Groups,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,
     /// A process that attaches stands still until the place of its record was trimmed.
@@ -54,7 +56,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -67,6 +69,7 @@ impl Scenario {
         Self::Object,
         Self::Fua,
         Self::ObjectFua,
+        Self::Groups,
         Self::Decay,
         Self::Sleeper,
     ];
@@ -83,12 +86,17 @@ impl Scenario {
             | Self::Object
             | Self::Fua
             | Self::ObjectFua
+            | Self::Groups
             | Self::Decay
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
         };
         let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
+        // Each of the two map pages is a group of its own.
+        if matches!(self, Self::Life | Self::Recovery | Self::BadDisk | Self::Fua | Self::Groups) {
+            world.slice_rounds(1, 1);
+        }
         match self {
             // The second commit makes the checkpoint.
             Self::Life => world.age_log(28),
@@ -98,6 +106,7 @@ impl Scenario {
             Self::Sleeper => world.shorten_log(1),
             Self::Decay
             | Self::Fua
+            | Self::Groups
             | Self::Race
             | Self::Repair
             | Self::Takeover
@@ -123,6 +132,7 @@ impl Scenario {
             Self::Object => object(&mut stage),
             Self::Fua => fua(&mut stage),
             Self::ObjectFua => object_fua(&mut stage),
+            Self::Groups => groups(&mut stage),
             Self::Decay => decay(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
         }
@@ -278,6 +288,23 @@ fn object_fua(stage: &mut Stage<'_>) -> Played {
     stage.until(|world| world.is_fenced(0))?;
     stage.until(|world| !world.has_device(0))?;
     stage.ask(&[(Op::Read, 0, 8)])
+}
+
+fn groups(stage: &mut Stage<'_>) -> Played {
+    let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+    // From here on both sides have an older copy of sector 4096, which is in the second page.
+    for _ in 0..2 {
+        stage.ask(&[(Op::Write, 4096, 12)])?;
+        stage.until(committed)?;
+    }
+    stage.ask(&[(Op::Write, 0, 1), (Op::Write, 4200, 1)])?;
+    // It is written when the first page of a round was copied, and the side synced for it.
+    stage.issue(&[(Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 4096, 1)])?;
+    stage.ask(&[(Op::Write, 4201, 1), (Op::Write, 1, 1)])?;
+    stage.issue(&[(Op::WriteFua, 4202, 1)])?;
+    stage.ask(&[(Op::Discard, 4097, 1), (Op::Write, 4098, 1)])?;
+    stage.ask(&[(Op::Read, 4096, 8)])
 }
 
 fn decay(stage: &mut Stage<'_>) -> Played {

@@ -1,4 +1,4 @@
-//! What a fenced writer leaves on its host when it lets go.
+//! What a fenced writer leaves on its host when it lets go, and any writer when its host loses power.
 
 use std::collections::BTreeMap;
 
@@ -34,6 +34,26 @@ impl World {
             Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {
                 format!("of sector {sector} {stamps:?} is {place}, the guest last saw one of {allowed:?}")
             });
+        }
+    }
+
+    /// Invariant 1, at once and not only where a guest reads next: what the durable map names dirty is what the side holds, and
+    /// no older than what was flushed.
+    pub(super) fn check_left(&self, host: usize) {
+        let here = &self.hosts[host];
+        if self.last_writer != Some(host) {
+            return;
+        }
+        let mut disk = lock(&here.disk);
+        let Ok(Some(map)) = read_map(&mut disk) else { return };
+        let void = self.store.manifest().void();
+        for (range, side) in map.pages.iter().flat_map(|page| page.dirty_runs()) {
+            for sector in sectors(range).filter(|_| !void.contains(side)) {
+                let (stamp, allowed) = (disk.side(side).read(sector), here.expect.allowed(sector));
+                Invariant::FlushedSurvives.check(allowed.contains(&stamp), || {
+                    format!("a power cut leaves write {stamp} in sector {sector}; allowed: {allowed:?}")
+                });
+            }
         }
     }
 }

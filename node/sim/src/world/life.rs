@@ -199,6 +199,7 @@ impl World {
         here.uncommitted.clear();
         here.trouble = Trouble::default();
         here.expect.lose_host();
+        self.check_left(host);
     }
 
     /// A new process takes over from a dead one. Says whether there was a live map to take over.

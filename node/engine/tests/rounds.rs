@@ -1,0 +1,276 @@
+//! The work of a round in one turn of its ring thread, and what it holds in memory, for a volume of which all was touched.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::durable_map::{FoundPage, Header, file_bytes, newest_pages, page_offset};
+use holdfast_engine::event::{Errno, Event, Op, RequestId};
+use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_types::{Epoch, Nonce, SectorRange, Seq};
+
+const NONCE: Nonce = Nonce([7; 16]);
+/// 1 TiB: 65,536 map pages.
+const TEBIBYTE: u64 = (1 << 40) / 4096;
+
+/// A live map that outlives the process that maps it.
+struct Mapping {
+    bytes: Vec<u8>,
+    home: Rc<RefCell<Vec<u8>>>,
+}
+
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for Mapping {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        *self.home.borrow_mut() = std::mem::take(&mut self.bytes);
+    }
+}
+
+/// What was seen of the turns of a ring thread.
+#[derive(Debug, Default)]
+struct Turns {
+    longest: Duration,
+    most_actions: usize,
+    most_writes: usize,
+    side_syncs: u64,
+    map_syncs: u64,
+    map_writes: u64,
+}
+
+struct Host {
+    volume: Option<Volume<Mapping>>,
+    tmpfs: Rc<RefCell<Vec<u8>>>,
+    header: Header,
+    /// The durable map's file; empty where nobody reads it.
+    file: Vec<u8>,
+    turns: Turns,
+    /// Writes of the map fail from this one on.
+    fails_at: Option<u64>,
+}
+
+fn setup(header: Header) -> Setup {
+    let limits = DirtyLimits { seal_bytes: 1 << 50, most_bytes: 1 << 50, max_age_ms: 1 << 40 };
+    let durability = Durability::Local;
+    Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
+}
+
+impl Host {
+    /// An attached volume of `sectors` sectors with one sector written in each map page, and never flushed.
+    fn with_all_touched(sectors: u64, keeps_file: bool) -> Self {
+        let mut manifest = Manifest::empty("v".parse().unwrap());
+        let attach = Body::Attach { sectors, node: "n".to_owned() };
+        for (epoch, body) in [(0, Body::Create { sectors }), (1, attach)] {
+            let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+            let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let header = Header {
+            volume: manifest.volume().clone(),
+            sectors,
+            epoch: Epoch(1),
+            nonces: vec![NONCE],
+            active: Side::A,
+            closed_clean: false,
+            void: SideSet::NONE,
+            seq: Seq(0),
+            synced_generation: 0,
+            identity: manifest.identity(),
+        };
+        let tmpfs = Rc::new(RefCell::new(Vec::new()));
+        let memory = Mapping { bytes: vec![0; map_bytes(sectors) as usize], home: Rc::clone(&tmpfs) };
+        let volume = Volume::attach(setup(header.clone()), memory, manifest, &[], false, 0, &mut Vec::new());
+        let pages = sectors.div_ceil(PAGE_SECTORS);
+        let file = if keeps_file { vec![0; file_bytes(pages) as usize] } else { Vec::new() };
+        let mut host =
+            Self { volume: Some(volume), tmpfs, header, file, turns: Turns::default(), fails_at: None };
+        for page in 0..pages {
+            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
+        }
+        host
+    }
+
+    /// The process dies and another takes over.
+    fn resume(&mut self) {
+        self.volume = None;
+        let bytes = self.tmpfs.take();
+        let memory = Mapping { bytes, home: Rc::clone(&self.tmpfs) };
+        self.volume = Some(Volume::resume(setup(self.header.clone()), memory, None, 0).unwrap());
+        self.turns = Turns::default();
+    }
+
+    /// Asks, and answers at once whatever the volume asks for.
+    fn ask(&mut self, op: Op, range: SectorRange) {
+        let actions = self.turn(Event::Request { id: RequestId(0), op, range });
+        self.drive(actions);
+    }
+
+    fn drive(&mut self, actions: Vec<Action>) {
+        let mut actions = VecDeque::from(actions);
+        while let Some(action) = actions.pop_front() {
+            if let Some(event) = self.answer(action) {
+                actions.extend(self.turn(event));
+            }
+        }
+    }
+
+    fn turn(&mut self, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        let begun = Instant::now();
+        self.volume.as_mut().unwrap().handle(0, event, &mut out);
+        self.turns.longest = self.turns.longest.max(begun.elapsed());
+        self.turns.most_actions = self.turns.most_actions.max(out.len());
+        out
+    }
+
+    fn answer(&mut self, action: Action) -> Option<Event> {
+        let result = Ok(());
+        Some(match action {
+            Action::Write { id, .. } => Event::Moved { id, result },
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
+            Action::SyncSide { side } => {
+                self.turns.side_syncs += 1;
+                Event::SideSynced { side, result }
+            }
+            Action::WriteMap(writes) => {
+                self.turns.map_writes += writes.len() as u64;
+                self.turns.most_writes = self.turns.most_writes.max(writes.len());
+                if self.fails_at.is_some_and(|at| self.turns.map_writes >= at) {
+                    return Some(Event::MapWritten { result: Err(Errno::EIO) });
+                }
+                for write in &writes {
+                    if let Some(place) = self.file.get_mut(write.offset as usize..) {
+                        place[..write.bytes.len()].copy_from_slice(&write.bytes);
+                    }
+                }
+                Event::MapWritten { result }
+            }
+            Action::SyncMap => {
+                self.turns.map_syncs += 1;
+                Event::MapSynced { result }
+            }
+            Action::Complete { result, .. } => {
+                assert_eq!(result.is_err(), self.fails_at.is_some());
+                return None;
+            }
+            Action::Report(Report::LocalDiskFailed(_)) if self.fails_at.is_some() => return None,
+            Action::Read { .. }
+            | Action::ReadCold { .. }
+            | Action::Punch { .. }
+            | Action::Evict { .. }
+            | Action::Upload(_)
+            | Action::StorePending { .. }
+            | Action::CreateRecord { .. }
+            | Action::ReadRecord { .. }
+            | Action::WriteCheckpoint { .. }
+            | Action::Report(_) => unreachable!("{action:?}"),
+        })
+    }
+
+    /// What an attach after the loss of the host finds.
+    fn found(&self) -> Vec<FoundPage> {
+        let (_, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
+        let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();
+        let pages: Vec<_> =
+            (0..header.sectors.div_ceil(PAGE_SECTORS)).map(|page| (page, pair(page))).collect();
+        newest_pages(&header, &pages).unwrap()
+    }
+}
+
+/// Memory of this process in bytes: now, and at most so far.
+fn resident() -> [u64; 2] {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    ["VmRSS:", "VmHWM:"].map(|name| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    })
+}
+
+/// A round once planned, encoded and wrote the whole map in one turn: seconds for every device of the ring thread, and
+/// 1.5 GiB for a volume of 1 TiB.
+#[test]
+fn no_turn_of_a_round_grows_with_the_volume() {
+    let mut host = Host::with_all_touched(TEBIBYTE, false);
+    let begun = Instant::now();
+    host.resume();
+    let resumed = begun.elapsed();
+    let before = resident();
+    let begun = Instant::now();
+    host.ask(Op::Flush, SectorRange::new(0, 0));
+    let pages = TEBIBYTE / PAGE_SECTORS;
+    let turns = &host.turns;
+    println!(
+        "resume {resumed:?}, flush {:?}, longest turn {:?}, memory grew by {} MiB; {turns:?}",
+        begun.elapsed(),
+        turns.longest,
+        (resident()[1].saturating_sub(before[1])) >> 20,
+    );
+    assert!(turns.most_writes <= 2 * MAP_WRITE_PAGES, "{turns:?}");
+    assert!(turns.most_actions <= 3, "{turns:?}");
+    // What is copied and what is being written at once, whatever the size of the volume.
+    let most_bytes = ROUND_PAGES * PAGE_BYTES + turns.most_writes * 4096;
+    assert!(most_bytes <= 3 << 19, "{most_bytes} bytes");
+    assert_eq!(turns.map_writes, 2 * pages + 1, "each page into both of its slots, and the header");
+    assert_eq!(turns.side_syncs, 2, "nothing was written meanwhile");
+    assert_eq!(turns.map_syncs, pages.div_ceil(ROUND_PAGES as u64) + 1);
+}
+
+/// A volume whose rounds have three groups after a takeover.
+const SEVERAL: u64 = (2 * ROUND_PAGES as u64 + 16) * PAGE_SECTORS;
+
+fn written(page: u64) -> (SectorRange, Side) {
+    (SectorRange::new(page * PAGE_SECTORS + page % 7, 1), Side::A)
+}
+
+#[test]
+fn a_round_of_several_groups_makes_every_page_durable() {
+    let mut host = Host::with_all_touched(SEVERAL, true);
+    host.resume();
+    let last = SEVERAL / PAGE_SECTORS - 1;
+    let round = host.turn(Event::Request { id: RequestId(0), op: Op::Flush, range: SectorRange::new(0, 0) });
+    // The first group is copied, and the sides are about to be synced for it.
+    let late = SectorRange::new(last * PAGE_SECTORS + 100, 2);
+    let actions = host.turn(Event::Request { id: RequestId(1), op: Op::Write, range: late });
+    host.drive(actions);
+    host.drive(round);
+    assert_eq!(host.turns.side_syncs, 3, "the side that was written once more, for the second group");
+    let found = host.found();
+    let runs: Vec<_> = found.iter().flat_map(FoundPage::dirty_runs).collect();
+    let mut expected: Vec<_> = (0..=last).map(written).collect();
+    expected.push((late, Side::A));
+    assert_eq!(runs, expected, "a page that is copied later names what its sync covers");
+}
+
+#[test]
+fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
+    let mut host = Host::with_all_touched(SEVERAL, true);
+    host.resume();
+    let group = 2 * ROUND_PAGES as u64;
+    host.fails_at = Some(group + 1);
+    host.ask(Op::Flush, SectorRange::new(0, 0));
+    host.fails_at = None;
+    host.turns = Turns::default();
+    host.ask(Op::Flush, SectorRange::new(0, 0));
+    let pages = SEVERAL / PAGE_SECTORS;
+    assert_eq!(host.turns.map_writes, 2 * pages - group + 1, "the first group is durable");
+    let found = host.found();
+    let runs: Vec<_> = found.iter().flat_map(FoundPage::dirty_runs).collect();
+    assert_eq!(runs, (0..pages).map(written).collect::<Vec<_>>());
+}
