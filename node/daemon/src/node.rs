@@ -22,6 +22,7 @@ mod off_runtime;
 mod orphans;
 mod outdated;
 mod owner;
+mod planned;
 mod quota;
 mod record_file;
 mod recover;

@@ -2,7 +2,7 @@
 //!
 //! Owns: the live map, the requests in flight, the flush rounds, the seal and its commit.
 //! Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which request.
-//! Runs on: the ring thread that owns the volume, alone.
+//! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole live map.
 //! Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
 //! - a read's actions tile the request exactly (9);

@@ -22,7 +22,8 @@ use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{Local, VolumeFiles, random};
 use super::off_runtime::blocking;
-use super::ring_thread::{AddError, Message, NewVolume, RingHandle, Start, VolumeKey};
+use super::planned::Start;
+use super::ring_thread::{Message, NewVolume, RingHandle, VolumeKey};
 use super::rings::{Need, Place, VOLUME_FILES};
 use super::store::StoreRecord;
 use super::watched_store::WatchedStore;
@@ -253,13 +254,18 @@ impl Node {
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let board = Arc::new(Board::new());
         let (work, receiver) = mpsc::unbounded_channel();
-        let new =
-            NewVolume { start, setup, live_map, sides: [a, b], map, work, board: Arc::clone(&board), place };
+        let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
+        let planned = blocking(move || {
+            start.make(setup, live_map).map_err(|error| {
+                let source = Damage::LiveMap(error);
+                NodeError::Damaged { path: map_path, source }
+            })
+        });
+        let planned = planned.await?;
+        let board_here = Arc::clone(&board);
+        let new = NewVolume { planned, live, sides: [a, b], map, work, board: board_here, place };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
-        let key = added.map_err(|error| match error {
-            AddError::Ring(error) => NodeError::Queue(error.into()),
-            AddError::LiveMap(error) => NodeError::Damaged { path: map_path, source: Damage::LiveMap(error) },
-        })?;
+        let key = added.map_err(|error| NodeError::Queue(error.into()))?;
         let sides = LocalSides { local, sides };
         // Volumes of one store share the connection.
         let store = StoreKey(Arc::as_ptr(&objects).addr());

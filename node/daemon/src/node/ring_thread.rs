@@ -10,22 +10,18 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::event::{Errno, Event, Millis};
-use holdfast_engine::manifest::Manifest;
-use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::{Pending, Setup, Volume};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
 use holdfast_ublk::{COMMAND_KIND, QueueError};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::{mpsc, oneshot};
 
 use super::background::Work;
-use super::board::{Board, Phase};
+use super::board::Board;
 use super::devices::OpenQueues;
 use super::ends_process::{EndsProcess, end_process};
 use super::error::NodeError;
-use super::live_map::LiveMap;
+use super::planned::Planned;
 use super::rings::Place;
 use super::served::{Made, Served, Slots};
 use super::slab::SlabSlot;
@@ -40,34 +36,17 @@ pub(crate) struct VolumeKey {
     serial: u64,
 }
 
-/// How a volume begins.
-pub(crate) enum Start {
-    /// Just attached.
-    Attach { manifest: Box<Manifest>, found: Vec<FoundPage>, trust_clean: bool },
-    /// Taken over from a dead or retired process.
-    Resume { pending: Option<Pending> },
-}
-
 /// A volume for a ring thread.
 pub(crate) struct NewVolume {
-    pub(crate) start: Start,
-    pub(crate) setup: Setup,
-    pub(crate) live_map: LiveMap,
+    pub(crate) planned: Planned,
+    /// The live map's file, for allocating chunks.
+    pub(crate) live: File,
     pub(crate) sides: [File; 2],
     pub(crate) map: File,
     pub(crate) work: mpsc::UnboundedSender<Work>,
     pub(crate) board: Arc<Board>,
     /// Free again once the thread has released the volume.
     pub(crate) place: Place,
-}
-
-/// Why a volume cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum AddError {
-    #[error(transparent)]
-    Ring(#[from] RingError),
-    #[error(transparent)]
-    LiveMap(#[from] LiveMapError),
 }
 
 /// Why a volume stays on its ring.
@@ -84,7 +63,7 @@ pub(crate) enum RemoveError {
 pub(crate) enum Message {
     Add {
         volume: Box<NewVolume>,
-        done: oneshot::Sender<Result<VolumeKey, AddError>>,
+        done: oneshot::Sender<Result<VolumeKey, RingError>>,
     },
     Open {
         key: VolumeKey,
@@ -275,7 +254,7 @@ impl RingThread {
 
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
-            Message::Add { volume, done } => drop(done.send(self.add(*volume, now))),
+            Message::Add { volume, done } => drop(done.send(self.add(*volume))),
             Message::Open { key, queues, done } => {
                 let Some((ring, served)) = self.find(key) else { return };
                 drop(done.send(queues(ring, key.index).map(|queues| served.open(ring, queues))));
@@ -314,49 +293,16 @@ impl RingThread {
         }
     }
 
-    fn add(&mut self, new: NewVolume, now: Millis) -> Result<VolumeKey, AddError> {
+    fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {
         let free = self.served.iter().position(Option::is_none).unwrap_or_else(|| {
             self.served.push(None);
             self.served.len() - 1
         });
         let index = u16::try_from(free).expect("the table of fixed files is full long before");
         let slots = self.register(&new)?;
-        let (sectors, requests) = (new.setup.header.sectors, new.setup.requests);
-        let name = new.setup.header.volume.clone();
-        let mut actions = Vec::with_capacity(64);
-        let volume = match new.start {
-            Start::Attach { manifest, found, trust_clean } => {
-                Volume::attach(new.setup, new.live_map, *manifest, &found, trust_clean, now, &mut actions)
-            }
-            Start::Resume { pending } => {
-                let volume = match Volume::resume(new.setup, new.live_map, pending, now) {
-                    Ok(volume) => volume,
-                    Err(error) => {
-                        slots.release(&mut self.ring)?;
-                        return Err(error.into());
-                    }
-                };
-                if !volume.status().recovering {
-                    new.board.set_phase(Phase::Ready);
-                }
-                volume
-            }
-        };
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        let (shared, work, board, place) = (self.shared, new.work, new.board, new.place);
-        let mut served = Served::new(Made {
-            index,
-            name,
-            volume,
-            sectors,
-            slots,
-            shared,
-            requests,
-            actions,
-            work,
-            board,
-            place,
-        });
+        let NewVolume { planned, work, board, place, .. } = new;
+        let mut served = Served::new(planned, Made { index, slots, shared: self.shared, work, board, place });
         served.begin(&mut self.ring);
         self.served[free] = Some((serial, served));
         Ok(VolumeKey { index, serial })
@@ -364,7 +310,7 @@ impl RingThread {
 
     fn register(&mut self, new: &NewVolume) -> Result<Slots, RingError> {
         let mut taken = Vec::with_capacity(4);
-        for file in [&new.sides[0], &new.sides[1], &new.map, new.live_map.file()] {
+        for file in [&new.sides[0], &new.sides[1], &new.map, &new.live] {
             match self.ring.register_file(file.as_fd()) {
                 Ok(slot) => taken.push(slot),
                 Err(error) => {

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::background::Work;
 use super::board::Board;
 use super::live_map::LiveMap;
+use super::planned::Planned;
 use super::ring_thread::SharedFiles;
 use super::rings::Place;
 use super::slab::SlabSlot;
@@ -99,28 +100,21 @@ pub(super) struct Served {
     _place: Place,
 }
 
-/// What a ring thread has made for a volume.
+/// What a volume is given on its ring thread.
 pub(super) struct Made {
     /// Its place on the thread.
     pub(super) index: u16,
-    pub(super) name: VolumeId,
-    pub(super) volume: Volume<LiveMap>,
-    pub(super) sectors: u64,
     pub(super) slots: Slots,
     pub(super) shared: SharedFiles,
-    /// How many requests it may have in flight.
-    pub(super) requests: u32,
-    /// What the planner asked for when it was made.
-    pub(super) actions: Vec<Action>,
     pub(super) work: mpsc::UnboundedSender<Work>,
     pub(super) board: Arc<Board>,
     pub(super) place: Place,
 }
 
 impl Served {
-    pub(super) fn new(made: Made) -> Self {
-        let Made { index, name, volume, sectors, slots, shared, requests, actions, work, board, place } =
-            made;
+    pub(super) fn new(planned: Planned, made: Made) -> Self {
+        let Planned { name, sectors, requests, volume, actions } = planned;
+        let Made { index, slots, shared, work, board, place } = made;
         Self {
             index,
             name,

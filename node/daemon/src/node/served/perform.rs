@@ -66,7 +66,7 @@ impl Served {
                 ring.sync_data(self.slots.sides[side as usize], data);
                 self.operations += 1;
             }
-            Action::WriteMap(writes) => self.write_map(ring, &writes),
+            Action::WriteMap(writes) => self.write_map(ring, writes),
             Action::SyncMap => {
                 ring.sync_data(self.slots.map, UserData::new(SYNC_MAP_KIND, self.index, 0, 0));
                 self.operations += 1;
@@ -158,12 +158,13 @@ impl Served {
         self.send(Work::Cold { ticket: number, range, layers, unreadable });
     }
 
-    fn write_map(&mut self, ring: &mut Ring, writes: &[MapWrite]) {
-        for write in writes {
-            let data = UserData::new(MAP_WRITE_KIND, self.index, 0, 0);
-            ring.write(self.slots.map, write.offset, HeapBuffer::from_slice(&write.bytes), data);
-        }
-        self.map_writes = u32::try_from(writes.len()).expect("fewer than 2^32 pages");
+    /// Each write's bytes are freed as soon as they lie in aligned memory: there is never a second copy of all of them.
+    fn write_map(&mut self, ring: &mut Ring, writes: Vec<MapWrite>) {
+        self.map_writes = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         self.operations += self.map_writes;
+        for MapWrite { offset, bytes } in writes {
+            let data = UserData::new(MAP_WRITE_KIND, self.index, 0, 0);
+            ring.write(self.slots.map, offset, HeapBuffer::from_slice(&bytes), data);
+        }
     }
 }
