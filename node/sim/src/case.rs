@@ -6,6 +6,7 @@ use holdfast_engine::planted::{Bug, plant};
 
 use crate::crash::{Scenario, campaign};
 use crate::fleet::FleetCase;
+use crate::profile::Profile;
 use crate::schedule::Schedule;
 use crate::violation::{self, Violation};
 
@@ -53,10 +54,12 @@ impl Case {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
-    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees: the invariant that the bug
-    /// is said to break, in a run that breaks none without it.
+    /// The first of so many seeds that notices that `bug` is planted, and what it sees: the invariant that the bug is said
+    /// to break, in a run that breaks none without it. The seeds are those from 0, or those of the one profile whose runs
+    /// meet the bug.
     pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
-        (0..seeds).find_map(|seed| {
+        let (first, step) = Profile::that_meets(bug).map_or((0, 1), Profile::seeds);
+        (0..seeds).map(|number| first + number * step).find_map(|seed| {
             let case = Self { seed, operations, bug: Some(bug) };
             let violation = case.run(0).violation?;
             let said = violation.invariant.is_some_and(|invariant| invariant.number() == bug.breaks());

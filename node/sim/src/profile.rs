@@ -1,5 +1,7 @@
 //! What goes wrong in a run, and how often.
 
+use holdfast_engine::planted::Bug;
+
 use crate::world::Faults;
 
 /// A mixture of deaths and faults.
@@ -74,6 +76,25 @@ impl Profile {
     /// The profile of the runs of `seed`.
     pub fn of(seed: u64) -> Self {
         Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+    }
+
+    /// The first seed of its runs, and how far each is from the next.
+    pub(crate) fn seeds(self) -> (u64, u64) {
+        let first = Self::ALL.iter().position(|profile| *profile == self);
+        (first.expect("all profiles are listed") as u64, Self::ALL.len() as u64)
+    }
+
+    /// The only profile whose runs meet a safeguard that is missing. Where others do too, `None`.
+    pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
+        if [Bug::TrimmedAttach, Bug::NoTrimCheck].contains(&bug) {
+            Some(Self::Sleepers)
+        } else if bug == Bug::NoAgeLimit {
+            Some(Self::Timely)
+        } else if [Bug::TrustsOlderState, Bug::TrustsOtherStore].contains(&bug) {
+            Some(Self::OtherDisks)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn deaths(self) -> Deaths {
