@@ -59,6 +59,8 @@ impl Control {
 pub struct Node {
     vm: Arc<Vm>,
     kubernetes: bool,
+    /// Runs in a PID namespace of its own, as in a pod without `hostPID`.
+    own_pids: bool,
 }
 
 impl Node {
@@ -68,6 +70,24 @@ impl Node {
     /// # Errors
     /// When it does not come up.
     pub fn start(vm: Arc<Vm>, control: &Control, transport: &str, data: &str) -> Result<Self> {
+        Self::configure(vm, control, transport, data, false)
+    }
+
+    /// The same in a PID namespace of its own. It is ended by [`Node::kill`] only.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &Control) -> Result<Self> {
+        Self::configure(vm, control, "auto", "", true)
+    }
+
+    fn configure(
+        vm: Arc<Vm>,
+        control: &Control,
+        transport: &str,
+        data: &str,
+        own_pids: bool,
+    ) -> Result<Self> {
         let config = config(vm.name(), control, transport, data)?;
         vm.put(CONFIG, 0o600, config.as_bytes())?;
         let kubernetes = match control {
@@ -77,7 +97,7 @@ impl Node {
             }
             Control::Standalone { .. } => false,
         };
-        let node = Self { vm, kubernetes };
+        let node = Self { vm, kubernetes, own_pids };
         node.restart()?;
         Ok(node)
     }
@@ -88,7 +108,7 @@ impl Node {
     /// # Errors
     /// When it does not come up.
     pub fn resume(vm: Arc<Vm>) -> Result<Self> {
-        let node = Self { vm, kubernetes: false };
+        let node = Self { vm, kubernetes: false, own_pids: false };
         node.restart()?;
         Ok(node)
     }
@@ -118,10 +138,10 @@ impl Node {
     }
 
     fn spawn(&self) -> Result<()> {
-        let mut program = Program {
-            argv: ["holdfast-node", "run", "--config", CONFIG].map(str::to_owned).to_vec(),
-            ..Program::default()
-        };
+        let namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+        let daemon = ["holdfast-node", "run", "--config", CONFIG];
+        let argv = namespace.iter().filter(|_| self.own_pids).chain(&daemon).map(|&word| word.to_owned());
+        let mut program = Program { argv: argv.collect(), ..Program::default() };
         program.env.insert("RUST_LOG".to_owned(), "info".to_owned());
         program.env.insert("RUST_BACKTRACE".to_owned(), "1".to_owned());
         if self.kubernetes {

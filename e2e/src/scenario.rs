@@ -16,6 +16,7 @@ mod fenced;
 pub mod kill_rounds;
 mod load;
 mod node_loss;
+mod pid_namespace;
 pub mod power_cuts;
 mod provisioning;
 mod s3;
@@ -114,6 +115,12 @@ pub const ALL: &[Scenario] = &[
         about: "the same with user copy",
         expected: Duration::from_secs(75),
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "pid-namespace",
+        about: "a daemon in a PID namespace of its own attaches a volume, and the next one recovers it under load",
+        expected: Duration::from_secs(60),
+        run: pid_namespace::run,
     },
     Scenario {
         name: "device-identity",
