@@ -425,12 +425,18 @@ impl Device {
     /// Asks the kernel about any device. The answer does not wait for what is being done with it.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`].
+    /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program, of which the
+    /// kernel tells nothing without the path of its character device, also to root (`ublk_ctrl_uring_cmd_permission` in
+    /// Linux, `drivers/block/ublk_drv.c`).
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
             Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
-        let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default())
-            .map_err(|error| not_found(id, error))?;
+        let info = command::exchange(command, sys::ublksrv_ctrl_dev_info::default()).map_err(|error| {
+            if matches!(error, ControlError::Command { source: Errno::EINVAL, .. }) {
+                return ControlError::NotOurs { id, found: 0 };
+            }
+            not_found(id, error)
+        })?;
         let transport =
             Transport::ALL.into_iter().find(|transport| info.flags & transport.flags() == transport.flags());
         let state = match u32::from(info.state) {

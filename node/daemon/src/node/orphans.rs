@@ -77,7 +77,7 @@ fn orphans(
     for id in devices.list()? {
         match devices.look(id) {
             Ok(info) if installation.made(info.tag) && !known.contains(&info.tag) => found.push(info),
-            Ok(_) | Err(ControlError::NotFound { .. }) => {}
+            Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => {}
             Err(error) => return Err(error),
         }
     }

@@ -384,7 +384,7 @@ fn tagged(devices: &dyn Devices, expected: &Expected) -> Result<Option<Device>, 
     for id in devices.list()? {
         match devices.look(id) {
             Ok(info) if info.tag == expected.tag => return found(devices.find(id, expected)),
-            Ok(_) | Err(ControlError::NotFound { .. }) => {}
+            Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => {}
             Err(error) => return Err(error.into()),
         }
     }

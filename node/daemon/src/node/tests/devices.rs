@@ -320,6 +320,26 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
+/// Found by reading: one unprivileged device of another program, of which the kernel tells nothing, kept unused devices from
+/// being deleted, and a volume whose device was gone from being recovered.
+#[test]
+fn a_device_the_kernel_tells_nothing_of_is_passed_over() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    host.kernel.take_away(1);
+    host.kernel.add_unprivileged(1);
+    let unused = host.dirs.tag(&id("gone"), 1);
+    host.kernel.add_left(5, DeviceState::Dead, unused);
+    host.daemon(|node| async move {
+        until(|| host.device_of(unused).is_none()).await;
+        settled(&node, |_left| false).await;
+        host.attach(&node, "x").await;
+    });
+    assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+}
+
 /// A record of another installation's device: the state directory was replaced below a run directory that stayed.
 #[test]
 fn the_record_of_another_installation_is_refused() {

@@ -35,6 +35,8 @@ pub(super) struct Known {
     pub(super) is_used: bool,
     /// Whether the kernel loses it when its server ends.
     pub(super) loss: Option<Loss>,
+    /// The kernel tells nothing of it.
+    pub(super) is_secret: bool,
 }
 
 /// A device that stays LIVE when its server ends.
@@ -80,6 +82,12 @@ impl FakeKernel {
         self.put(id, state, tag, true);
     }
 
+    /// Adds an unprivileged device of another program: the kernel tells nothing of it.
+    pub(super) fn add_unprivileged(&self, id: u32) {
+        self.put(id, DeviceState::Live, 0, true);
+        self.change(id, |known| known.is_secret = true);
+    }
+
     /// Adds a device as a daemon of an installation left it.
     pub(super) fn add_left(&self, id: u32, state: DeviceState, tag: u64) {
         self.put(id, state, tag, false);
@@ -97,8 +105,15 @@ impl FakeKernel {
             tag,
             foreign: ForeignFeatures::among(0),
         };
-        let known =
-            Known { info, sectors: super::SECTORS, is_open: false, is_foreign, is_used: false, loss: None };
+        let known = Known {
+            info,
+            sectors: super::SECTORS,
+            is_open: false,
+            is_foreign,
+            is_used: false,
+            loss: None,
+            is_secret: false,
+        };
         assert!(self.lock().devices.insert(id, known).is_none(), "the number is taken");
     }
 
@@ -235,7 +250,11 @@ impl Devices for FakeKernel {
     }
 
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
-        self.lock().devices.get(&id).map(|known| known.info).ok_or(ControlError::NotFound { id })
+        match self.lock().devices.get(&id) {
+            Some(known) if known.is_secret => Err(ControlError::NotOurs { id, found: 0 }),
+            Some(known) => Ok(known.info),
+            None => Err(ControlError::NotFound { id }),
+        }
     }
 
     fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
@@ -264,8 +283,15 @@ impl Devices for FakeKernel {
                 foreign: ForeignFeatures::among(0),
             };
             let sectors = spec.sectors;
-            let known =
-                Known { info, sectors, is_open: false, is_foreign: false, is_used: false, loss: None };
+            let known = Known {
+                info,
+                sectors,
+                is_open: false,
+                is_foreign: false,
+                is_used: false,
+                loss: None,
+                is_secret: false,
+            };
             state.devices.insert(id, known);
             Device::of(&info, sectors, &Expected { tag: spec.tag, sectors })
         })
