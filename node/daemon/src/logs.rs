@@ -48,7 +48,7 @@ pub(crate) fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| u64::try_from(log.dropped.dropped_lines()).unwrap_or(u64::MAX))
 }
 
-/// Waits for the lines so far, but not for ever: the process is about to end.
+/// Waits for the lines so far, for a bounded time: the process is about to end.
 pub(crate) fn flush() {
     let Some(log) = LOG.get() else { return };
     let Some(guard) = log.guard.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };

@@ -168,7 +168,7 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    /// A device whose object was gone stayed for ever: the controller is never told of what is gone.
+    /// A device whose object was gone stayed until the host restarted: a controller is never called for an object that is gone.
     #[test]
     fn an_object_that_is_missing_twice_makes_an_orphan() {
         let (start, mut absent) = (Instant::now(), Absent::default());
