@@ -1,6 +1,7 @@
 //! Extending a log.
 
 use bytes::Bytes;
+use holdfast_engine::manifest::LogError;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
@@ -44,10 +45,11 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     }
 }
 
-/// Creates the volume: one PUT. Again with the same size it changes nothing.
+/// Creates the volume: one PUT. Again with the same size it changes nothing, whatever nonce and time it brings.
 ///
 /// # Errors
-/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; else why the store did not do it.
+/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; [`LogFailure::Broken`] when the record
+/// there is of another volume; else why the store did not do it.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -66,7 +68,12 @@ pub async fn provision(
     if create_record(objects, &record).await? == CreateOutcome::Won {
         return Ok(());
     }
-    match read_record(objects, volume, Seq::FIRST).await?.body {
+    let there = read_record(objects, volume, Seq::FIRST).await?;
+    if there.volume != *volume {
+        let source = LogError::Volume { seq: Seq::FIRST, found: there.volume, expected: volume.clone() };
+        return Err(LogFailure::Broken { volume: volume.clone(), source });
+    }
+    match there.body {
         Body::Create { sectors: there } if there == sectors => Ok(()),
         Body::Create { sectors } => Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors }),
         Body::Attach { .. } | Body::Commit { .. } | Body::Detach | Body::Delete => {

@@ -61,6 +61,17 @@ async fn a_volume_is_created_with_one_put_and_nothing_else() {
     assert!(matches!(other, LogFailure::ExistsOtherwise { sectors: 1000, .. }));
 }
 
+/// Found by reading: the record of another volume, copied under this one's key, passed for this one's.
+#[tokio::test]
+async fn the_record_of_another_volume_is_no_creation() {
+    let store = MemoryStore::new();
+    let another = "another".parse().unwrap();
+    let theirs = Record { volume: another, epoch: Epoch(0), ..record(1, Body::Create { sectors: 1000 }) };
+    let _ = store.create("volumes/v/log/00000000000000000001", theirs.encode().into()).await.unwrap();
+    let refused = provision(&store, &volume(), 1000, NONCE, 0).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::Broken { .. }), "{refused}");
+}
+
 #[tokio::test]
 async fn a_long_log_is_read_with_two_lists_one_checkpoint_and_the_records_after_it() {
     let store = log_of(40).await;

@@ -1,7 +1,11 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
+use std::fs::File;
+use std::io::Read;
+
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
 use holdfast_log::LogFailure;
+use holdfast_objects::ObjectStore;
 use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
@@ -11,9 +15,9 @@ use super::failure::VolumeFailure;
 use super::plan::{Step, operators_part};
 use crate::object_store::connect::Connections;
 
-/// The nonce of the control plane's records. Together with times that come from the Volume it makes their bytes depend on
-/// the Volume alone, so that a step that is repeated meets its own success.
-const CONTROL: Nonce = Nonce([0; 16]);
+/// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume alone, so that a
+/// retry finds its own tombstone.
+const TOMBSTONE: Nonce = Nonce([0; 16]);
 
 /// One volume being worked on, as the API server last returned it.
 pub(crate) struct Work<'a> {
@@ -36,18 +40,13 @@ impl Work<'_> {
             Step::RemoveFinalizer => self.set_finalizer(false).await,
             Step::Report(status) => self.report(status).await,
             Step::Provision { size_bytes } => {
-                let created = unix_ms(self.volume.metadata.creation_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                let sectors = size_bytes / SECTOR_BYTES;
-                let volume = volume_id(&self.volume);
-                let created =
-                    holdfast_log::provision(store.as_ref(), &volume, sectors, CONTROL, created).await;
-                Ok(accept_smaller(created, sectors)?)
+                Ok(provision(store.as_ref(), &self.volume, size_bytes / SECTOR_BYTES).await?)
             }
             Step::RemoveObjects => {
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), CONTROL, deleted).await?)
+                Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), TOMBSTONE, deleted).await?)
             }
         }
     }
@@ -110,6 +109,29 @@ pub(super) fn volume_id(volume: &Volume) -> VolumeId {
     VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
 }
 
+/// Creates the volume in its store, under an identity of its own: nodes know by it that local data is of this volume, and not
+/// of one with the same id in another bucket or before the bucket was emptied.
+///
+/// The first create record in the store decides. A retry finds it and leaves it as it is, with its identity, however the
+/// ObjectStore spells the place by then.
+///
+/// # Errors
+/// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.
+async fn provision(store: &dyn ObjectStore, volume: &Volume, sectors: u64) -> Result<(), LogFailure> {
+    let created = unix_ms(volume.metadata.creation_timestamp.as_ref());
+    let provisioned =
+        holdfast_log::provision(store, &volume_id(volume), sectors, random_nonce(), created).await;
+    accept_smaller(provisioned, sectors)
+}
+
+fn random_nonce() -> Nonce {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .expect("every Linux has /dev/urandom");
+    Nonce(bytes)
+}
+
 /// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in the status, and
 /// the daemon grows the volume when it attaches it.
 fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Result<(), LogFailure> {
@@ -135,19 +157,51 @@ fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_objects::MemoryStore;
+    use holdfast_objects::{Fault, MemoryStore, Verb};
 
     use super::*;
+
+    fn volume() -> Volume {
+        let spec = json!({ "size": "1Gi", "objectStore": "main" });
+        let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
+        volume.metadata.uid = Some("8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4".to_owned());
+        volume
+    }
+
+    async fn identity(store: &MemoryStore) -> Nonce {
+        holdfast_log::read_manifest(store, &volume_id(&volume())).await.expect("a log").identity()
+    }
 
     #[tokio::test]
     async fn a_spec_that_grew_before_its_creation_was_recorded_is_provisioned() {
         let store = MemoryStore::new();
-        let volume: VolumeId = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4".parse().expect("a volume id");
-        holdfast_log::provision(&store, &volume, 100, CONTROL, 5).await.expect("created");
-        let grown = holdfast_log::provision(&store, &volume, 200, CONTROL, 5).await;
-        assert!(accept_smaller(grown, 200).is_ok());
-        let smaller = holdfast_log::provision(&store, &volume, 50, CONTROL, 5).await;
-        assert!(matches!(accept_smaller(smaller, 50), Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
+        provision(&store, &volume(), 100).await.expect("created");
+        provision(&store, &volume(), 200).await.expect("the daemon grows it");
+        let smaller = provision(&store, &volume(), 50).await;
+        assert!(matches!(smaller, Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
         assert_eq!(store.counts().put, 3, "each attempt is one PUT");
+    }
+
+    /// Found by reading: every create record had the identity 0, so that local data of a volume in one bucket passed for that of
+    /// the volume with the same id in another.
+    #[tokio::test]
+    async fn one_uid_in_two_buckets_has_two_identities() {
+        let stores = [MemoryStore::new(), MemoryStore::new()];
+        for store in &stores {
+            provision(store, &volume(), 100).await.expect("created");
+        }
+        let [first, second] = [identity(&stores[0]).await, identity(&stores[1]).await];
+        assert!(first != second && first != Nonce::default() && second != Nonce::default());
+    }
+
+    /// The operator may die between the PUT and the status, or never see the answer of the PUT.
+    #[tokio::test]
+    async fn a_repeated_provision_keeps_the_first_identity() {
+        let store = MemoryStore::new();
+        store.fail_next(Verb::Put, Fault::LostReply);
+        provision(&store, &volume(), 100).await.expect("created, and read back");
+        let first = identity(&store).await;
+        provision(&store, &volume(), 100).await.expect("it is there");
+        assert_eq!(identity(&store).await, first);
     }
 }
