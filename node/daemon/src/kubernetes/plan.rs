@@ -149,41 +149,34 @@ pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
 }
 
 fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
-    if facts.granted_to_another() || !facts.wished() {
-        return match (&here.state, &facts.last) {
-            // A detach that was begun by the last run of the daemon goes on by itself.
-            (VolumeState::Detaching, None) => report(facts, "Detaching", now),
-            (_, Some(Outcome::Failed(failure))) if !facts.wait.is_zero() => {
-                let mut plan = report(facts, failure.reason, now);
-                plan.again = Some(facts.wait);
-                plan
-            }
-            _ => {
-                let mut plan = report(facts, "Detaching", now);
-                plan.steps.push(Step::Detach);
-                plan
-            }
-        };
+    let is_wanted = facts.wished() && !facts.granted_to_another();
+    match (&here.state, &facts.last) {
+        (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
+        (VolumeState::Quiesced, _) if is_wanted => report(facts, "NotTakenUp", now),
+        // The daemon retries by itself what its last run began.
+        (VolumeState::Detaching, None) => report(facts, "Detaching", now),
+        (_, Some(Outcome::Failed(failure))) if !facts.wait.is_zero() => {
+            let mut plan = report(facts, failure.reason, now);
+            plan.again = Some(facts.wait);
+            plan
+        }
+        // An attach or a detach of another client of the daemon.
+        (VolumeState::Attaching, None | Some(Outcome::Attached)) if is_wanted => {
+            report(facts, "Attaching", now)
+        }
+        (VolumeState::Detaching, Some(Outcome::Attached)) if is_wanted => report(facts, "Detaching", now),
+        // What was not uploaded is kept aside; then the log says whether the volume can be attached again.
+        (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
+        // What failed half way is detached, even where the volume is wanted here: the next attach begins after that. A failed
+        // attach can leave a device that could not be removed.
+        _ => detach(facts, "Detaching", now),
     }
-    match here.state {
-        VolumeState::Attaching => report(facts, "Attaching", now),
-        VolumeState::Attached => report(facts, "Attached", now),
-        VolumeState::Detaching => report(facts, "Detaching", now),
-        VolumeState::Fenced => match &facts.last {
-            Some(Outcome::Failed(failure)) if !facts.wait.is_zero() => {
-                let mut plan = report(facts, failure.reason, now);
-                plan.again = Some(facts.wait);
-                plan
-            }
-            // What was not uploaded is kept aside; then the log says whether the volume can be attached again.
-            Some(_) | None => {
-                let mut plan = report(facts, "Fenced", now);
-                plan.steps.push(Step::Detach);
-                plan
-            }
-        },
-        VolumeState::Quiesced => report(facts, "NotTakenUp", now),
-    }
+}
+
+fn detach(facts: &Facts, reason: &str, now: &Time) -> Plan {
+    let mut plan = report(facts, reason, now);
+    plan.steps.push(Step::Detach);
+    plan
 }
 
 fn plan_absent(facts: &Facts, now: &Time) -> Plan {

@@ -25,8 +25,14 @@ impl Node {
     /// volume; [`NodeError::NotAttached`]; [`NodeError::NotTakenUp`]; [`NodeError::Fenced`] after the local data was set
     /// aside, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
-        let _alone = EndsProcess("a detach");
         let present = self.present(volume)?;
+        self.let_go(&present).await
+    }
+
+    /// The same for a volume that was looked up.
+    pub(super) async fn let_go(&self, present: &Arc<Present>) -> Result<(), NodeError> {
+        let _alone = EndsProcess("a detach");
+        let volume = present.local.volume();
         present.check_taken_up(volume)?;
         if present.serving() == Serving::Attaching {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" });
@@ -39,13 +45,13 @@ impl Node {
         }
         present.detaching.store(true, Ordering::Release);
         if let Some(device) = present.device() {
-            if let Err(error) = self.stop_device(volume, &present, device).await {
+            if let Err(error) = self.stop_device(volume, present, device).await {
                 present.detaching.store(false, Ordering::Release);
                 present.letting_go.store(false, Ordering::Release);
                 present.remember()?;
                 return Err(error);
             }
-            if let Err(error) = self.remove_device(&present, device).await {
+            if let Err(error) = self.remove_device(present, device).await {
                 present.letting_go.store(false, Ordering::Release);
                 return Err(error);
             }
@@ -63,7 +69,7 @@ impl Node {
                 return Err(error);
             }
         }
-        let removed = self.remove_from_ring(&present).await;
+        let removed = self.remove_from_ring(present).await;
         // Before the entry: an attach that finds none makes these files.
         if let Err(error) = removed.and_then(|()| present.local.forget_attached()) {
             present.letting_go.store(false, Ordering::Release);

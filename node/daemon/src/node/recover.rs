@@ -211,7 +211,7 @@ impl Node {
         present.set_serving(if device.is_some() { Serving::Yes } else { Serving::NotYet });
         // Without a device nobody writes: the last daemon died while it attached. Whoever wants the volume attaches anew.
         if present.is_detaching() || device.is_none() {
-            self.let_go_in_background(one.volume.clone());
+            self.let_go_in_background(present);
         }
         Ok(())
     }
@@ -320,13 +320,39 @@ impl Node {
         });
     }
 
-    fn let_go_in_background(&self, volume: VolumeId) {
+    /// Ends the detach of the last run, or releases what its attach left without a device. Retries until the volume is off
+    /// this node. A device that is in use serves on, as after any detach: then the detach is called off.
+    pub(super) fn let_go_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = node.detach(&volume).await {
-                tracing::error!(%volume, error = &error as &dyn std::error::Error, "the detach of the last run did not end");
+            let volume = present.local.volume();
+            let [mut pause, longest] = AGAIN_AFTER;
+            let mut known = String::new();
+            loop {
+                let error = match node.let_go(&present).await {
+                    Ok(()) => return,
+                    Err(error) => error,
+                };
+                let why = chain(&error);
+                if !present.is_detaching() || !node.has(&present) {
+                    return tracing::warn!(%volume, why, "the detach of the last run ended");
+                }
+                if known != why {
+                    tracing::error!(%volume, why, "the detach of the last run failed; it is retried");
+                    known = why;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
             }
         });
+    }
+
+    /// Whether this is still the volume of its name.
+    fn has(&self, present: &Arc<Present>) -> bool {
+        matches!(
+            self.volumes().get(present.local.volume()),
+            Some(Entry::Present(known)) if Arc::ptr_eq(known, present)
+        )
     }
 }
 

@@ -347,6 +347,35 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
     });
 }
 
+/// Found by reading: the detach of the last run was tried once. Where it failed, the volume was neither served nor released
+/// until the next start of the daemon.
+#[test]
+fn the_detach_of_the_last_run_is_retried() {
+    alone(async {
+        let dirs = Dirs::new();
+        let node = Node::start(dirs.config()).await.unwrap();
+        dirs.leave().await;
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        present.board.set_phase(board::Phase::Kept { whole: false });
+        let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
+        fs::create_dir(&in_the_way).unwrap();
+        node.let_go_in_background(present);
+        wait(&node, |status| {
+            status.message.as_ref().is_some_and(|why| why.contains("could not be kept aside"))
+        })
+        .await;
+        fs::remove_dir(&in_the_way).unwrap();
+        let released = async {
+            while !node.list().is_empty() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, released).await.expect("it is retried");
+        assert_eq!(fenced::list(dirs.state.path()).unwrap().len(), 1);
+        node.shutdown().await;
+    });
+}
+
 fn claim(node: &str, fill: u8) -> Claim {
     Claim { node: node.to_owned(), nonce: Nonce([fill; 16]), unix_ms: 0, grow_to: None, replaces: None }
 }

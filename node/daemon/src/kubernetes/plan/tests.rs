@@ -196,6 +196,61 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             &["report"],
         ),
         (
+            "a detach of the last run goes on, and the volume is wanted again",
+            present(&|f| {
+                f.last = None;
+                f.here.as_mut().unwrap().state = VolumeState::Detaching;
+            }),
+            &["report"],
+        ),
+        (
+            "a detach failed half way, and the volume is wanted again",
+            present(&|f| {
+                f.last = failed("NodeFailed");
+                f.here.as_mut().unwrap().state = VolumeState::Detaching;
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "a detach failed half way a moment ago, and the volume is wanted again",
+            present(&|f| {
+                f.last = failed("NodeFailed");
+                f.wait = wait;
+                f.here.as_mut().unwrap().state = VolumeState::Detaching;
+            }),
+            &["report"],
+        ),
+        (
+            "another client detaches",
+            present(&|f| f.here.as_mut().unwrap().state = VolumeState::Detaching),
+            &["report"],
+        ),
+        (
+            "an attach failed, and its device could not be removed",
+            present(&|f| {
+                f.last = failed("NodeFailed");
+                f.here.as_mut().unwrap().state = VolumeState::Attaching;
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "an attach failed a moment ago, and its device could not be removed",
+            present(&|f| {
+                f.last = failed("NodeFailed");
+                f.wait = wait;
+                f.here.as_mut().unwrap().state = VolumeState::Attaching;
+            }),
+            &["report"],
+        ),
+        (
+            "another client attaches",
+            present(&|f| {
+                f.last = None;
+                f.here.as_mut().unwrap().state = VolumeState::Attaching;
+            }),
+            &["report"],
+        ),
+        (
             "taken by another node while this one was away",
             absent(&|f| {
                 f.status.node = other();
