@@ -277,6 +277,18 @@ pub(crate) enum NodeError {
         "the record in node.run_dir speaks of a device of another installation (node.state_dir has another identity); mount or          restore the state directory that served volume {0}"
     )]
     OtherInstallation(VolumeId),
+    /// An earlier version attached the volume, and keeps what belongs to it elsewhere in the run directory.
+    #[error(
+        "{} was written by an earlier version, which attached volume {volume}. This version cannot serve its device and leaves \
+         both alone. Run the earlier version and detach the volume, or restart the host",
+        record.display()
+    )]
+    OlderLayout {
+        /// Which.
+        volume: VolumeId,
+        /// The record of the attach.
+        record: PathBuf,
+    },
     /// The kernel refused what the device's queues offer it.
     #[error("the kernel refused a queue command of device {id}; its requests wait; restart the daemon")]
     QueueRefused {
@@ -389,6 +401,7 @@ impl NodeError {
             | Self::NotKept { .. }
             | Self::Device(_)
             | Self::OtherInstallation(_)
+            | Self::OlderLayout { .. }
             | Self::QueueRefused { .. }
             | Self::StillArmed(_)
             | Self::Queue(_)

@@ -11,12 +11,13 @@
 //! <state>/doomed/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/lock  owner                 see `owner`
-//! <run>/volumes/<id>/map            the live map (tmpfs)
-//! <run>/volumes/<id>/attached       what a restarted daemon needs to take the device up again (tmpfs)
-//! <run>/volumes/<id>/attached.new   room for its next form
+//! <run>/volumes.d/<id>/map          the live map (tmpfs)
+//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/volumes.d/<id>/attached.new room for its next form
 //! ```
-//! Nothing else below `<run>` is read or removed.
+//! Nothing else below `<run>` is removed, and nothing else read but the records of earlier versions.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -71,6 +72,8 @@ pub(crate) struct AttachedRecord {
     pub(crate) store: StoreRecord,
 }
 
+/// The file of an [`AttachedRecord`].
+const RECORD: &str = "attached";
 /// The live map of a fenced writer, kept beside its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
 
@@ -79,9 +82,15 @@ pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
     state_dir.join("volumes")
 }
 
-/// Where the volumes' files are in a run directory, which may be shared with other programs.
+/// Where the volumes' files are in a run directory, which may be shared with other programs. Its name is no volume's: earlier
+/// versions take every directory beside it that could be a volume's for one, and remove it.
 pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
-    run_dir.join("volumes")
+    run_dir.join("volumes.d")
+}
+
+/// Where earlier versions had the directories of attached volumes.
+fn older_run_volumes(run_dir: &Path) -> [PathBuf; 2] {
+    [run_dir.to_owned(), run_dir.join("volumes")]
 }
 
 /// Where the local files of fenced writers are kept.
@@ -143,7 +152,23 @@ impl Local {
     }
 
     fn record_path(&self) -> PathBuf {
-        self.run().join("attached")
+        self.run().join(RECORD)
+    }
+
+    /// The record of the volume that an earlier version left.
+    fn older_record(&self) -> Option<PathBuf> {
+        let records = older_run_volumes(&self.run_dir).map(|dir| dir.join(self.volume.as_str()).join(RECORD));
+        // What cannot be read may be one.
+        let is_ours = |path: &Path| fs::read(path).map_or(true, |bytes| wire::begins_as_ours(&bytes));
+        records.into_iter().find(|path| path.is_file() && is_ours(path))
+    }
+
+    /// Makes sure that no earlier version has the volume attached.
+    pub(crate) fn check_layout(&self) -> Result<(), NodeError> {
+        match self.older_record() {
+            Some(record) => Err(NodeError::OlderLayout { volume: self.volume.clone(), record }),
+            None => Ok(()),
+        }
     }
 
     /// Makes the volume's directories; a power cut does not take them back.
@@ -398,7 +423,17 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     Ok(Some(FoundMap { generation, header, pages }))
 }
 
-/// The volumes with a directory under `dir`: `<run>/volumes` or `<state>/volumes`.
+/// The volumes that were attached through a run directory, by this version or an earlier one.
+pub(crate) fn attached_volumes(state_dir: &Path, run_dir: &Path) -> Result<BTreeSet<VolumeId>, NodeError> {
+    let mut volumes = BTreeSet::from_iter(volumes_under(&run_volumes(run_dir))?);
+    for dir in older_run_volumes(run_dir).into_iter().filter(|dir| dir.is_dir()) {
+        let is_attached = |volume: &VolumeId| Local::new(state_dir, run_dir, volume).older_record().is_some();
+        volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
+    }
+    Ok(volumes)
+}
+
+/// The volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].
 pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     let entries = fs::read_dir(dir).map_err(file(dir, "listed"))?;
     let mut volumes = Vec::new();

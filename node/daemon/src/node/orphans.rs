@@ -17,7 +17,7 @@ use crate::failure::chain;
 
 impl Node {
     /// Deletes what is ours and was never served, and names what is ours and has no volume.
-    pub(super) async fn sweep_devices(&self, volumes: &[VolumeId]) {
+    pub(super) async fn sweep_devices(&self, volumes: &BTreeSet<VolumeId>) {
         let locals: Vec<_> = volumes.iter().map(|volume| self.local(volume)).collect();
         let (devices, installation) = (self.0.devices.clone(), self.0.installation);
         let found = blocking(move || {
@@ -68,7 +68,8 @@ impl Node {
     }
 }
 
-fn orphans(
+/// The devices of an installation whose tag is not `known`, whatever their state.
+pub(super) fn orphans(
     devices: &dyn Devices,
     installation: Installation,
     known: &BTreeSet<u64>,

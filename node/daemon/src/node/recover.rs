@@ -21,7 +21,7 @@ use super::devices::Devices;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
-use super::local::{AttachedRecord, Local, VolumeFiles, run_volumes, volumes_under};
+use super::local::{AttachedRecord, Local, VolumeFiles, attached_volumes};
 use super::off_runtime::{blocking, off_runtime};
 use super::planned::Start;
 use super::ring_thread::Message;
@@ -63,6 +63,7 @@ impl Left {
         installation: Installation,
         quiesce_within: Duration,
     ) -> Result<Option<Self>, NodeError> {
+        local.check_layout()?;
         let Some(mut record) = local.read_record()? else {
             local.forget_attached()?;
             return Ok(None);
@@ -104,7 +105,7 @@ impl Node {
     /// Takes up every volume of the run directory, all at once. One that cannot be taken up is shown so and tried again; one
     /// that takes longer than `within` is recovered in the background.
     pub(super) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
-        let volumes = volumes_under(&run_volumes(&self.0.config.run_dir))?;
+        let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
         let tries: Vec<_> = volumes
             .iter()
             .map(|volume| {

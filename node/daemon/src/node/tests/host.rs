@@ -11,6 +11,8 @@ use rustix::mount::{
 
 use super::kernel::FakeKernel;
 use super::*;
+use crate::node::local::run_volumes;
+use crate::readiness::Readiness;
 
 /// A starting daemon removed every directory of the run directory whose name could be a volume's.
 #[test]
@@ -18,14 +20,21 @@ fn a_start_removes_nothing_of_others() {
     alone(async {
         let dirs = Dirs::new();
         let run = dirs.run.path();
-        let foreign =
-            ["containerd/io/state", "udev/data/b259:0", "volumes/pod-1/pid", "volumes/pod-2/sub/pid"];
+        let foreign = [
+            "containerd/io/state",
+            "udev/data/b259:0",
+            "systemd/attached",
+            "volumes/pod-1/pid",
+            "volumes/pod-1/attached",
+            "volumes.d/pod-1/pid",
+            "volumes.d/pod-2/sub/pid",
+        ];
         for path in foreign.map(|path| run.join(path)) {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "theirs").unwrap();
         }
         // An attach that never came to its record.
-        let left = run.join("volumes/disk");
+        let left = run_volumes(run).join("disk");
         fs::create_dir(&left).unwrap();
         fs::write(left.join("map"), "ours").unwrap();
         fs::write(left.join("attached.new"), "ours").unwrap();
@@ -35,6 +44,40 @@ fn a_start_removes_nothing_of_others() {
             assert_eq!(fs::read_to_string(run.join(path)).unwrap(), "theirs", "{path}");
         }
         assert!(!left.exists(), "what an attach left is removed");
+        node.shutdown().await;
+    });
+}
+
+/// What an earlier version kept of an attached volume was not seen: its mounts hung, and the node was ready. The other way round
+/// an earlier version took the directory of all volumes for a volume, and removed it.
+#[test]
+fn volumes_of_an_earlier_version_are_named_and_left_alone() {
+    alone(async {
+        let dirs = Dirs::new();
+        let run = dirs.run.path();
+        let older = ["disk/attached", "disk/map", "volumes/other/attached", "volumes/other/map"];
+        for path in older.map(|path| run.join(path)) {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, b"HFST and more").unwrap();
+        }
+        let node = Node::start(dirs.config()).await.unwrap();
+        let readiness = Readiness::new();
+        readiness.serves(node.clone());
+        let reasons = readiness.reasons();
+        for (volume, reason) in ["disk", "other"].into_iter().zip(&reasons) {
+            let refused = node.attach(AttachRequest { volume: volume.parse().unwrap(), ..request() }).await;
+            assert!(matches!(refused, Err(NodeError::NotTakenUp { .. })), "{refused:?}");
+            for part in [volume, "attached", "earlier version", "detach the volume, or restart the host"] {
+                assert!(reason.contains(part), "{reason}");
+            }
+        }
+        assert_eq!(reasons.len(), 2, "{reasons:?}");
+        for path in older {
+            assert_eq!(fs::read(run.join(path)).unwrap(), b"HFST and more", "{path}");
+        }
+        let own = run_volumes(run);
+        let taken_for = own.file_name().unwrap().to_str().unwrap().parse::<VolumeId>();
+        assert!(taken_for.is_err(), "an earlier version takes it for {taken_for:?}");
         node.shutdown().await;
     });
 }
