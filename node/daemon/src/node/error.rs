@@ -228,7 +228,8 @@ pub(crate) enum NodeError {
     /// Volumes of the state directory are attached through another run directory.
     #[error(
         "node.run_dir: {} is not what it was when volumes of node.state_dir {} were attached through {}: another directory, or \
-         emptied. This daemon serves nothing. Name that directory again, or restart the host",
+         emptied. Their ublk devices {left:?} are still there. This daemon serves nothing. Name that directory again, or restart \
+         the host; where it was emptied, end what uses the devices and delete them (`ublk del -n NUMBER`) instead",
         run_dir.display(),
         state_dir.display(),
         last_run_dir.display()
@@ -240,6 +241,8 @@ pub(crate) enum NodeError {
         run_dir: PathBuf,
         /// The one used before, since the host started.
         last_run_dir: PathBuf,
+        /// The numbers of the devices of its volumes.
+        left: Vec<u32>,
     },
     /// The node's filesystem cannot hold a file as large as the volume.
     #[error(

@@ -8,23 +8,32 @@
 //!
 //! Owns: the locks, the ids.
 //! Invariants: local state and devices are touched only while an [`Owner`] exists.
-//! On failure: a directory that belongs to another one is refused while volumes are attached through it.
+//! On failure: a directory that belongs to another one is refused while volumes are attached through it. A run directory
+//! that was emptied while the host ran on is refused while a device of its volumes is left; without one only the live maps are
+//! lost, as they are when the host restarts.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_types::VolumeId;
+use holdfast_ublk::DeviceState;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use super::NodeConfig;
 use super::device_tag::Installation;
+use super::devices::{Devices, Kernel};
 use super::error::{NodeError, file};
 use super::local::{Local, random, replace, run_volumes, state_volumes, volumes_under};
 use super::off_runtime::blocking;
+use super::orphans::orphans;
+use crate::failure::chain;
 
 /// Time between two reminders that another daemon holds a lock.
 const REMIND_EVERY: Duration = Duration::from_secs(300);
@@ -67,6 +76,11 @@ impl Owner {
     /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not belong together;
     /// a file that cannot be used.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
+        Self::wait_with(config, Arc::new(Kernel)).await
+    }
+
+    /// The same with the devices of this kernel.
+    pub(super) async fn wait_with(config: NodeConfig, devices: Arc<dyn Devices>) -> Result<Self, NodeError> {
         for dir in [state_volumes(&config.state_dir), run_volumes(&config.run_dir)] {
             fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
         }
@@ -82,7 +96,7 @@ impl Owner {
         }
         let locks = [lock(&config.state_dir).await?, lock(&config.run_dir).await?];
         blocking(move || {
-            pair(&config)?;
+            pair(&config, &*devices)?;
             Ok(Self { config, locks })
         })
         .await
@@ -134,9 +148,10 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
 }
 
 /// Holds both directories against what each remembers of the other, and remembers it anew.
-fn pair(config: &NodeConfig) -> Result<(), NodeError> {
+fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let NodeConfig { state_dir, run_dir, .. } = config;
-    let state_id = Installation::of(state_dir)?.to_string();
+    let installation = Installation::of(state_dir)?;
+    let state_id = installation.to_string();
     let (owner_path, last_path) = (run_dir.join("owner"), state_dir.join("run"));
     let found = read::<RunOwner>(&owner_path)?;
     let owner = match found.clone() {
@@ -154,8 +169,17 @@ fn pair(config: &NodeConfig) -> Result<(), NodeError> {
         && last.run_id != now.run_id
         && is_attached(config)?
     {
-        let (state_dir, last_run_dir) = (state_dir.clone(), last.run_dir.clone());
-        return Err(NodeError::StateInUse { state_dir, run_dir: run_dir.clone(), last_run_dir });
+        let left = devices_left(devices, installation)?;
+        if !left.is_empty() {
+            let (state_dir, last_run_dir) = (state_dir.clone(), last.run_dir.clone());
+            return Err(NodeError::StateInUse { state_dir, run_dir: run_dir.clone(), last_run_dir, left });
+        }
+        tracing::warn!(
+            run_dir = %run_dir.display(),
+            last_run_dir = %last.run_dir.display(),
+            "the live maps of attached volumes were gone, and so were their devices; what was flushed is recovered, as after a restart \
+             of the host"
+        );
     }
     // Nothing is written where nothing changed: volumes are recovered from a full tmpfs too.
     if found.as_ref() != Some(&owner) {
@@ -167,15 +191,26 @@ fn pair(config: &NodeConfig) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Whether a volume of the state was attached and not detached.
+/// Whether a volume of the state was attached and not detached. One whose header cannot be read counts: its attach says what is
+/// wrong with it.
 fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
-    for volume in volumes_under(&state_volumes(&config.state_dir))? {
-        let local = Local::new(&config.state_dir, &config.run_dir, &volume);
-        if local.read_header()?.is_some_and(|(_generation, header)| !header.closed_clean) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let is_open = |volume: &VolumeId| {
+        let header = Local::new(&config.state_dir, &config.run_dir, volume).read_header();
+        header.map_or_else(
+            |error| {
+                tracing::error!(%volume, error = chain(&error), "the local files of a volume could not be read");
+                true
+            },
+            |found| found.is_some_and(|(_generation, header)| !header.closed_clean),
+        )
+    };
+    Ok(volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
+}
+
+/// The numbers of the installation's devices that programs may use: all but those that never served or were stopped.
+fn devices_left(devices: &dyn Devices, installation: Installation) -> Result<Vec<u32>, NodeError> {
+    let ours = orphans(devices, installation, &BTreeSet::new())?;
+    Ok(ours.into_iter().filter(|info| info.state != DeviceState::Dead).map(|info| info.id).collect())
 }
 
 fn random_id() -> String {

@@ -3,7 +3,7 @@
 mod bucket;
 mod devices;
 pub(super) mod host;
-mod kernel;
+pub(super) mod kernel;
 mod stores;
 mod takeover;
 
@@ -156,7 +156,8 @@ impl Node {
         devices: Arc<dyn Devices>,
         within: Duration,
     ) -> Result<Self, NodeError> {
-        Self::serve_with(Owner::wait(config).await?, devices, within).await
+        let owner = Owner::wait_with(config, Arc::clone(&devices)).await?;
+        Self::serve_with(owner, devices, within).await
     }
 }
 

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::node::TransportChoice;
+use crate::node::tests::kernel::FakeKernel;
 
 struct Dirs {
     state: TempDir,
@@ -89,26 +90,70 @@ async fn a_run_directory_serves_one_state_directory() {
     Owner::wait(config(&one.state, &one.run)).await.unwrap();
 }
 
+/// A kernel with a device in this state that serves a volume of the state directory.
+fn kernel_with(dirs: &Dirs, state: DeviceState) -> Arc<FakeKernel> {
+    let kernel = FakeKernel::new();
+    let tag = Installation::of(dirs.state.path()).unwrap().tag(&"disk".parse().unwrap(), 1);
+    kernel.add_left(3, state, tag.0);
+    Arc::new(kernel)
+}
+
 #[tokio::test]
 async fn a_state_directory_keeps_its_run_directory_while_volumes_are_attached() {
     let (one, two) = (Dirs::new(), Dirs::new());
     Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
     attach(&one, false).await;
-    let refused = Owner::wait(config(&one.state, &two.run)).await.unwrap_err();
+    let kernel = kernel_with(&one, DeviceState::Quiesced);
+    let wait = |dirs: &Dirs| Owner::wait_with(config(&one.state, &dirs.run), kernel.clone());
+    let refused = wait(&two).await.unwrap_err();
     assert!(matches!(refused, NodeError::StateInUse { .. }), "{refused}");
     let message = refused.to_string();
-    for part in ["node.run_dir", one.run.path().to_str().unwrap(), "restart the host"] {
+    for part in ["node.run_dir", one.run.path().to_str().unwrap(), "devices [3]", "restart the host"] {
         assert!(message.contains(part), "{message}");
     }
     // Detached, or the host was started again: nothing is served through the other directory.
     attach(&one, true).await;
-    Owner::wait(config(&one.state, &two.run)).await.unwrap().release().unwrap();
+    wait(&two).await.unwrap().release().unwrap();
     attach(&one, false).await;
     let last = one.state.path().join("run");
     let other_boot = LastRun { boot_id: "another".to_owned(), ..read(&last).unwrap().unwrap() };
     write(&last, &other_boot).unwrap();
     let third = Dirs::new();
-    Owner::wait(config(&one.state, &third.run)).await.unwrap();
+    wait(&third).await.unwrap();
+}
+
+/// A container that is a node keeps the boot of its host when it restarts, and its run directory is empty then: all volumes
+/// of the node stayed down.
+#[tokio::test]
+async fn an_emptied_run_directory_without_devices_is_taken() {
+    let (one, emptied) = (Dirs::new(), Dirs::new());
+    Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
+    attach(&one, false).await;
+    // A device that was stopped serves no program, and another installation's is none of ours.
+    let kernel = kernel_with(&one, DeviceState::Dead);
+    kernel.add_left(
+        4,
+        DeviceState::Live,
+        Installation::of(emptied.state.path()).unwrap().tag(&"disk".parse().unwrap(), 1).0,
+    );
+    let owner = Owner::wait_with(config(&one.state, &emptied.run), kernel).await.unwrap();
+    owner.release().unwrap();
+    let last: LastRun = read(&one.state.path().join("run")).unwrap().unwrap();
+    assert_eq!(last.run_dir, emptied.run.path());
+}
+
+#[tokio::test]
+async fn a_volume_whose_header_is_damaged_counts_as_attached() {
+    let (one, emptied) = (Dirs::new(), Dirs::new());
+    Owner::wait(config(&one.state, &one.run)).await.unwrap().release().unwrap();
+    attach(&one, true).await;
+    let local = Local::new(one.state.path(), one.run.path(), &"disk".parse().unwrap());
+    fs::write(local.map_path(), vec![0xff; 64 << 10]).unwrap();
+    assert!(local.read_header().is_err());
+    let wait = |kernel| Owner::wait_with(config(&one.state, &emptied.run), kernel);
+    let refused = wait(kernel_with(&one, DeviceState::Quiesced)).await.unwrap_err();
+    assert!(matches!(refused, NodeError::StateInUse { .. }), "{refused}");
+    wait(Arc::new(FakeKernel::new())).await.unwrap();
 }
 
 #[tokio::test]

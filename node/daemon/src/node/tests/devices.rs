@@ -552,3 +552,34 @@ fn a_lost_device_that_a_flush_frees_is_recovered() {
         host.end(&node).await;
     });
 }
+
+/// A node that is a container restarts with an empty run directory and the boot of its host. Its volumes could not be attached
+/// again, and one whose header was damaged kept the daemon from starting.
+#[test]
+fn volumes_of_an_emptied_run_directory_are_attached_again() {
+    let host = Host::new(&["good", "bad"]);
+    host.daemon(async |node| {
+        for volume in ["good", "bad"] {
+            host.attach(&node, volume).await;
+        }
+    });
+    for entry in fs::read_dir(host.dirs.run.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
+    }
+    fs::write(host.dirs.local_of(&id("bad")).map_path(), vec![0xff; 64 << 10]).unwrap();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let refused = runtime.block_on(Owner::wait_with(host.dirs.config(), host.kernel.clone())).unwrap_err();
+    assert!(matches!(&refused, NodeError::StateInUse { left, .. } if *left == [1, 3]), "{refused}");
+    // What used them has ended, and an administrator deletes them.
+    for device in [1, 3] {
+        host.kernel.take_away(device);
+    }
+    host.daemon(async |node| {
+        host.attach(&node, "good").await;
+        let damaged = node.attach(host.request("bad")).await.unwrap_err();
+        assert!(matches!(damaged, NodeError::Damaged { .. }), "{damaged}");
+        host.check(&node).await;
+        host.end(&node).await;
+    });
+}

@@ -62,14 +62,14 @@ struct State {
     flushes: usize,
 }
 
-pub(super) struct FakeKernel {
+pub(in crate::node) struct FakeKernel {
     state: Mutex<State>,
     changed: Condvar,
     died: watch::Sender<bool>,
 }
 
 impl FakeKernel {
-    pub(super) fn new() -> Self {
+    pub(in crate::node) fn new() -> Self {
         Self { state: Mutex::default(), changed: Condvar::new(), died: watch::Sender::new(false) }
     }
 
@@ -89,7 +89,7 @@ impl FakeKernel {
     }
 
     /// Adds a device as a daemon of an installation left it.
-    pub(super) fn add_left(&self, id: u32, state: DeviceState, tag: u64) {
+    pub(in crate::node) fn add_left(&self, id: u32, state: DeviceState, tag: u64) {
         self.put(id, state, tag, false);
     }
 
