@@ -201,6 +201,8 @@ enum Entry {
     /// What the last run left of it is not on a ring thread yet, and why.
     Stranded(String),
     Present(Arc<Present>),
+    /// It is detached, and its cache is being thrown away: no attach may touch its files.
+    Evicting,
 }
 
 /// Whether a volume on a ring thread has a device that serves requests.
@@ -327,7 +329,7 @@ impl Node {
     pub(crate) fn list(&self) -> Vec<VolumeStatus> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
-        entries.into_iter().map(|(volume, entry)| VolumeStatus::of(volume, &entry)).collect()
+        entries.into_iter().filter_map(|(volume, entry)| VolumeStatus::of(volume, &entry)).collect()
     }
 
     /// What the node can do.
@@ -372,7 +374,7 @@ impl Node {
             Some(Entry::Stranded(why)) => {
                 Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
             }
-            None => Err(NodeError::NotAttached(volume.clone())),
+            Some(Entry::Evicting) | None => Err(NodeError::NotAttached(volume.clone())),
         }
     }
 

@@ -81,6 +81,7 @@ impl Node {
                 Ok(None)
             }
             Some(Entry::Attaching { .. }) => busy("being attached"),
+            Some(Entry::Evicting) => busy("giving up its cache"),
             Some(Entry::Stranded(why)) => {
                 Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
             }

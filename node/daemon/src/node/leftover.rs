@@ -3,9 +3,10 @@
 //! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is thrown away: all
 //! of it is in the store.
 //! Runs on: threads that may block.
+//! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no other volume waits.
 //! On failure: what cannot be thrown away stays; nobody else waits for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -128,16 +129,29 @@ impl<'a> Leftovers<'a> {
     fn doom(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
         let doomed = self.state_dir.join(DOOMED);
         fs::create_dir_all(&doomed).map_err(file(&doomed, "created"))?;
-        // Held to the end: an attach takes its entry before it touches a file.
-        let in_use = self.in_use();
-        if in_use.contains_key(volume) || written_at(&local.map_path())? != Some(used) {
-            return Ok(false);
-        }
-        let dir = local.dir();
-        // What is being deleted under this volume's name does not stand in the way.
-        let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-        fs::rename(&dir, doomed.join(name)).map_err(file(&dir, "thrown away"))?;
-        Ok(true)
+        let moved = self.unless_attached(volume, || {
+            if written_at(&local.map_path())? != Some(used) {
+                return Ok(false);
+            }
+            let dir = local.dir();
+            // What is being deleted under this volume's name does not stand in the way.
+            let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
+            fs::rename(&dir, doomed.join(name)).map_err(file(&dir, "thrown away"))?;
+            Ok(true)
+        });
+        moved.unwrap_or(Ok(false))
+    }
+
+    /// Runs `act` while no attach of the volume can begin; not at all while there is one. The lock of all volumes is not held
+    /// meanwhile: an attach takes the volume's entry before it touches a file, and so does this.
+    fn unless_attached<T>(&self, volume: &VolumeId, act: impl FnOnce() -> T) -> Option<T> {
+        match self.in_use().entry(volume.clone()) {
+            btree_map::Entry::Occupied(_) => return None,
+            btree_map::Entry::Vacant(place) => place.insert(Entry::Evicting),
+        };
+        let done = act();
+        self.in_use().remove(volume);
+        Some(done)
     }
 }
 
@@ -271,6 +285,28 @@ mod tests {
         let held = leftovers.held_bytes();
         leftovers.give_up(u64::MAX, &mut Needed::default());
         assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
+    }
+
+    /// All volumes of the node waited while a slow disk moved the files of one.
+    #[test]
+    fn no_volume_waits_while_a_cache_is_thrown_away() {
+        let volumes = Mutex::default();
+        let leftovers = Leftovers {
+            state_dir: Path::new("state"),
+            run_dir: Path::new("run"),
+            volumes: &volumes,
+            found: Vec::new(),
+        };
+        let volume: VolumeId = "v".parse().unwrap();
+        let held_up = leftovers.unless_attached(&volume, || {
+            let entries = volumes.try_lock().expect("no other volume waits");
+            // An attach of this one is refused.
+            matches!(entries.get(&volume), Some(Entry::Evicting))
+        });
+        assert_eq!(held_up, Some(true));
+        assert!(volumes.lock().unwrap().is_empty(), "it may be attached again");
+        volumes.lock().unwrap().insert(volume.clone(), Entry::Stranded(String::new()));
+        assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
     }
 
     /// One file that could not be looked at stopped the measurement for all, and writes waited.

@@ -70,7 +70,7 @@ impl Node {
             .values()
             .filter_map(|entry| match entry {
                 Entry::Present(present) => Some(Arc::clone(present)),
-                Entry::Attaching { .. } | Entry::Stranded(_) => None,
+                Entry::Attaching { .. } | Entry::Stranded(_) | Entry::Evicting => None,
             })
             .collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();

@@ -95,9 +95,9 @@ pub(crate) struct ServedCounts {
 }
 
 impl VolumeStatus {
-    /// What is known of a volume now.
-    pub(super) fn of(volume: VolumeId, entry: &Entry) -> Self {
-        match entry {
+    /// What is known of a volume now; nothing of one that is detached.
+    pub(super) fn of(volume: VolumeId, entry: &Entry) -> Option<Self> {
+        Some(match entry {
             Entry::Attaching { store_name, durability } => {
                 Self::unknown(volume, VolumeState::Attaching, store_name.clone(), Some(*durability))
             }
@@ -108,7 +108,8 @@ impl VolumeStatus {
                 Self { message, ..known }
             }
             Entry::Present(present) => Self::present(volume, present),
-        }
+            Entry::Evicting => return None,
+        })
     }
 
     /// A volume that is on no ring thread.

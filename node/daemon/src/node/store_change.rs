@@ -132,7 +132,7 @@ impl Node {
         let volumes = self.volumes();
         let presents = volumes.iter().filter_map(|(volume, entry)| match entry {
             Entry::Present(present) => Some((volume.clone(), Arc::clone(present))),
-            Entry::Attaching { .. } | Entry::Stranded(_) => None,
+            Entry::Attaching { .. } | Entry::Stranded(_) | Entry::Evicting => None,
         });
         presents.collect()
     }
