@@ -3,8 +3,11 @@
 //! Owns: finding them, and detaching them after their last commit, as the deletion of the object would have.
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: a volume is detached only after its object was missing in two lists in a row, [`APART`] from each other, that the
-//! API server answered from its newest state; a device that is in use is never detached.
-//! On failure: a list that failed proves nothing, and what was seen before it counts no more.
+//! API server answered from its newest state; a device that is in use is never detached. Volumes are told apart by id, which
+//! comes from the object's uid: an object created again under the same name is another volume.
+//! On failure: a list that failed proves nothing, and what was seen before it counts no more. A list without any volume proves
+//! as little: an API server that lost its state, or has not yet got its backup, answers so. It is reported, and all volumes
+//! stay served.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,14 +37,14 @@ const APART: Duration = Duration::from_secs(60);
 struct Absent(BTreeMap<VolumeId, Instant>);
 
 impl Absent {
-    /// Takes a list of all objects (nothing if it failed) and returns which of the volumes `here` are orphans.
+    /// Takes the ids of all objects (nothing if the list failed) and returns which of the volumes `here` are orphans.
     fn judge(
         &mut self,
         here: &BTreeSet<VolumeId>,
         listed: Option<&BTreeSet<VolumeId>>,
         now: Instant,
     ) -> Vec<VolumeId> {
-        let Some(listed) = listed else {
+        let Some(listed) = listed.filter(|listed| !listed.is_empty()) else {
             self.0.clear();
             return Vec::new();
         };
@@ -73,25 +76,31 @@ pub(super) async fn run<V: Volumes>(
     let tell = Tell { recorder, node };
     let mut absent = Absent::default();
     let being_detached = Arc::new(Mutex::new(BTreeSet::new()));
+    let mut is_told = false;
     loop {
         tokio::time::sleep(LOOK_EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
         let here = served(&volumes);
-        let watched: BTreeSet<VolumeId> =
-            known.state().iter().filter_map(|volume| identity(volume)).collect();
-        if here.is_subset(&watched) {
-            absent = Absent::default();
+        let watched = known.state();
+        if here.is_subset(&ids(watched.iter().map(AsRef::as_ref))) {
+            (absent, is_told) = (Absent::default(), false);
             continue;
         }
         // The watch may be old: a list without a resource version is answered from the newest state.
-        let listed = call(api.list(&ListParams::default())).await;
-        let listed = listed.map(|list| list.items.iter().filter_map(identity).collect());
-        if let Err(error) = &listed {
-            tracing::debug!(
-                error = crate::failure::chain(error),
-                "volumes without an object were not looked for"
-            );
+        let listed = match call(api.list(&ListParams::default())).await {
+            Ok(list) => Some(ids(&list.items)),
+            Err(error) => {
+                tracing::debug!(
+                    error = crate::failure::chain(&error),
+                    "volumes without an object were not looked for"
+                );
+                None
+            }
+        };
+        if !is_told && listed.as_ref().is_some_and(BTreeSet::is_empty) {
+            tell.event(none_listed(&here)).await;
+            is_told = true;
         }
-        for volume in absent.judge(&here, listed.ok().as_ref(), Instant::now()) {
+        for volume in absent.judge(&here, listed.as_ref(), Instant::now()) {
             let is_new = being_detached.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.clone());
             if is_new {
                 let (volumes, tell, being_detached) =
@@ -104,6 +113,11 @@ pub(super) async fn run<V: Volumes>(
             }
         }
     }
+}
+
+/// The ids of these objects; one that the operator has not seen yet has none.
+fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> {
+    volumes.into_iter().filter_map(identity).collect()
 }
 
 /// The volumes of this node that nothing is being done with.
@@ -137,14 +151,29 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
         ),
     };
     tracing::warn!(%volume, reason, message);
-    tell.event(Event {
+    tell.event(event(type_, reason, message)).await;
+}
+
+/// What is told where the API server has no volume at all.
+fn none_listed(here: &BTreeSet<VolumeId>) -> Event {
+    let names: Vec<&str> = here.iter().map(VolumeId::as_str).collect();
+    let message = format!(
+        "the API server has no Volume with an id, and this node serves {}. They stay served. If the API server lost its database, \
+         restore that from a backup; else detach each volume with `holdfast-node detach`",
+        names.join(", ")
+    );
+    tracing::warn!(message);
+    event(EventType::Warning, "NoVolumesListed", message)
+}
+
+fn event(type_: EventType, reason: &str, message: String) -> Event {
+    Event {
         type_,
         reason: reason.to_owned(),
         note: Some(message),
         action: reason.to_owned(),
         secondary: None,
-    })
-    .await;
+    }
 }
 
 /// Where orphans are told of: at the node, for they have no object.
@@ -162,9 +191,11 @@ impl Tell {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_crds::VolumeStatus;
+
     use super::*;
 
-    fn ids(names: &[&str]) -> BTreeSet<VolumeId> {
+    fn named(names: &[&str]) -> BTreeSet<VolumeId> {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
@@ -172,13 +203,13 @@ mod tests {
     #[test]
     fn an_object_that_is_missing_twice_makes_an_orphan() {
         let (start, mut absent) = (Instant::now(), Absent::default());
-        let here = ids(&["a", "b"]);
+        let here = named(&["a", "b"]);
         let mut judge = |listed: Option<&[&str]>, seconds| {
-            let listed = listed.map(ids);
+            let listed = listed.map(named);
             absent.judge(&here, listed.as_ref(), start + Duration::from_secs(seconds))
         };
         let none: Vec<VolumeId> = Vec::new();
-        let b: Vec<VolumeId> = ids(&["b"]).into_iter().collect();
+        let b: Vec<VolumeId> = named(&["b"]).into_iter().collect();
         assert_eq!(judge(Some(&["a"]), 0), none, "seen once");
         assert_eq!(judge(Some(&["a"]), 30), none, "too soon");
         assert_eq!(judge(Some(&["a"]), 60), b);
@@ -188,7 +219,50 @@ mod tests {
         assert_eq!(judge(Some(&["a", "b"]), 150), none, "it came back");
         assert_eq!(judge(Some(&["a"]), 160), none);
         assert_eq!(judge(Some(&["a"]), 220), b);
-        assert_eq!(judge(Some(&[]), 230), b, "a is missing for the first time");
+        assert_eq!(judge(Some(&["c"]), 230), b, "a is missing for the first time");
+    }
+
+    /// Found by reading: an API server whose state was lost, or is yet to be restored, had every idle volume detached.
+    #[test]
+    fn a_list_without_any_volume_makes_no_orphans() {
+        let (start, mut absent, here) = (Instant::now(), Absent::default(), named(&["a", "b"]));
+        let mut judge = |listed: &[&str], seconds| {
+            absent.judge(&here, Some(&named(listed)), start + Duration::from_secs(seconds))
+        };
+        let none: Vec<VolumeId> = Vec::new();
+        for seconds in [0, 60, 600] {
+            assert_eq!(judge(&[], seconds), none);
+        }
+        assert_eq!(judge(&["a"], 601), none, "b is missing since now");
+        assert_eq!(judge(&[], 630), none);
+        assert_eq!(judge(&["a"], 661), none, "and since now again");
+        assert_eq!(judge(&["a"], 721).len(), 1);
+        let note = none_listed(&here).note.unwrap();
+        for part in ["serves a, b", "stay served", "restore that from a backup", "holdfast-node detach"] {
+            assert!(note.contains(part), "{note}");
+        }
+    }
+
+    #[test]
+    fn an_object_created_again_under_its_name_is_another_volume() {
+        let object = |id: Option<&str>| {
+            let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main" });
+            let mut volume = Volume::new("data", serde_json::from_value(spec).unwrap());
+            volume.status =
+                id.map(|id| VolumeStatus { volume_id: Some(id.to_owned()), ..VolumeStatus::default() });
+            volume
+        };
+        let (start, here) = (Instant::now(), named(&["first"]));
+        let other = Volume {
+            metadata: ObjectMeta { name: Some("other".to_owned()), ..ObjectMeta::default() },
+            ..object(Some("second"))
+        };
+        for (again, orphans) in [(Some("first"), 0), (Some("third"), 1), (None, 1)] {
+            let listed = ids(&[object(again), other.clone()]);
+            let mut absent = Absent::default();
+            absent.judge(&here, Some(&listed), start);
+            assert_eq!(absent.judge(&here, Some(&listed), start + APART).len(), orphans, "{again:?}");
+        }
     }
 
     #[test]
@@ -204,6 +278,6 @@ mod tests {
         ] {
             fake.put(crate::node::VolumeStatus { state, ..attached(name) });
         }
-        assert_eq!(served(&fake), ids(&["attached", "fenced"]));
+        assert_eq!(served(&fake), named(&["attached", "fenced"]));
     }
 }
