@@ -242,7 +242,8 @@ impl Fleet {
             let here = &self.volumes[volume].world.hosts[host];
             let runs = here.process.as_ref().is_some_and(|process| process.volume.is_some());
             if !runs && !here.tmpfs.holds_a_map() {
-                self.nodes[host].devices.left(volume);
+                let Node { kernel, devices } = &mut self.nodes[host];
+                devices.left(kernel, volume);
                 self.grant(host, volume);
             }
         }

@@ -25,3 +25,10 @@ fn a_volume_for_each_store() {
 fn many_volumes_share_hosts_and_stores() {
     run(48..52, 12, 36_000);
 }
+
+/// A process that died between adding a device and noting its number left a DEAD device that no later process deleted: the
+/// model looked for a record's device by its number alone.
+#[test]
+fn a_device_without_a_noted_number_is_found_by_its_tag() {
+    run(76..77, 4, 12_000);
+}

@@ -118,8 +118,16 @@ impl Devices {
     }
 
     /// The volume is neither served here nor to be recovered.
-    pub(super) fn left(&mut self, volume: usize) {
-        let stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
+    pub(super) fn left(&mut self, kernel: &mut Kernel, volume: usize) {
+        let mut stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
+        if stage == Stage::Unknown && self.records[volume].is_some() {
+            // A process looks for the device of a record before it looks for the volume's files.
+            stage = self.find(kernel, volume);
+            if let Stage::Cleared(id) = stage {
+                self.delete(kernel, volume, id);
+                stage = Stage::Gone;
+            }
+        }
         Invariant::DevicesAreOwn.check(stage.device().is_none(), || {
             format!("the volume left its ring, and its device is {stage:?}")
         });
@@ -183,12 +191,13 @@ impl Devices {
         }
     }
 
-    /// Looks for the device that a record of an earlier process names. One without its tag is another's.
+    /// Looks for the device with the tag of an earlier process's record: under the number there, then under every other. That
+    /// process may have died before it noted the number, or between clearing it and deleting the device.
     fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
         let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
-        let found = device.and_then(|id| kernel.look(id));
-        let own = found.filter(|device| device.tag == tag || is_planted(Bug::DeviceByNumber));
-        match own {
+        let numbered = device.and_then(|id| kernel.look(id));
+        let own = numbered.filter(|device| device.tag == tag || is_planted(Bug::DeviceByNumber));
+        match own.or_else(|| kernel.list().find(|device| device.tag == tag)) {
             Some(device) if device.state != DeviceState::Dead => Stage::Found(device.id),
             // It was added and never started, or it was stopped.
             Some(device) => {
