@@ -1,7 +1,7 @@
 //! The socket the driver answers on.
 //!
 //! Owns: the socket file; it is removed at the end.
-//! Invariants: a socket somebody answers on is never taken over, and nothing but a dead socket is ever removed.
+//! Invariants: a socket that another process serves is never replaced; only a dead socket is removed.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;
@@ -82,7 +82,7 @@ pub(crate) fn listen(path: &Path) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
-    /// Answers requests until `stop` ends and the requests under way are done.
+    /// Answers requests until `stop` ends and the requests in progress are done.
     ///
     /// # Errors
     /// The socket failed.

@@ -13,7 +13,7 @@ async fn a_client_learns_who_answers_and_the_socket_goes_with_the_driver() {
     let path = directory.path().join("csi.sock");
     let (stop, stopped) = oneshot::channel::<()>();
     let socket = listen(&path).expect("listens");
-    let driver = tokio::spawn(socket.serve(async { stopped.await.expect("told to stop") }));
+    let driver = tokio::spawn(socket.serve(async { stopped.await.expect("the stop signal") }));
 
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
     let mut client = IdentityClient::new(endpoint.connect().await.expect("connects"));
@@ -37,7 +37,7 @@ async fn a_client_learns_who_answers_and_the_socket_goes_with_the_driver() {
 async fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("csi.sock");
-    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket that nobody answers"));
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a dead socket"));
     let live = listen(&path).expect("takes the dead one's place");
     assert!(matches!(listen(&path), Err(ListenError::Taken { .. })));
     drop(live);

@@ -119,7 +119,7 @@ impl Ground {
     }
 }
 
-/// Names what was under way when the store failed.
+/// Names the operation during which the store failed.
 fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> Violation {
     move |error| Violation(format!("{what}: {}", chain(&error)))
 }

@@ -55,7 +55,7 @@ pub enum StoreError {
         /// How long was waited.
         after: Duration,
     },
-    /// Another request for the same key was under way.
+    /// Another request for the same key was in progress.
     #[error("the object store met a conflicting request for the same key")]
     Conflict(#[source] Cause),
     /// The credentials are unknown, wrong or not allowed to do this.

@@ -77,7 +77,7 @@ impl MemoryStore {
         self.faults().set_always(verb, fault);
     }
 
-    /// Takes the store away: every request fails as unavailable until [`MemoryStore::heal`].
+    /// Makes the store unreachable: every request fails as unavailable until [`MemoryStore::heal`].
     pub fn go_away(&self) {
         for verb in Verb::ALL {
             self.fail_always(verb, Fault::Before(ErrorKind::Unavailable));

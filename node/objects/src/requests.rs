@@ -22,7 +22,7 @@ pub enum Verb {
     UploadPart,
     /// The end of a multipart upload: the object appears.
     CompleteUpload,
-    /// A multipart upload given up.
+    /// A multipart upload that was aborted.
     AbortUpload,
 }
 
@@ -71,7 +71,7 @@ pub struct RequestCounts {
     pub upload_part: u64,
     /// Multipart uploads completed.
     pub complete_upload: u64,
-    /// Multipart uploads given up.
+    /// Multipart uploads that were aborted.
     pub abort_upload: u64,
 }
 

@@ -24,7 +24,7 @@ pub enum Decision {
     /// Wait this long, then try again.
     RetryAfter(Duration),
     /// Hand the error to the caller.
-    GiveUp,
+    Fail,
 }
 
 impl RetryPolicy {
@@ -50,19 +50,15 @@ impl RetryPolicy {
             | ErrorKind::Invalid
             | ErrorKind::Corrupt
             | ErrorKind::Ambiguous
-            | ErrorKind::Exists => return Decision::GiveUp,
+            | ErrorKind::Exists => return Decision::Fail,
         };
         if attempt >= self.max_attempts {
-            return Decision::GiveUp;
+            return Decision::Fail;
         }
         let doubled = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
         let backoff = self.first_delay.saturating_mul(scale).saturating_mul(doubled).min(self.max_delay);
         let wait = backoff.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
-        if elapsed.saturating_add(wait) > self.deadline {
-            Decision::GiveUp
-        } else {
-            Decision::RetryAfter(wait)
-        }
+        if elapsed.saturating_add(wait) > self.deadline { Decision::Fail } else { Decision::RetryAfter(wait) }
     }
 }
 
@@ -80,7 +76,7 @@ mod tests {
     fn wait(attempt: u32, kind: ErrorKind, jitter: f64) -> Duration {
         match POLICY.decide(attempt, kind, Duration::ZERO, jitter) {
             Decision::RetryAfter(wait) => wait,
-            Decision::GiveUp => panic!("gave up at attempt {attempt}"),
+            Decision::Fail => panic!("no retry after attempt {attempt}"),
         }
     }
 
@@ -92,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn throttling_waits_longer_and_jitter_takes_up_to_half() {
+    fn throttling_waits_longer_and_jitter_at_most_halves() {
         assert_eq!(wait(1, ErrorKind::Throttled, 1.0), Duration::from_millis(400));
         assert_eq!(wait(1, ErrorKind::Throttled, 0.0), Duration::from_millis(200));
     }
@@ -107,18 +103,15 @@ mod tests {
             ErrorKind::Ambiguous,
             ErrorKind::Exists,
         ] {
-            assert_eq!(POLICY.decide(1, kind, Duration::ZERO, 0.5), Decision::GiveUp, "{kind:?}");
+            assert_eq!(POLICY.decide(1, kind, Duration::ZERO, 0.5), Decision::Fail, "{kind:?}");
         }
     }
 
     #[test]
     fn attempts_and_time_both_end() {
         let late = Duration::from_millis(9_950);
-        assert_eq!(POLICY.decide(8, ErrorKind::Unavailable, Duration::ZERO, 0.5), Decision::GiveUp);
-        assert_eq!(POLICY.decide(1, ErrorKind::Unavailable, late, 1.0), Decision::GiveUp);
-        assert_eq!(
-            POLICY.decide(u32::MAX - 1, ErrorKind::Unavailable, Duration::ZERO, 0.0),
-            Decision::GiveUp
-        );
+        assert_eq!(POLICY.decide(8, ErrorKind::Unavailable, Duration::ZERO, 0.5), Decision::Fail);
+        assert_eq!(POLICY.decide(1, ErrorKind::Unavailable, late, 1.0), Decision::Fail);
+        assert_eq!(POLICY.decide(u32::MAX - 1, ErrorKind::Unavailable, Duration::ZERO, 0.0), Decision::Fail);
     }
 }

@@ -17,7 +17,7 @@ pub const MAX_KEY_BYTES: usize = 512;
 /// The most entries one page of a list holds, whatever was asked for (S3's own limit).
 pub const MAX_PAGE_ENTRIES: usize = 1000;
 
-/// Proof that a create-once PUT made the object, and nobody else did.
+/// Proof that this create-once PUT, and no other writer's, made the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Created;
@@ -47,7 +47,7 @@ pub struct Entry {
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
-    /// Whether keys remain after the last entry; go on with `start_after` set to that entry's key.
+    /// Whether keys remain after the last entry; continue with `start_after` set to that entry's key.
     pub more: bool,
 }
 
@@ -84,7 +84,7 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`CreateError::Failed`]: nothing was written.
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError>;
 
-    /// Writes a segment, the concatenation of `parts`, under a key nobody else will ever use. One part is one PUT, several
+    /// Writes a segment, the concatenation of `parts`, under a key that no other writer uses. One part is one PUT, several
     /// are a multipart upload; parts are made while earlier ones are sent. Safe to repeat with the same bytes.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ impl Errno {
     pub const EEXIST: Self = Self(libc::EEXIST);
     /// A signal interrupted the wait; ask again.
     pub const EINTR: Self = Self(libc::EINTR);
-    /// Somebody else has it; try again.
+    /// Another owner has it; retry.
     pub const EBUSY: Self = Self(libc::EBUSY);
 
     /// The error number itself (positive). A value that is no error number becomes `EIO`.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why a ring could not be made, or could not go on.
+/// A ring that could not be created, or that failed later.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
     /// The kernel refused to make the ring; it may be older than 6.1 or forbid io_uring

@@ -10,7 +10,7 @@ const ALIGNMENT: usize = 4096;
 /// Zeroed memory, aligned to 4096 bytes, so that it suits direct I/O.
 ///
 /// It is moved into [`Ring::read`](crate::Ring::read) or [`Ring::write`](crate::Ring::write) and comes
-/// back through [`Ring::reclaim`](crate::Ring::reclaim): while the kernel may touch it nobody else can.
+/// back through [`Ring::reclaim`](crate::Ring::reclaim): nothing else can touch it while the kernel may.
 pub struct HeapBuffer {
     memory: NonNull<u8>,
     len: usize,
@@ -108,7 +108,7 @@ impl Lent {
         self.free.len() == self.buffers.len()
     }
 
-    /// Gives up the memory for good: the kernel may still write to it.
+    /// Leaks the memory: the kernel may still write to it.
     pub(crate) fn leak(&mut self) {
         self.buffers.drain(..).flatten().for_each(std::mem::forget);
         self.free.clear();

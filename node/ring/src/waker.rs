@@ -31,7 +31,7 @@ impl Waker {
         if raw < 0 {
             return Err(RingError::Eventfd(io::Error::last_os_error()));
         }
-        // SAFETY: `raw` is a file descriptor that was just made and that nobody else owns.
+        // SAFETY: `raw` is a file descriptor that was just created and has no other owner.
         let event = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
         Ok(Self { shared: Arc::new(Shared { event, pending: AtomicBool::new(false) }) })
     }

@@ -53,7 +53,7 @@ impl S3Store {
         answer.map(|(value, _)| value)
     }
 
-    /// Sends a harmless request until it is answered, the retry policy gives up, or the error cannot heal.
+    /// Sends a harmless request until it is answered, the retry policy ends it, or the error is permanent.
     pub(crate) async fn repeat<T, Fut>(
         &self,
         verb: Verb,
@@ -70,27 +70,27 @@ impl S3Store {
         let mut attempt = 1;
         loop {
             let failed = |error: &StoreError| error.kind() != ErrorKind::NotFound;
-            let limit = if upload { self.patience.stretch(limit, &self.config.timeouts) } else { limit };
+            let limit = if upload { self.availability.stretch(limit, &self.config.timeouts) } else { limit };
             let sent = Instant::now();
-            self.patience.admit(sent)?;
+            self.availability.admit(sent)?;
             let answer = self.attempt(verb, lane, limit, request(), |error| error, failed).await;
-            self.patience.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
+            self.availability.learn(answer.as_ref().map(drop), upload, sent.elapsed(), limit);
             let error = match answer {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
             let unavailable = error.kind() == ErrorKind::Unavailable;
-            if unavailable && self.patience.is_away() {
+            if unavailable && self.availability.is_unreachable() {
                 return Err(error);
             }
             match self.retry.decide(attempt, error.kind(), begun.elapsed(), fastrand::f64()) {
-                Decision::GiveUp if unavailable => {
-                    self.patience.gave_up(sent, Instant::now(), &error);
+                Decision::Fail if unavailable => {
+                    self.availability.set_unreachable(sent, Instant::now(), &error);
                     return Err(error);
                 }
-                Decision::GiveUp => return Err(error),
+                Decision::Fail => return Err(error),
                 Decision::RetryAfter(wait) => {
-                    tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "trying again");
+                    tracing::debug!(verb = verb.name(), attempt, ?wait, %error, "retrying a request");
                     tokio::time::sleep(wait).await;
                     attempt += 1;
                 }

@@ -5,7 +5,7 @@
 //! else means "not available", and leaves a write in doubt:
 //!
 //! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. Believed wrongly it ends a log
-//!   too early, hides a trim mark or another writer's record, and fails reads of data that is there;
+//!   too early, hides a truncation marker or another writer's record, and fails reads of data that is there;
 //! - *exists* (412) and *conflict* (409) need the server's word too. Believed wrongly, 412 sends a writer to read a place
 //!   that holds nothing;
 //! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was never stored
@@ -132,7 +132,7 @@ fn code_or_status(code: String, status: u16) -> String {
     if code.is_empty() { format!("HTTP {status}") } else { code }
 }
 
-/// The code of [`StoreError::Denied`] when nobody could say who we are, so that nothing was sent.
+/// The code of [`StoreError::Denied`] when no credentials were found, so that nothing was sent.
 pub(crate) const NO_CREDENTIALS: &str = "NoCredentials";
 
 fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
@@ -151,7 +151,7 @@ fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     }
 }
 
-/// Whether the request cannot have left, because nobody listens at the address.
+/// Whether the request cannot have left: nothing listens at the address.
 fn never_connected(failure: &(dyn Error + 'static)) -> bool {
     any_cause(failure, &|cause| {
         let io = cause.downcast_ref::<std::io::Error>();

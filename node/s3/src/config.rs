@@ -23,7 +23,7 @@ pub struct S3Config {
     pub credentials: Credentials,
     /// How long requests may take.
     pub timeouts: Timeouts,
-    /// Most requests under way at once, a quarter of them uploads of segments; the rest wait in order.
+    /// Most requests in flight at once, a quarter of them uploads of segments; the rest wait in order.
     pub max_concurrency: usize,
 }
 

@@ -53,7 +53,7 @@ impl S3Store {
     }
 }
 
-/// Refuses TLS that could never succeed, because this system trusts nobody.
+/// Refuses TLS that could never succeed, because this system trusts no certificate authority.
 fn check_trust(config: &S3Config) -> Result<(), InvalidConfig> {
     let wants_system = config.is_tls() && config.ca_pem.is_none();
     if wants_system && rustls_native_certs::load_native_certs().certs.is_empty() {

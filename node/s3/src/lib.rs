@@ -1,13 +1,14 @@
 //! Object store on Amazon S3 and servers that speak its protocol.
 //!
 //! Owns: the connection to one bucket and everything that names the AWS SDK; one operation a file.
-//! Does not own: object names, what an object means, what a volume does while its bucket is away.
+//! Does not own: object names, what an object means, what a volume does while its bucket is unreachable.
 //! Runs on: a tokio runtime with timers.
 //! Invariants: a create is sent at most once a call; every request has an attempt time-out and holds a permit; a
 //! body is never longer than what was asked for.
 //! On failure: a [`holdfast_objects::StoreError`] whose kind says what the caller may do.
 
 mod attempt;
+mod availability;
 mod classify;
 mod config;
 mod connect;
@@ -15,7 +16,6 @@ mod create;
 mod delete;
 mod get;
 mod list;
-mod patience;
 mod probe;
 mod put_segment;
 mod store;

@@ -132,7 +132,7 @@ impl S3Store {
     /// The first thing that is missing.
     #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<(), ProbeFailure> {
-        self.patience.forget();
+        self.availability.forget();
         self.list_objects("probe/", None, 1).await.map_err(|error| self.explain("list objects", error))?;
         let key = format!("probe/{:032x}", fastrand::u128(..));
         match self.create_object(&key, Bytes::from_static(FIRST)).await {

@@ -11,7 +11,7 @@ use holdfast_objects::{
 };
 use tokio::sync::Semaphore;
 
-use crate::{config::S3Config, patience::Patience};
+use crate::{availability::Availability, config::S3Config};
 
 /// Uploads of segments get one permit in so many: reads and log records never wait for more of them.
 const BULK_SHARE: usize = 4;
@@ -20,13 +20,13 @@ const BULK_SHARE: usize = 4;
 pub struct S3Store {
     pub(crate) client: Client,
     pub(crate) config: S3Config,
-    /// Requests under way.
+    /// Requests in flight.
     pub(crate) permits: Semaphore,
     /// Those of them that carry bulk.
     pub(crate) bulk: Semaphore,
     pub(crate) requests: RequestMeter,
     pub(crate) retry: RetryPolicy,
-    pub(crate) patience: Patience,
+    pub(crate) availability: Availability,
     root: String,
 }
 
@@ -39,7 +39,7 @@ impl S3Store {
             bulk: Semaphore::new((config.max_concurrency / BULK_SHARE).max(1)),
             requests: RequestMeter::default(),
             retry: RetryPolicy { deadline: config.timeouts.deadline, ..RetryPolicy::REPEATABLE },
-            patience: Patience::default(),
+            availability: Availability::default(),
             root,
             config,
         }

@@ -88,7 +88,7 @@ impl fmt::Display for Seq {
     }
 }
 
-/// 128 random bits that tell one writer's attempt from every other.
+/// 128 random bits that identify one attach attempt of one writer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Nonce(pub [u8; 16]);
 

@@ -53,9 +53,9 @@ pub(super) async fn one_of_many_wins(ground: &Ground) -> Result<(), Violation> {
         let stored = ground.store.get(&key, 1000).await.map_err(during("reading the winner"))?;
         let winner = stored.first().copied();
         must!(stored.len() == 1000, "the winner's object is torn: {} bytes", stored.len());
-        must!(winners.len() <= 1, "writers {winners:?} were all told that they created {key}");
+        must!(winners.len() <= 1, "the store answered all of {winners:?} that they created {key}");
         let honest = winners.first().copied() == winner || winner.is_some_and(|who| unclear.contains(&who));
-        must!(honest, "{winners:?} was told it won, but the object is of {winner:?}");
+        must!(honest, "{winners:?} won by the answer, but the object is of {winner:?}");
     }
     Ok(())
 }

@@ -28,7 +28,7 @@ fn wait_for(ring: &mut Ring, count: usize) -> Vec<Completion> {
     let mut completions = Vec::new();
     while completions.len() < count {
         let before = completions.len();
-        assert!(!ring.submit_and_wait(SOON, &mut completions).unwrap(), "nobody wakes");
+        assert!(!ring.submit_and_wait(SOON, &mut completions).unwrap(), "no wake-up");
         assert!(completions.len() > before, "{count} operations end, {before} have");
     }
     completions

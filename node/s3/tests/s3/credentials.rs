@@ -131,7 +131,7 @@ async fn assume_role(request: Request<Incoming>) -> Result<Response<Body>, std::
          <SecretAccessKey>{SECRET}</SecretAccessKey><SessionToken>session</SessionToken>\
          <Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>\
          </AssumeRoleWithWebIdentityResponse>",
-        if known { KEY_ID } else { "nobody" }
+        if known { KEY_ID } else { "unknown" }
     );
     Ok(Response::new(Body::from(Bytes::from(answer))))
 }

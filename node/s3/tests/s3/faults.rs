@@ -11,13 +11,13 @@ use holdfast_objects::{
 use holdfast_s3::{S3Config, S3Store};
 use hyper::Method;
 
-use crate::server::{Server, Trouble};
+use crate::server::{PlannedFault, Server};
 
 const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
 
 /// Long enough for an answer on a busy machine, short enough to wait for.
-const PATIENCE: Duration = Duration::from_secs(4);
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(4);
 const TOO_LATE: Duration = Duration::from_secs(600);
 
 /// Creates [`KEY`] and says that it is not known whether it was.
@@ -34,7 +34,7 @@ async fn create_is_ambiguous(store: &S3Store, kind: ErrorKind) {
 async fn a_create_whose_reply_is_lost_is_ambiguous_and_can_be_read_back() {
     let server = Server::start().await;
     let store = server.store().await;
-    server.trouble(Method::PUT, Trouble::LostReply);
+    server.plan_fault(Method::PUT, PlannedFault::LostReply);
     create_is_ambiguous(&store, ErrorKind::Unavailable).await;
     assert_eq!(store.get(KEY, 64).await.unwrap(), BODY);
 }
@@ -43,7 +43,7 @@ async fn a_create_whose_reply_is_lost_is_ambiguous_and_can_be_read_back() {
 async fn a_create_that_is_lost_is_ambiguous_and_can_be_repeated() {
     let server = Server::start().await;
     let store = server.store().await;
-    server.trouble(Method::PUT, Trouble::LostRequest);
+    server.plan_fault(Method::PUT, PlannedFault::LostRequest);
     create_is_ambiguous(&store, ErrorKind::Unavailable).await;
     assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
@@ -52,8 +52,8 @@ async fn a_create_that_is_lost_is_ambiguous_and_can_be_repeated() {
 #[tokio::test]
 async fn a_create_that_times_out_is_ambiguous() {
     let server = Server::start().await;
-    let store = server.impatient_store(PATIENCE).await;
-    server.trouble(Method::PUT, Trouble::Late(TOO_LATE));
+    let store = server.store_with_attempt_limit(ATTEMPT_LIMIT).await;
+    server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
     create_is_ambiguous(&store, ErrorKind::Unavailable).await;
 }
 
@@ -68,7 +68,7 @@ async fn a_conflicting_or_broken_answer_to_a_create_is_ambiguous() {
         (504, "", ErrorKind::Unavailable),
     ];
     for (status, code, kind) in answers {
-        server.trouble(Method::PUT, Trouble::Answer(status, code));
+        server.plan_fault(Method::PUT, PlannedFault::Answer(status, code));
         create_is_ambiguous(&store, kind).await;
     }
     assert_eq!(server.backend.keys(), Vec::<String>::new());
@@ -85,7 +85,7 @@ async fn a_refused_create_leaves_no_doubt() {
         (501, "NotImplemented", ErrorKind::Invalid),
     ];
     for (status, code, kind) in answers {
-        server.trouble(Method::PUT, Trouble::Answer(status, code));
+        server.plan_fault(Method::PUT, PlannedFault::Answer(status, code));
         match store.create(KEY, BODY).await {
             Err(CreateError::Failed(error)) => assert_eq!(error.kind(), kind, "{error:?}"),
             other => panic!("{status} {code}: {other:?}"),
@@ -98,10 +98,10 @@ async fn a_412_before_the_body_was_read_means_exists() {
     let server = Server::start().await;
     let store = server.store().await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
-    server.trouble(Method::PUT, Trouble::EarlyAnswer(412, "PreconditionFailed"));
+    server.plan_fault(Method::PUT, PlannedFault::EarlyAnswer(412, "PreconditionFailed"));
     let large = Bytes::from(vec![7; 4 << 20]);
     match store.create(KEY, large).await {
-        // Closing before the body was read may cut the answer off on its way: then nobody can know.
+        // Closing before the body was read may cut off the answer: then the outcome is unknown.
         Err(CreateError::Exists { .. } | CreateError::Ambiguous(_)) => {}
         other => panic!("{other:?}"),
     }
@@ -109,37 +109,37 @@ async fn a_412_before_the_body_was_read_means_exists() {
 }
 
 #[tokio::test]
-async fn a_read_survives_every_passing_trouble() {
+async fn a_read_survives_every_passing_fault() {
     let server = Server::start().await;
-    let store = server.impatient_store(PATIENCE).await;
+    let store = server.store_with_attempt_limit(ATTEMPT_LIMIT).await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
-    let troubles = [
-        Trouble::Answer(500, "InternalError"),
-        Trouble::Answer(503, "SlowDown"),
-        Trouble::Answer(503, ""),
-        Trouble::LostRequest,
-        Trouble::LostReply,
-        Trouble::TornBody,
-        Trouble::StalledBody,
-        Trouble::Late(TOO_LATE),
+    let faults = [
+        PlannedFault::Answer(500, "InternalError"),
+        PlannedFault::Answer(503, "SlowDown"),
+        PlannedFault::Answer(503, ""),
+        PlannedFault::LostRequest,
+        PlannedFault::LostReply,
+        PlannedFault::TornBody,
+        PlannedFault::StalledBody,
+        PlannedFault::Late(TOO_LATE),
     ];
-    for trouble in troubles {
+    for fault in faults {
         let gets = store.counts().get;
-        server.trouble(Method::GET, trouble);
-        let read = store.get_range(KEY, 1..4).await.unwrap_or_else(|error| panic!("{trouble:?}: {error:?}"));
-        assert_eq!(read, "eco", "{trouble:?}");
-        assert_eq!(store.counts().get, gets + 2, "{trouble:?}: one failed attempt, one that worked");
+        server.plan_fault(Method::GET, fault);
+        let read = store.get_range(KEY, 1..4).await.unwrap_or_else(|error| panic!("{fault:?}: {error:?}"));
+        assert_eq!(read, "eco", "{fault:?}");
+        assert_eq!(store.counts().get, gets + 2, "{fault:?}: one failed attempt, one that worked");
     }
-    server.trouble(Method::GET, Trouble::LostReply);
+    server.plan_fault(Method::GET, PlannedFault::LostReply);
     assert_eq!(store.list("volumes/", None, 10).await.unwrap().entries.len(), 1);
 }
 
 #[tokio::test]
-async fn reading_gives_up_after_four_attempts() {
+async fn a_read_fails_after_four_attempts() {
     let server = Server::start().await;
     let store = server.store().await;
     for _ in 0..5 {
-        server.trouble(Method::GET, Trouble::Answer(500, "InternalError"));
+        server.plan_fault(Method::GET, PlannedFault::Answer(500, "InternalError"));
     }
     assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
     assert_eq!(store.counts().get, 4);
@@ -149,7 +149,7 @@ async fn reading_gives_up_after_four_attempts() {
 async fn a_denied_read_is_not_repeated() {
     let server = Server::start().await;
     let store = server.store().await;
-    server.trouble(Method::GET, Trouble::Answer(403, "AccessDenied"));
+    server.plan_fault(Method::GET, PlannedFault::Answer(403, "AccessDenied"));
     assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Denied);
     assert_eq!(store.counts().get, 1);
 }
@@ -160,7 +160,7 @@ async fn a_small_segment_is_one_put_and_survives_a_lost_reply() {
     let store = server.store().await;
     store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
     assert_eq!(store.counts().total(), 1);
-    server.trouble(Method::PUT, Trouble::LostReply);
+    server.plan_fault(Method::PUT, PlannedFault::LostReply);
     store.put_segment("volumes/v1/segments/b", &mut ReadyParts::from(BODY)).await.unwrap();
     assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), BODY);
     assert_eq!(store.get("volumes/v1/segments/b", 64).await.unwrap(), BODY);
@@ -171,11 +171,11 @@ async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
     let server = Server::start().await;
     let store = server.store().await;
     let part = Bytes::from(vec![3; 5 << 20]);
-    server.trouble(Method::PUT, Trouble::LostReply);
-    server.trouble(Method::PUT, Trouble::Answer(503, "SlowDown"));
+    server.plan_fault(Method::PUT, PlannedFault::LostReply);
+    server.plan_fault(Method::PUT, PlannedFault::Answer(503, "SlowDown"));
     // The first POST starts the upload, the second completes it.
-    server.trouble(Method::POST, Trouble::Late(Duration::ZERO));
-    server.trouble(Method::POST, Trouble::LostReply);
+    server.plan_fault(Method::POST, PlannedFault::Late(Duration::ZERO));
+    server.plan_fault(Method::POST, PlannedFault::LostReply);
     let mut parts = ReadyParts::new([part.clone(), part.clone(), part.slice(..1 << 20)]);
     store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
     let end = store.get_suffix("volumes/v1/segments/a", 1).await.unwrap();
@@ -187,7 +187,7 @@ async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
 async fn a_large_segment_that_fails_frees_its_parts() {
     let server = Server::start().await;
     let store = server.store().await;
-    server.trouble(Method::PUT, Trouble::Answer(403, "AccessDenied"));
+    server.plan_fault(Method::PUT, PlannedFault::Answer(403, "AccessDenied"));
     let mut parts = ReadyParts::new([Bytes::from(vec![3; 5 << 20]), BODY]);
     match store.put_segment("volumes/v1/segments/a", &mut parts).await {
         Err(SegmentError::Store(error)) => assert_eq!(error.kind(), ErrorKind::Denied),
@@ -203,18 +203,18 @@ async fn a_delete_whose_reply_is_lost_is_done() {
     let server = Server::start().await;
     let store = server.store().await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
-    server.trouble(Method::DELETE, Trouble::LostReply);
+    server.plan_fault(Method::DELETE, PlannedFault::LostReply);
     store.delete(KEY).await.unwrap();
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn no_more_requests_are_under_way_than_permitted() {
+async fn no_more_requests_are_in_flight_than_permitted() {
     let server = Server::start().await;
     let store = S3Store::connect(S3Config { max_concurrency: 2, ..server.config() }).await.unwrap();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     for _ in 0..8 {
-        server.trouble(Method::GET, Trouble::Late(Duration::from_millis(50)));
+        server.plan_fault(Method::GET, PlannedFault::Late(Duration::from_millis(50)));
     }
     let reads = futures::future::join_all((0..8).map(|_| store.get(KEY, 64))).await;
     assert!(reads.into_iter().all(|read| read.unwrap() == BODY));
@@ -241,13 +241,13 @@ async fn a_store_that_is_known_to_be_away_is_asked_by_one_request_at_a_time() {
     let server = Server::start().await;
     let store = server.store().await;
     for _ in 0..5 {
-        server.trouble(Method::GET, Trouble::LostRequest);
+        server.plan_fault(Method::GET, PlannedFault::LostRequest);
     }
     let mut unsent = 0;
     while store.counts().get < 5 {
         let sent = store.counts().get;
         assert_eq!(store.get(KEY, 64).await.unwrap_err().kind(), ErrorKind::Unavailable);
-        assert!([0, 4].contains(&sent), "one operation asks once, after the first gave up");
+        assert!([0, 4].contains(&sent), "each later operation sends one request");
         unsent += u32::from(store.counts().get == sent);
     }
     assert!(unsent > 0, "every operation asked");
@@ -264,7 +264,7 @@ async fn uploads_leave_permits_for_reads() {
     let store = S3Store::connect(S3Config { max_concurrency: 8, ..server.config() }).await.unwrap();
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     for _ in 0..16 {
-        server.trouble(Method::PUT, Trouble::Late(TOO_LATE));
+        server.plan_fault(Method::PUT, PlannedFault::Late(TOO_LATE));
     }
     let before = store.counts();
     let keys: Vec<String> = (0..16).map(|number| format!("volumes/v1/segments/{number}")).collect();

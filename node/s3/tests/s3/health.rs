@@ -7,7 +7,7 @@ use holdfast_objects::{CreateError, ErrorKind, ObjectStore};
 use holdfast_s3::{Credentials, ProbeFailure, S3Config, S3Store};
 use hyper::Method;
 
-use crate::server::{KEY_ID, Server, Trouble};
+use crate::server::{KEY_ID, PlannedFault, Server};
 
 async fn probe(config: S3Config) -> Result<(), ProbeFailure> {
     S3Store::connect(config).await.unwrap().probe().await
@@ -42,7 +42,7 @@ async fn a_missing_bucket_is_named() {
 #[tokio::test]
 async fn a_wrong_key_id_or_secret_is_told_from_a_missing_permission() {
     let server = Server::start().await;
-    for (id, secret) in [("nobody", "secret"), (KEY_ID, "wrong")] {
+    for (id, secret) in [("unknown", "secret"), (KEY_ID, "wrong")] {
         let credentials = Credentials::Static {
             access_key_id: id.to_owned(),
             secret_access_key: secret.to_owned(),
@@ -51,7 +51,7 @@ async fn a_wrong_key_id_or_secret_is_told_from_a_missing_permission() {
         fails(S3Config { credentials, ..server.config() }, "credentials", "CredentialsRejected").await;
     }
     for (method, action) in [(Method::GET, "list"), (Method::PUT, "create"), (Method::DELETE, "delete")] {
-        server.trouble(method, Trouble::Answer(403, "AccessDenied"));
+        server.plan_fault(method, PlannedFault::Answer(403, "AccessDenied"));
         let failure = fails(server.config(), "credentials", "AccessDenied").await;
         assert!(failure.to_string().contains(action), "{failure}");
     }
@@ -68,14 +68,14 @@ async fn a_server_that_ignores_the_condition_is_refused() {
 #[tokio::test]
 async fn a_server_that_refuses_the_condition_is_refused() {
     let server = Server::start().await;
-    server.trouble(Method::PUT, Trouble::Answer(501, "NotImplemented"));
+    server.plan_fault(Method::PUT, PlannedFault::Answer(501, "NotImplemented"));
     fails(server.config(), "bucket", "CreateOnceUnsupported").await;
 }
 
 #[tokio::test]
 async fn a_wrong_region_is_named() {
     let server = Server::start().await;
-    server.trouble(Method::GET, Trouble::Answer(301, "PermanentRedirect"));
+    server.plan_fault(Method::GET, PlannedFault::Answer(301, "PermanentRedirect"));
     let failure = fails(server.config(), "region", "WrongRegion").await;
     assert!(failure.to_string().contains("us-east-1"), "{failure}");
 }
@@ -83,7 +83,7 @@ async fn a_wrong_region_is_named() {
 #[tokio::test]
 async fn a_server_that_is_away_may_come_back() {
     let server = Server::start().await;
-    // Bound and not listening: connections are refused, and nobody else gets the port.
+    // Bound and not listening: connections are refused, and no other process gets the port.
     let silent = tokio::net::TcpSocket::new_v4().unwrap();
     silent.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let endpoint = Some(format!("http://{}", silent.local_addr().unwrap()));

@@ -7,7 +7,7 @@ use hyper_util::rt::TokioIo;
 use s3s::Body;
 use tokio::{net::TcpListener, task::JoinSet};
 
-use crate::server::{Server, Trouble};
+use crate::server::{PlannedFault, Server};
 
 const KEY: &str = "volumes/v1/log/00000000000000000001";
 const BODY: Bytes = Bytes::from_static(b"record");
@@ -15,7 +15,7 @@ const PAGE: &str = "<html><head><title>404 Not Found</title></head><body>default
 const UNCLOSED: &str = "<html><body><hr>nginx</body>";
 const STATUSES: [u16; 9] = [302, 307, 400, 404, 405, 408, 412, 421, 425];
 
-/// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: a guest's read failed.
+/// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: an application's read failed.
 #[tokio::test]
 async fn a_read_survives_what_a_proxy_answers() {
     let server = Server::start().await;
@@ -24,7 +24,7 @@ async fn a_read_survives_what_a_proxy_answers() {
     for page in [PAGE, UNCLOSED, "404 page not found", "{\"error\": 404}", ""] {
         for status in STATUSES {
             let gets = store.counts().get;
-            server.trouble(Method::GET, Trouble::Proxy(status, page));
+            server.plan_fault(Method::GET, PlannedFault::Proxy(status, page));
             let read = store.get(KEY, 64).await.unwrap_or_else(|error| panic!("{status} {page}: {error:?}"));
             assert_eq!((read, store.counts().get), (BODY, gets + 2), "{status} {page}");
         }
@@ -38,7 +38,7 @@ async fn a_proxy_that_stays_is_an_unreachable_store() {
     let store = server.store().await;
     for status in STATUSES {
         for _ in 0..8 {
-            server.trouble(Method::GET, Trouble::Proxy(status, PAGE));
+            server.plan_fault(Method::GET, PlannedFault::Proxy(status, PAGE));
         }
         let read = store.get(KEY, 64).await.unwrap_err();
         assert_eq!(read.kind(), ErrorKind::Unavailable, "{status}: {read:?}");
@@ -53,15 +53,15 @@ async fn a_page_in_place_of_a_range_is_no_data() {
     let store = server.store().await;
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
     for page in ["", "oops", PAGE] {
-        server.trouble(Method::GET, Trouble::Proxy(200, page));
+        server.plan_fault(Method::GET, PlannedFault::Proxy(200, page));
         assert_eq!(store.get_range(KEY, 1..5).await.unwrap(), "ecor", "{page}");
-        server.trouble(Method::GET, Trouble::Proxy(416, page));
+        server.plan_fault(Method::GET, PlannedFault::Proxy(416, page));
         assert_eq!(store.get_range(KEY, 1..5).await.unwrap(), "ecor", "{page}");
     }
-    server.trouble(Method::GET, Trouble::Proxy(200, PAGE));
+    server.plan_fault(Method::GET, PlannedFault::Proxy(200, PAGE));
     assert_eq!(store.get_suffix(KEY, 2).await.unwrap().bytes, "rd");
     for page in ["", PAGE, UNCLOSED] {
-        server.trouble(Method::GET, Trouble::Proxy(200, page));
+        server.plan_fault(Method::GET, PlannedFault::Proxy(200, page));
         assert_eq!(store.list("volumes/", None, 10).await.unwrap().entries.len(), 1, "{page}");
     }
 }
@@ -73,30 +73,30 @@ async fn a_page_in_answer_to_a_create_leaves_it_in_doubt() {
     let store = server.store().await;
     for status in [200, 204, 302, 400, 403, 404, 408, 412, 421, 425, 500] {
         let page = if status == 204 { "" } else { PAGE };
-        server.trouble(Method::PUT, Trouble::Proxy(status, page));
+        server.plan_fault(Method::PUT, PlannedFault::Proxy(status, page));
         let create = store.create(KEY, BODY).await;
         assert!(matches!(create, Err(CreateError::Ambiguous(_))), "{status}: {create:?}");
     }
     assert_eq!(server.backend.keys(), Vec::<String>::new());
-    server.trouble(Method::PUT, Trouble::Proxy(200, PAGE));
+    server.plan_fault(Method::PUT, PlannedFault::Proxy(200, PAGE));
     store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
     assert_eq!(store.get("volumes/v1/segments/a", 64).await.unwrap(), BODY);
 }
 
-/// A missing bucket is a failover or a configuration error: it was final for a guest's read.
+/// A missing bucket is a failover or a configuration error: it was final for an application's read.
 #[tokio::test]
 async fn a_missing_bucket_is_no_word_on_its_objects() {
     let server = Server::start().await;
     let store = server.store().await;
     for _ in 0..4 {
-        server.trouble(Method::GET, Trouble::Answer(404, "NoSuchBucket"));
+        server.plan_fault(Method::GET, PlannedFault::Answer(404, "NoSuchBucket"));
     }
     let read = store.get(KEY, 64).await.unwrap_err();
     assert!(matches!(read, StoreError::NoBucket { .. }), "{read:?}");
     assert_eq!(read.kind(), ErrorKind::Unavailable);
 }
 
-/// A server that sends its own header and no body is believed; its header alone tells it from a proxy.
+/// A server that sends its own header and no body is believed; only its header distinguishes it from a proxy.
 #[tokio::test]
 async fn a_404_with_the_servers_own_header_is_believed() {
     for (header, kind) in

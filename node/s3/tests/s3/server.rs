@@ -1,4 +1,4 @@
-//! An S3 server in this process: real HTTP on loopback, real signatures, and trouble on demand.
+//! An S3 server in this process: real HTTP on loopback, real signatures, and faults on demand.
 
 use std::{
     collections::VecDeque,
@@ -34,7 +34,7 @@ use crate::backend::{BUCKET, Backend};
 
 /// What goes wrong with one request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum PlannedFault {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
     /// What a proxy says in the server's place: this status and body, and no error code of S3; nothing happens.
@@ -54,11 +54,11 @@ pub(crate) enum Trouble {
 }
 
 #[derive(Clone, Default)]
-struct Troubles(Arc<Mutex<VecDeque<(Method, Trouble)>>>);
+struct PlannedFaults(Arc<Mutex<VecDeque<(Method, PlannedFault)>>>);
 
-/// Requests under way now, and the most there ever were.
+/// Requests in flight now, and the most there ever were.
 #[derive(Default)]
-struct UnderWay {
+struct InFlight {
     now: AtomicUsize,
     peak: AtomicUsize,
 }
@@ -67,8 +67,8 @@ struct UnderWay {
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) backend: Arc<Backend>,
-    troubles: Troubles,
-    under_way: Arc<UnderWay>,
+    faults: PlannedFaults,
+    in_flight: Arc<InFlight>,
     _accept: JoinSet<()>,
 }
 
@@ -88,21 +88,21 @@ impl Server {
         let service = builder.build();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let troubles = Troubles::default();
+        let faults = PlannedFaults::default();
         let mut accept = JoinSet::new();
-        let under_way = Arc::new(UnderWay::default());
-        accept.spawn(serve(listener, tls, service, troubles.clone(), under_way.clone()));
-        Self { address, backend, troubles, under_way, _accept: accept }
+        let in_flight = Arc::new(InFlight::default());
+        accept.spawn(serve(listener, tls, service, faults.clone(), in_flight.clone()));
+        Self { address, backend, faults, in_flight, _accept: accept }
     }
 
-    /// Troubles the next request of `method` that has none yet.
-    pub(crate) fn trouble(&self, method: Method, trouble: Trouble) {
-        self.troubles.0.lock().unwrap().push_back((method, trouble));
+    /// Plans a fault for the next request of `method` that has none yet.
+    pub(crate) fn plan_fault(&self, method: Method, fault: PlannedFault) {
+        self.faults.0.lock().unwrap().push_back((method, fault));
     }
 
-    /// The most requests that were ever under way at once.
+    /// The most requests that were ever in flight at once.
     pub(crate) fn peak(&self) -> usize {
-        self.under_way.peak.load(Ordering::SeqCst)
+        self.in_flight.peak.load(Ordering::SeqCst)
     }
 
     /// A configuration that fits this server, with time-outs fit for loopback.
@@ -131,7 +131,7 @@ impl Server {
     }
 
     /// A store that waits for an answer no longer than `attempt`.
-    pub(crate) async fn impatient_store(&self, attempt: Duration) -> S3Store {
+    pub(crate) async fn store_with_attempt_limit(&self, attempt: Duration) -> S3Store {
         let mut config = self.config();
         config.timeouts.attempt = attempt;
         config.timeouts.per_mib = Duration::ZERO;
@@ -143,21 +143,21 @@ async fn serve(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
     service: S3Service,
-    troubles: Troubles,
-    under_way: Arc<UnderWay>,
+    faults: PlannedFaults,
+    in_flight: Arc<InFlight>,
 ) {
     let mut connections = JoinSet::new();
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (service, troubles, tls) = (service.clone(), troubles.clone(), tls.clone());
-        let under_way = under_way.clone();
+        let (service, faults, tls) = (service.clone(), faults.clone(), tls.clone());
+        let in_flight = in_flight.clone();
         connections.spawn(async move {
             match tls {
-                None => connection(stream, service, troubles, under_way).await,
+                None => connection(stream, service, faults, in_flight).await,
                 Some(tls) => {
                     // A client that does not trust us hangs up here.
                     if let Ok(stream) = tls.accept(stream).await {
-                        connection(stream, service, troubles, under_way).await;
+                        connection(stream, service, faults, in_flight).await;
                     }
                 }
             }
@@ -165,50 +165,50 @@ async fn serve(
     }
 }
 
-async fn connection<S>(stream: S, service: S3Service, troubles: Troubles, under_way: Arc<UnderWay>)
+async fn connection<S>(stream: S, service: S3Service, faults: PlannedFaults, in_flight: Arc<InFlight>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let answer = service_fn(move |request| {
-        let (service, troubles, under_way) = (service.clone(), troubles.clone(), under_way.clone());
+        let (service, faults, in_flight) = (service.clone(), faults.clone(), in_flight.clone());
         async move {
-            let now = under_way.now.fetch_add(1, Ordering::SeqCst) + 1;
-            under_way.peak.fetch_max(now, Ordering::SeqCst);
-            let answer = troubled(request, service, troubles).await;
-            under_way.now.fetch_sub(1, Ordering::SeqCst);
+            let now = in_flight.now.fetch_add(1, Ordering::SeqCst) + 1;
+            in_flight.peak.fetch_max(now, Ordering::SeqCst);
+            let answer = with_faults(request, service, faults).await;
+            in_flight.now.fetch_sub(1, Ordering::SeqCst);
             answer
         }
     });
-    // An error is how a connection ends that a trouble has closed.
+    // An error is how a connection ends that a planned fault closed.
     let _ended = http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await;
 }
 
 /// Closes the connection without an answer.
 #[derive(Debug, thiserror::Error)]
-#[error("planned trouble")]
+#[error("planned fault")]
 struct Closed;
 
-async fn troubled(
+async fn with_faults(
     request: Request<Incoming>,
     service: S3Service,
-    troubles: Troubles,
+    faults: PlannedFaults,
 ) -> Result<Response<Body>, Closed> {
-    let trouble = {
-        let mut planned = troubles.0.lock().unwrap();
+    let fault = {
+        let mut planned = faults.0.lock().unwrap();
         let at = planned.iter().position(|(method, _)| method == request.method());
-        at.and_then(|at| planned.remove(at)).map(|(_, trouble)| trouble)
+        at.and_then(|at| planned.remove(at)).map(|(_, fault)| fault)
     };
     let run = async |request: Request<Incoming>| {
         service.call(request.map(Body::from)).await.map_err(|_broken| Closed)
     };
-    match trouble {
+    match fault {
         None => run(request).await,
-        Some(Trouble::Answer(status, code)) => {
+        Some(PlannedFault::Answer(status, code)) => {
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
             Ok(planned_answer(status, code))
         }
-        Some(Trouble::Proxy(status, page)) => {
+        Some(PlannedFault::Proxy(status, page)) => {
             let mut body = Body::from(request.into_body());
             body.store_all_limited(64 << 20).await.map_err(|_lost| Closed)?;
             let mut answer = Response::new(Body::from(Bytes::from_static(page.as_bytes())));
@@ -216,18 +216,18 @@ async fn troubled(
             answer.headers_mut().insert("content-length", page.len().into());
             Ok(answer)
         }
-        Some(Trouble::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
-        Some(Trouble::LostRequest) => Err(Closed),
-        Some(Trouble::LostReply) => {
+        Some(PlannedFault::EarlyAnswer(status, code)) => Ok(planned_answer(status, code)),
+        Some(PlannedFault::LostRequest) => Err(Closed),
+        Some(PlannedFault::LostReply) => {
             run(request).await?;
             Err(Closed)
         }
-        Some(Trouble::Late(wait)) => {
+        Some(PlannedFault::Late(wait)) => {
             tokio::time::sleep(wait).await;
             run(request).await
         }
-        Some(Trouble::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
-        Some(Trouble::TornBody) => Ok(cut(run(request).await?, stream::iter([Err(Closed)]).boxed())),
+        Some(PlannedFault::StalledBody) => Ok(cut(run(request).await?, stream::pending().boxed())),
+        Some(PlannedFault::TornBody) => Ok(cut(run(request).await?, stream::iter([Err(Closed)]).boxed())),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server whose certificate only the given authority vouches for.
+//! A server whose certificate only the given authority signed.
 
 use std::sync::Arc;
 

@@ -84,7 +84,7 @@ impl Drop for Gateway {
     }
 }
 
-/// A port that stays free until the gateway binds it: on a loopback address nobody else uses.
+/// A port that stays free until the gateway binds it: on a loopback address that no other test uses.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let [_, _, high, low] = std::process::id().to_be_bytes();
@@ -116,7 +116,7 @@ async fn versitygw_says_what_is_wrong_with_a_configuration() {
     };
     let cases = [
         ("BucketNotFound", S3Config { bucket: "elsewhere".to_owned(), ..gateway.config() }),
-        ("CredentialsRejected", S3Config { credentials: wrong("nobody", SECRET), ..gateway.config() }),
+        ("CredentialsRejected", S3Config { credentials: wrong("unknown", SECRET), ..gateway.config() }),
         ("CredentialsRejected", S3Config { credentials: wrong(KEY_ID, "guess"), ..gateway.config() }),
         ("WrongRegion", S3Config { region: "eu-central-1".to_owned(), ..gateway.config() }),
     ];
