@@ -179,14 +179,16 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
     }),
 ];
 
-/// One metric of a store; its label is `store`. Its volumes share one connection, so each knows the same figures.
+/// One operation of a store. Its volumes share one connection, so each knows the same figures.
 struct StoreMetric {
     operation: &'static str,
     value: fn(&RequestCounts) -> u64,
 }
 
-/// Name of the one metric of stores; the label `operation` tells requests apart, because they cost different sums.
+/// Name of the metric of requests to stores; the label `operation` tells them apart, because they cost different sums.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
+/// Name of the metric of deletes that stores denied.
+const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
 
 const STORE_METRICS: [StoreMetric; 8] = [
     StoreMetric { operation: "get", value: |counts| counts.get },
@@ -231,18 +233,25 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 }
             }
         }
-        let stores: BTreeMap<&str, &RequestCounts> = volumes
+        let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
             .iter()
-            .filter_map(|v| Some((v.store_name.as_str(), v.store_requests.as_ref()?)))
+            .filter_map(|v| {
+                Some((v.store_name.as_str(), (v.store_requests.as_ref()?, v.refused_deletes.count)))
+            })
             .collect();
         let help = "Requests to the store by all volumes of this node";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
-        for (store, counts) in stores {
+        for (store, (counts, _)) in &stores {
             for metric in &STORE_METRICS {
-                let labels = [("store", store), ("operation", metric.operation)];
+                let labels = [("store", *store), ("operation", metric.operation)];
                 ConstCounter::new((metric.value)(counts) as f64).encode(family.encode_family(&labels)?)?;
             }
+        }
+        let help = "Deletes that the store denied to volumes of this node";
+        let mut family = encoder.encode_descriptor(STORE_REFUSED_DELETES, help, None, kind)?;
+        for (store, (_, refused)) in &stores {
+            ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
         }
         let help = "Log lines dropped because standard error was not read in time";
         let dropped = ConstCounter::new(logs::dropped_lines());
@@ -275,7 +284,9 @@ mod tests {
     #[test]
     fn a_volume_is_told_of_with_units_and_its_label() {
         let fake = Fake::default();
-        fake.put(attached("vol-1"));
+        let mut volume = attached("vol-1");
+        volume.refused_deletes.count = 3;
+        fake.put(volume);
         let text = render(serving(fake)).unwrap();
         for line in [
             "# TYPE holdfast_volume_dirty_bytes gauge",
@@ -286,6 +297,7 @@ mod tests {
             "holdfast_volume_evicted_bytes_total{volume=\"vol-1\"} 4096.0",
             "holdfast_volume_committed_seq{volume=\"vol-1\"} 7.0",
             "holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0",
+            "holdfast_store_refused_deletes_total{store=\"main\"} 3.0",
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }

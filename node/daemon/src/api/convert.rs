@@ -198,6 +198,7 @@ impl From<VolumeStatus> for wire::Volume {
             durable_up_to,
             store: _,
             store_change_refused: _,
+            refused_deletes: _,
             delayed: _,
             disk_distrusted: _,
             unreadable: _,

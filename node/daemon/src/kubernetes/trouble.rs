@@ -109,9 +109,12 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
     Some(match away {
         None => {
             let answers = format!("ObjectStore {store} answers node {}", facts.me);
-            let (reason, message) = match &here.store_change_refused {
-                None => ("Answering", answers),
-                Some(why) => ("ChangeRefused", format!("{answers} with its former configuration. {why}")),
+            let (reason, message) = match (&here.store_change_refused, &here.refused_deletes.newest) {
+                (Some(why), _) => {
+                    ("ChangeRefused", format!("{answers} with its former configuration. {why}"))
+                }
+                (None, Some(why)) => ("DeletesRefused", format!("{answers}. {}", deletes_refused(why))),
+                (None, None) => ("Answering", answers),
             };
             make(facts, STORE_REACHABLE, ConditionStatus::True, reason, message, now)
         }
@@ -124,6 +127,13 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
             make(facts, STORE_REACHABLE, ConditionStatus::False, reason, message, now)
         }
     })
+}
+
+fn deletes_refused(why: &str) -> String {
+    format!(
+        "It denies deletes ({why}): nothing is lost, but old log records and checkpoints stay in the bucket and are paid for. Allow \
+         `s3:DeleteObject` in the bucket's policy or the role"
+    )
 }
 
 /// What gives a store valid credentials.

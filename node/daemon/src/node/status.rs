@@ -8,7 +8,7 @@ use holdfast_types::VolumeId;
 
 use super::board::{Counters, Phase};
 use super::error::NodeError;
-use super::watched_store::StoreHealth;
+use super::watched_store::{RefusedDeletes, StoreHealth};
 use super::{Attached, Entry, Present, Serving};
 
 /// How far a volume is.
@@ -53,6 +53,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) store: StoreHealth,
     /// Why the newest configuration of its store is not in use.
     pub(crate) store_change_refused: Option<String>,
+    /// Deletes that its store denied, to any volume of this node.
+    pub(crate) refused_deletes: RefusedDeletes,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
@@ -132,6 +134,7 @@ impl VolumeStatus {
             durable_up_to: None,
             store: StoreHealth::Unknown,
             store_change_refused: None,
+            refused_deletes: RefusedDeletes::default(),
             delayed: None,
             disk_distrusted: false,
             unreadable: None,
@@ -163,6 +166,7 @@ impl VolumeStatus {
             durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: present.objects.health(),
             store_change_refused: present.objects.refused_change(),
+            refused_deletes: present.objects.refused_deletes(),
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
             disk_distrusted: status.distrusted,
             unreadable: status.unreadable,

@@ -54,6 +54,15 @@ impl StoreHealth {
     }
 }
 
+/// Deletes that a store denied. What is not deleted stays in the bucket; nothing else is held up by it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct RefusedDeletes {
+    /// How many, by all volumes of the store, since this process connected to it.
+    pub(crate) count: u64,
+    /// Why the last delete was denied; none since one was not.
+    pub(crate) newest: Option<String>,
+}
+
 /// A store whose answers are watched.
 #[derive(Debug)]
 pub(crate) struct WatchedStore<S = StoreClient> {
@@ -61,6 +70,7 @@ pub(crate) struct WatchedStore<S = StoreClient> {
     known: Mutex<Known>,
     /// Why the newest configuration is not in use.
     refused_change: Mutex<Option<String>>,
+    refused_deletes: Mutex<RefusedDeletes>,
 }
 
 #[derive(Debug, Default)]
@@ -84,7 +94,12 @@ impl Sent {
 
 impl<S> WatchedStore<S> {
     pub(crate) fn new(client: Arc<S>) -> Self {
-        Self { client: RwLock::new(client), known: Mutex::default(), refused_change: Mutex::default() }
+        Self {
+            client: RwLock::new(client),
+            known: Mutex::default(),
+            refused_change: Mutex::default(),
+            refused_deletes: Mutex::default(),
+        }
     }
 
     /// The client of now.
@@ -105,6 +120,26 @@ impl<S> WatchedStore<S> {
     /// Notes how the last change of the configuration ended.
     pub(crate) fn note_change(&self, refused: Option<String>) {
         *self.refused_change.lock().unwrap_or_else(PoisonError::into_inner) = refused;
+    }
+
+    /// The deletes that were denied.
+    pub(crate) fn refused_deletes(&self) -> RefusedDeletes {
+        self.refused_deletes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns whether the delete was denied. The permission is one of its own, so that says nothing about other requests.
+    fn note_delete(&self, deleted: &Result<(), StoreError>) -> bool {
+        let mut refused = self.refused_deletes.lock().unwrap_or_else(PoisonError::into_inner);
+        match deleted {
+            Ok(()) => refused.newest = None,
+            Err(error) if error.kind() == ErrorKind::Denied => {
+                refused.count += 1;
+                refused.newest = Some(error.to_string());
+                return true;
+            }
+            Err(_) => {}
+        }
+        false
     }
 
     /// What the last request told.
@@ -186,7 +221,11 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
 
     async fn delete(&self, key: &str) -> Result<(), StoreError> {
         let sent = Sent::now();
-        self.note(sent, StoreError::kind, self.current().delete(key).await)
+        let deleted = self.current().delete(key).await;
+        if self.note_delete(&deleted) {
+            return deleted;
+        }
+        self.note(sent, StoreError::kind, deleted)
     }
 }
 
@@ -228,6 +267,27 @@ mod tests {
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         assert_eq!((new.keys(), old.counts().total()), (vec!["a".to_owned()], asked));
         assert_eq!(watched.health(), StoreHealth::Answers);
+    }
+
+    /// Credentials without the right to delete made the store look unreachable now and then, and named no permission.
+    #[tokio::test]
+    async fn denied_deletes_are_counted_and_are_no_outage() {
+        let memory = Arc::new(MemoryStore::new());
+        let watched = WatchedStore::new(Arc::clone(&memory));
+        watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
+        memory.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
+        for _ in 0..2 {
+            watched.delete("a").await.expect_err("denied");
+        }
+        let refused = watched.refused_deletes();
+        assert!(refused.count == 2 && refused.newest.is_some_and(|why| why.contains("AccessDenied")));
+        assert_eq!(watched.health(), StoreHealth::Answers);
+        memory.heal();
+        memory.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
+        watched.delete("a").await.expect_err("away");
+        assert!(watched.health().away().is_some() && watched.refused_deletes().newest.is_some());
+        watched.delete("a").await.expect("deleted");
+        assert_eq!(watched.refused_deletes(), RefusedDeletes { count: 2, newest: None });
     }
 
     #[tokio::test]

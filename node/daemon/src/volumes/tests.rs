@@ -89,6 +89,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         durable_up_to: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
         store: StoreHealth::Answers,
         store_change_refused: None,
+        refused_deletes: Default::default(),
         delayed: None,
         disk_distrusted: false,
         unreadable: None,

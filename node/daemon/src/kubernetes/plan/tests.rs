@@ -442,6 +442,21 @@ fn a_refused_change_of_the_store_is_told() {
 }
 
 #[test]
+fn denied_deletes_are_told_with_the_permission() {
+    let mut facts = served();
+    let why = "the object store denied the request (AccessDenied)".to_owned();
+    facts.here.as_mut().unwrap().refused_deletes.newest = Some(why);
+    let (status, reason, message) = turned(&facts, "StoreReachable");
+    assert_eq!((status.as_str(), reason.as_str()), ("True", "DeletesRefused"));
+    for part in ["(AccessDenied)", "nothing is lost", "`s3:DeleteObject`"] {
+        assert!(message.contains(part), "{message}");
+    }
+    reported(&mut facts);
+    facts.here.as_mut().unwrap().refused_deletes.newest = None;
+    assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
+}
+
+#[test]
 fn writes_that_wait_are_told_with_the_reason() {
     for (delay, reason) in [
         (Delay::DirtyLimit, "DirtyLimit"),
