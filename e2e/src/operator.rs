@@ -1,7 +1,7 @@
 //! The operator, as a process of the host.
 //!
 //! Owns: one `holdfast-operator`, which can be killed and started again.
-//! Invariants: its log goes on over restarts; its metrics port stays the same.
+//! Invariants: its log continues over restarts; its metrics port stays the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};

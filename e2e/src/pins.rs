@@ -1,6 +1,6 @@
 //! Every version this harness relies on, in one place.
 //!
-//! Cache keys are made from these names, so a changed pin builds anew and never reuses old files.
+//! Cache keys are made from these names, so a changed pin builds again and never reuses old files.
 
 /// A release of Debian's cloud kernel, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub const VERSITYGW: &str = "1.8.0";
 pub const HELM: &str = "4.3.1";
 /// Oldest Go that builds the three above, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
-/// Debian packages that hold that Go, unpacked when `go` on the PATH is missing or too old.
+/// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.
 pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];
 /// Where those packages keep GOROOT, below the directory they are unpacked in.
 pub const GO_ROOT: &str = "usr/lib/go-1.26";

@@ -11,8 +11,7 @@ pub fn step(what: impl Display) {
     eprintln!("== {what}");
 }
 
-/// Prints one line of result on standard output. A closed standard output is not an error: there is
-/// nobody left to tell.
+/// Prints one line of result on standard output. A closed standard output is not an error: nothing reads it.
 pub fn line(what: impl Display) {
     let mut out = std::io::stdout().lock();
     let written = writeln!(out, "{what}").and_then(|()| out.flush());

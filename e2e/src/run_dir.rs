@@ -10,7 +10,7 @@ const KEPT_RUNS: usize = 20;
 /// Held locked as long as the run lives.
 const LOCK: &str = "lock";
 
-/// The directory of a run that goes on.
+/// The directory of a run in progress.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,

@@ -134,8 +134,8 @@ impl S3Server {
         output(Command::new("cp").arg("-al").arg(kept).arg(there)).map(drop)
     }
 
-    /// Turns all bits of one byte of an object behind the server's back, as decay of its disk would; a second time
-    /// mends it.
+    /// Turns all bits of one byte of an object behind the server's back, as bit rot would; a second time
+    /// restores it.
     ///
     /// # Errors
     /// When the object has no such byte.

@@ -130,7 +130,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "damage",
-        about: "a byte that decayed is named, never served, found by a scrub and mended from what the node holds",
+        about: "a corrupted byte is named and never served; a scrub finds it and repairs it from the node's copy",
         expected: Duration::from_secs(60),
         run: damage::run,
     },
@@ -148,7 +148,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "node-loss",
-        about: "a lost node's volume goes on elsewhere as a prefix; what is missing is told, kept on the node and exported",
+        about: "a lost node's volume continues elsewhere as a prefix; what is missing is reported, preserved on the node, exported",
         expected: Duration::from_secs(90),
         run: node_loss::run,
     },

@@ -280,7 +280,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Turns the machine off in good order (but does not unmount volumes).
+    /// Turns the machine off cleanly (but does not unmount volumes).
     ///
     /// # Errors
     /// When it is off already or does not turn itself off; then its power is taken away.

@@ -73,9 +73,9 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
 }
 
 impl Bench {
-    /// Starts the daemon anew with other `data` settings, and with nothing of any volume left on the node. No volume may
+    /// Restarts the daemon with other `data` settings, and with nothing of any volume left on the node. No volume may
     /// be attached.
-    fn begin_anew(&mut self, data: &str) -> Result<()> {
+    fn restart_with(&mut self, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
         self.node = Node::start(Arc::clone(&self.vm), &self.control, "zero-copy", data)?;

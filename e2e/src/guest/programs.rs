@@ -1,7 +1,7 @@
 //! The programs the agent runs, and how they ended.
 //!
 //! Owns: every child of process 1. Orphans of the test come here too and must be reaped, so one thread
-//! waits for *any* child and notes how it ended; nobody else waits.
+//! waits for *any* child and notes how it ended; no other thread waits.
 //! Invariants: a program is started under the same lock under which exits are noted, so an exit can
 //! neither be lost nor be taken for that of an older process with the same id.
 

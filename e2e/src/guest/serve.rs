@@ -126,7 +126,7 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
     let mut watched = connection.try_clone().context("watch the connection")?;
     let watcher = Arc::clone(programs);
     std::thread::spawn(move || {
-        // Nothing more is sent by the harness: bytes never come, an end means that it gave up. After the
+        // The harness sends nothing more: bytes never come, an end means that it stopped waiting. After the
         // reply it closes the connection too; by then the group is gone.
         let mut byte = [0];
         if !matches!(watched.read(&mut byte), Ok(1)) && watcher.wait_for(pid, Some(Duration::ZERO)).is_none()

@@ -64,8 +64,8 @@ pub struct Passed {
     pub target: String,
     /// What was done to it.
     pub fault: Option<Fault>,
-    /// Requests under way when it came, itself included.
-    pub under_way: usize,
+    /// Requests in flight when it came, itself included.
+    pub in_flight: usize,
 }
 
 /// A running proxy. Dropping it ends its connections.
@@ -90,7 +90,7 @@ struct State {
     passed: Vec<Passed>,
     connections: HashMap<u64, TcpStream>,
     next_connection: u64,
-    under_way: usize,
+    in_flight: usize,
     at_server: usize,
     answers_held: bool,
     requests_held: bool,
@@ -170,7 +170,7 @@ impl FaultProxy {
         until("the server to be quiet", QUIET_LIMIT, || Ok((self.shared.lock().at_server == 0).then_some(())))
     }
 
-    /// Lets everything that was held go on.
+    /// Releases everything that was held.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         state.answers_held = false;
@@ -226,9 +226,9 @@ impl State {
             .iter()
             .find(|rule| target.contains(&rule.target) && rule.method.is_none_or(|only| only == method));
         let fault = rule.filter(|rule| !(rule.first_only && again)).map(|rule| rule.fault);
-        self.under_way += 1;
-        let under_way = self.under_way;
-        self.passed.push(Passed { at: Instant::now(), method, target, fault, under_way });
+        self.in_flight += 1;
+        let in_flight = self.in_flight;
+        self.passed.push(Passed { at: Instant::now(), method, target, fault, in_flight });
         fault
     }
 }
@@ -269,7 +269,7 @@ impl Shared {
         while let Some(head) = Head::read(&mut client)? {
             let fault = self.lock().note(&head);
             let answer = self.answer(head, fault, &mut client);
-            self.lock().under_way -= 1;
+            self.lock().in_flight -= 1;
             let Some(answer) = answer? else {
                 reset(connection);
                 return Ok(());
@@ -360,7 +360,7 @@ impl Shared {
     }
 }
 
-/// Has a connection end by RST, not in good order, as soon as its thread lets go of it; wakes that thread.
+/// Ends a connection by RST, not cleanly, as soon as its thread drops it; wakes that thread.
 fn reset(connection: &TcpStream) {
     // Errors mean that it is broken already.
     set_socket_linger(connection, Some(Duration::ZERO)).ok();

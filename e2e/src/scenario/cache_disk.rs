@@ -31,8 +31,8 @@ const CLEAN: &str = "clean";
 const DIRTY: &str = "dirty";
 /// Less than is sealed by its size.
 const DIRTY_MIB: u32 = 3;
-/// Uploaded once what cannot be read was written anew.
-const MENDED: &str = "mended";
+/// Uploaded once the unreadable range was overwritten.
+const OVERWRITTEN: &str = "overwritten";
 /// Written and flushed before, while and after the disk cannot flush.
 const LOST: &str = "lost";
 /// Written until the disk is full.
@@ -55,10 +55,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     let disk = vm.recorded_disk()?;
     report::step("the disk cannot read data that the store has");
     clean(&node, disk)?;
-    report::step("the disk cannot read data that is nowhere else");
+    report::step("the disk cannot read the only copy of data");
     let (device, sum) = dirty(&node, disk)?;
     report::step("the disk cannot read what is to be uploaded");
-    mended(&node, disk)?;
+    overwritten(&node, disk)?;
     report::step("the disk is full");
     full(&node, &proxy)?;
     report::step("the disk cannot flush, and can again");
@@ -99,52 +99,52 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     Ok((device, sum))
 }
 
-/// Nothing is uploaded without what the disk cannot read, and that is told; once it was written anew, everything is.
-fn mended(node: &Node, disk: &RecordedDisk) -> Result<()> {
+/// Nothing is uploaded without the unreadable range, and the node reports it; once overwritten, everything is uploaded.
+fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
     let vm = node.vm();
-    let device = create(node, MENDED, "16Mi", "1h")?;
+    let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
     let write = |from: u32, mib: u32| {
         vm.exec(&format!(
-            "dd if=/tmp/mended of={device} bs=1M skip={from} seek={from} count={mib} oflag=direct conv=fsync,notrunc status=none"
+            "dd if=/tmp/overwritten of={device} bs=1M skip={from} seek={from} count={mib} oflag=direct conv=fsync,notrunc status=none"
         ))
     };
-    vm.exec("head -c 6M /dev/urandom > /tmp/mended")?;
+    vm.exec("head -c 6M /dev/urandom > /tmp/overwritten")?;
     write(0, DIRTY_MIB)?;
-    disk.fail_reads(extents(vm, MENDED)?);
+    disk.fail_reads(extents(vm, OVERWRITTEN)?);
     // Enough for an upload.
     write(DIRTY_MIB, 6 - DIRTY_MIB)?;
     vm.wait_log(PROGRAM, "nothing is uploaded until it can", LIMIT)?;
-    wait_counted(node, "holdfast_volume_unreadable_bytes", MENDED)?;
-    let refused = node.cli(&["detach", MENDED]).err().context("a detach that cannot end has begun")?;
+    wait_counted(node, "holdfast_volume_unreadable_bytes", OVERWRITTEN)?;
+    let refused = node.cli(&["detach", OVERWRITTEN]).err().context("a detach that cannot end has begun")?;
     ensure!(format!("{refused:#}").contains("write or discard them on its device first"), "{refused:#}");
     vm.exec(&format!(
-        "dd if={device} bs=1M skip=2 count=4 iflag=direct status=none | cmp - <(tail -c 4M /tmp/mended)"
+        "dd if={device} bs=1M skip=2 count=4 iflag=direct status=none | cmp - <(tail -c 4M /tmp/overwritten)"
     ))?;
     report::step(format_args!("nothing is uploaded\n{}", node.cli(&["list"])?));
     vm.exec(
-        "head -c 1M /dev/urandom | dd of=/tmp/mended bs=1M seek=1 conv=notrunc iflag=fullblock status=none",
+        "head -c 1M /dev/urandom | dd of=/tmp/overwritten bs=1M seek=1 conv=notrunc iflag=fullblock status=none",
     )?;
     write(1, 1)?;
-    wait_committed(node, MENDED)?;
+    wait_committed(node, OVERWRITTEN)?;
     ensure!(
-        node.metric("holdfast_volume_unreadable_bytes", MENDED)? == Some(0.0),
+        node.metric("holdfast_volume_unreadable_bytes", OVERWRITTEN)? == Some(0.0),
         "something is still unreadable"
     );
-    node.cli(&["detach", MENDED])?;
+    node.cli(&["detach", OVERWRITTEN])?;
     disk.fail_reads(Vec::new());
-    vm.exec(&format!("rm -r {LOCAL}/{MENDED}"))?;
-    let device = attach(node, MENDED, "1s")?;
-    let sum = vm.exec("sha256sum < /tmp/mended")?;
+    vm.exec(&format!("rm -r {LOCAL}/{OVERWRITTEN}"))?;
+    let device = attach(node, OVERWRITTEN, "1s")?;
+    let sum = vm.exec("sha256sum < /tmp/overwritten")?;
     ensure!(read(vm, &device, 6)? == sum, "the store has not what was written");
-    node.cli(&["detach", MENDED]).map(drop)
+    node.cli(&["detach", OVERWRITTEN]).map(drop)
 }
 
-/// Writes wait for space and for the store, and go on.
+/// Writes wait for space and for the store, then continue.
 fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     let vm = node.vm();
     let device = create(node, FULL, "256Mi", "1s")?;
     let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
-    // Nothing can be uploaded, so nothing can be given up.
+    // Nothing can be uploaded, so nothing can be evicted.
     proxy.go_away();
     vm.exec(
         "free=$(df --output=avail -B1 /state | tail -1); fallocate -l $((free - (64 << 20))) /state/filler; df /state >&2",

@@ -11,17 +11,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(version.contains(crate::pins::KUBERNETES), "not the pinned version: {version}");
 
     world.kubectl(["create", "namespace", "roles"])?;
-    world.kubectl(["--namespace", "roles", "create", "serviceaccount", "nobody"])?;
-    let config = kubernetes.service_account_kubeconfig("roles", "nobody", "127.0.0.1")?;
-    let path = world.dir().join("nobody.kubeconfig");
+    world.kubectl(["--namespace", "roles", "create", "serviceaccount", "visitor"])?;
+    let config = kubernetes.service_account_kubeconfig("roles", "visitor", "127.0.0.1")?;
+    let path = world.dir().join("visitor.kubeconfig");
     std::fs::write(&path, config)?;
     let path = path.display().to_string();
     let refused = world.kubectl(["--kubeconfig", &path, "get", "secrets"]);
     let refused = refused.err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(refused.contains("system:serviceaccount:roles:nobody"), "not refused by role: {refused}");
+    ensure!(refused.contains("system:serviceaccount:roles:visitor"), "not refused by role: {refused}");
 
     let vm = world.vm("a")?;
-    let config = kubernetes.service_account_kubeconfig("roles", "nobody", HOST)?;
+    let config = kubernetes.service_account_kubeconfig("roles", "visitor", HOST)?;
     let server = config
         .split('"')
         .find_map(|word| word.strip_prefix("https://"))

@@ -1,6 +1,6 @@
 //! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed, named, and
 //! never served; with the byte back in its place everything is there again. A scrub finds it before a reader does, and
-//! stores anew what the node still holds.
+//! stores again what the node still holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,7 +56,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     map(&node, &sound)
 }
 
-/// A byte of a segment, found by a scrub; what the node has of it is stored anew, so that another node reads it.
+/// A byte of a segment, found by a scrub; what the node has of it is stored again, so that another node reads it.
 fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", SCRUBBED, "--size", "256Mi", "--store", "store"])?;
@@ -86,7 +86,7 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
         ensure!(damaged.contains(part), "{part:?} is not in: {damaged}");
     }
 
-    // The node still has what it wrote: it detached, and nobody wrote since.
+    // The node still has what it wrote: it detached, and no other node wrote since.
     node.cli(&["attach", SCRUBBED, "--store", "store"])?;
     let repaired = node.cli(&["scrub", SCRUBBED, "--repair"])?;
     ensure!(repaired.contains(segment) && repaired.contains("  repaired\n"), "{repaired}");
@@ -121,7 +121,7 @@ fn segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
     node.vm().wait_log(PROGRAM, &format!("object {segment} is damaged"), LIMIT)?;
     ensure!(read(node.vm(), &device, SOUND_BLOCK)? == sound, "the other block is not what was written");
     s3.flip(BUCKET, segment, BLOCK_BYTES / 2)?;
-    ensure!(read(node.vm(), &device, DAMAGED_BLOCK)? == sound, "the mended block is not what was written");
+    ensure!(read(node.vm(), &device, DAMAGED_BLOCK)? == sound, "the repaired block is not what was written");
     node.cli(&["detach", VOLUME]).map(drop)
 }
 
@@ -136,7 +136,7 @@ fn record(s3: &S3Server, node: &Node) -> Result<()> {
 }
 
 /// The newest slot of a page that was synced before the power went: what it said is unknown, and the other slot says less, so
-/// nothing is served. Under a live daemon the next one takes up the device, and the page is mended.
+/// nothing is served. If only the daemon restarts, the next one recovers the device and rewrites the page.
 fn map(node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;
@@ -150,7 +150,7 @@ fn map(node: &Node, sound: &str) -> Result<()> {
         node.restart()?;
         refused(node, &[&format!("{LOCAL}/map"), "is damaged", "page 0"])?;
         node.terminate()?;
-        mend(vm)?;
+        repair_header(vm)?;
     }
     node.restart()?;
     let device = attach(node)?;
@@ -220,6 +220,6 @@ fn damage_newest(vm: &Vm, fill: u8) -> Result<()> {
 }
 
 /// Puts the file back.
-fn mend(vm: &Vm) -> Result<()> {
+fn repair_header(vm: &Vm) -> Result<()> {
     vm.exec(&format!("cp --sparse=always /var/lib/holdfast/map.sound {LOCAL}/map && sync")).map(drop)
 }

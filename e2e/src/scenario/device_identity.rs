@@ -36,7 +36,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     silence(&proxy, "x");
     kill_when_gone(&node)?;
     node.restart()?;
-    until("x to go on with its detach", LIMIT, || Ok(is(&node, "x", "Detaching")?.then_some(())))?;
+    until("x to resume its detach", LIMIT, || Ok(is(&node, "x", "Detaching")?.then_some(())))?;
 
     report::step("another volume gets the number; the daemon ends twice more");
     attach(&node, "y")?;

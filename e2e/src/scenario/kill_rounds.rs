@@ -162,14 +162,14 @@ fn attach(node: &Node, name: &str) -> Result<String> {
 /// One end of the daemon under load, and the next daemon.
 fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
     let [least, most] = APART;
-    goes_on(node.vm(), devices, least + chance.below(most - least))?;
+    wait_written(node.vm(), devices, least + chance.below(most - least))?;
     if number.is_multiple_of(2) {
         node.kill()?;
     } else {
         node.terminate()?;
     }
     node.restart()?;
-    goes_on(node.vm(), devices, least)?;
+    wait_written(node.vm(), devices, least)?;
     for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
         let ended = node.vm().status(program)?;
         ensure!(ended.is_none(), "{program} ended: {ended:?}\n{}", node.vm().log(program)?);
@@ -179,7 +179,7 @@ fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) ->
 }
 
 /// Waits until the kernel has completed so many more writes on each device.
-fn goes_on(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
+fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
     let names = devices.iter().map(|device| device.trim_start_matches("/dev/")).collect::<Vec<_>>().join(" ");
     let limit = DEVICE_LIMIT.as_secs();
     let script = format!(

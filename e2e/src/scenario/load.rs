@@ -31,7 +31,7 @@ impl<'a> Load<'a> {
         );
         vm.spawn(PROGRAM, &bash(&fio))?;
         let load = Self { vm, device: device.to_owned() };
-        load.goes_on()?;
+        load.wait_progress()?;
         Ok(load)
     }
 
@@ -42,7 +42,7 @@ impl<'a> Load<'a> {
     }
 
     /// Waits until the kernel has completed a thousand more writes on the device.
-    pub(super) fn goes_on(&self) -> Result<()> {
+    pub(super) fn wait_progress(&self) -> Result<()> {
         self.check()?;
         let name = self.device.trim_start_matches("/dev/");
         let script = format!(

@@ -1,4 +1,4 @@
-//! A node is lost with data that it had not uploaded: another one goes on with a prefix, what is missing is told, and the
+//! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is reported, and the
 //! node, back again, serves nothing and keeps it.
 
 use std::time::Duration;
@@ -62,7 +62,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         Ok((committed && here.as_ref() == Some(&reported)).then_some(reported))
     })?;
     let durable_up_to = field(world, "{.status.durableUpTo}")?;
-    ensure!(!durable_up_to.is_empty(), "nobody says what is durable");
+    ensure!(!durable_up_to.is_empty(), "no daemon reports what is durable");
 
     report::step("node a flushes a volume whose flushes reach the store");
     let safe = serve(world, &a, "safe")?;
@@ -150,7 +150,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-/// Node b's disk may tear a sector when the power fails: whoever looks after the node or the cluster is told.
+/// Node b's disk may tear a sector when the power fails: the StorageNode and an event say so.
 fn check_state_disks(world: &World, b: &Node) -> Result<()> {
     for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
     {

@@ -29,7 +29,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let load = Load::start(node.vm(), &device, LOAD_SECONDS)?;
     node.kill()?;
     node.restart()?;
-    load.goes_on()?;
+    load.wait_progress()?;
     load.stop()?;
     node.cli(&["detach", "disk"])?;
     Ok(())

@@ -167,7 +167,7 @@ fn moment(
         Ok(())
     };
     let from = reports.rounds();
-    until("the writers to go on", LIMIT, || {
+    until("the writers to continue", LIMIT, || {
         alive()?;
         Ok((reports.rounds() >= from + ROUNDS_APART).then_some(()))
     })?;

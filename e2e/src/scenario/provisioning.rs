@@ -73,8 +73,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     for unfit in UNFIT {
         refuse(world, &s3, unfit)?;
     }
-    apply(world, &volume("orphan", "nobody", "1Gi"))?;
-    expect_unprovisioned(world, "orphan", "spec.objectStore", "nobody")?;
+    apply(world, &volume("orphan", "missing", "1Gi"))?;
+    expect_unprovisioned(world, "orphan", "spec.objectStore", "missing")?;
 
     operator.kill();
     apply(world, &volume("second", "store", "1Gi"))?;

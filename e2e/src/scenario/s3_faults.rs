@@ -31,7 +31,7 @@ const VOLUMES: [(&str, Fault); 6] = [
 const ROUNDS: u32 = 3;
 /// How often a user who is told of a failure asks again.
 const TRIES: u32 = 4;
-/// How long a commit may take whose every request is hit once; a silent store is given up after five seconds.
+/// How long a commit may take whose every request is hit once; a request to a silent store fails after five seconds.
 const COMMIT_LIMIT: Duration = Duration::from_secs(180);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// Uploads begin soon after the writes.

@@ -1,4 +1,4 @@
-//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes go on, cold
+//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes continue, cold
 //! reads wait, and the Volumes say so. When it is back everything catches up, and not all at once.
 
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
 /// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a second.
 const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
-/// Requests in the first second of a store that came back, and under way at once: eight volumes wait for it.
+/// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
 const MOST_AT_ONCE: usize = 16;
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -83,7 +83,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let before = conditions(world, BUSY)?;
     let load = Load::start(vm, &busy.device, LOAD_SECONDS)?;
 
-    report::step("the store goes away; writes go on to the quota and wait there");
+    report::step("the store becomes unreachable; writes continue to the quota and wait there");
     proxy.go_away();
     for volume in calm {
         // Written and flushed while the store is away.
@@ -124,7 +124,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let attempts = proxy.turned_away() - from.1;
     let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
     report::step(format_args!(
-        "{flushes} flushes went on; {a_second:.1} attempts a second to reach the store"
+        "{flushes} flushes completed; {a_second:.1} attempts a second to reach the store"
     ));
     ensure!(
         a_second <= MOST_ATTEMPTS_A_SECOND,
@@ -136,7 +136,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     proxy.come_back();
     let exit = vm.wait("cold-read", LIMIT)?;
     ensure!(exit == Exit::Code(0) && vm.log("cold-read")? == sum, "the cold read ended by {exit:?}");
-    load.goes_on()?;
+    load.wait_progress()?;
     wait_committed(node, calm)?;
     check_return(proxy, back)?;
     load.stop()?;
@@ -185,7 +185,7 @@ fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
     })
 }
 
-/// Whether a volume's store answers, and whether its writes go on.
+/// Whether a volume's store answers, and whether its writes continue.
 fn conditions(world: &World, volume: &str) -> Result<[Told; 2]> {
     Ok([told(world, volume, STORE_REACHABLE)?, told(world, volume, WRITABLE)?])
 }
@@ -220,7 +220,7 @@ fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a S
 fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
     let since: Vec<_> = proxy.passed().into_iter().filter(|passed| passed.at >= back).collect();
     let first = since.iter().filter(|passed| passed.at - back <= Duration::from_secs(1)).count();
-    let at_once = since.iter().map(|passed| passed.under_way).max().unwrap_or(0);
+    let at_once = since.iter().map(|passed| passed.in_flight).max().unwrap_or(0);
     report::step(format_args!("{first} requests in its first second, at most {at_once} at once"));
     ensure!(
         first <= MOST_AT_ONCE && at_once <= MOST_AT_ONCE,

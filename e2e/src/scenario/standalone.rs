@@ -34,10 +34,10 @@ fn run(world: &World, transport: &str) -> Result<()> {
     let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
     first.kill()?;
     held(&first, &device)?;
-    load.goes_on()?;
+    load.wait_progress()?;
     first.terminate()?;
     first.restart()?;
-    load.goes_on()?;
+    load.wait_progress()?;
     load.stop()?;
 
     let sums = first.vm().exec(&format!(
@@ -58,7 +58,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     Ok(())
 }
 
-/// A daemon that cannot take the device up says so, gives it to nobody, and has it once it can.
+/// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it can.
 fn held(node: &Node, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");
     node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
@@ -66,13 +66,13 @@ fn held(node: &Node, device: &str) -> Result<()> {
     node.restart_until("still held by another process")?;
     let list = node.cli(&["list"])?;
     ensure!(list.contains("Quiesced") && list.contains("still held by another process"), "{list}");
-    ensure!(!list.contains(device), "nobody serves the device: {list}");
+    ensure!(!list.contains(device), "the device is not served: {list}");
     for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
-        let refused = node.cli(refused).err().context("nobody serves the device")?;
+        let refused = node.cli(refused).err().context("the device is not served")?;
         ensure!(format!("{refused:#}").contains("could not be taken up"), "{refused:#}");
     }
     node.vm().signal("holder", SIGKILL)?;
-    until("the device to be taken up", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))
+    until("the device to be recovered", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))
 }
 
 fn attach(node: &Node) -> Result<String> {

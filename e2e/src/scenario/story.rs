@@ -60,11 +60,11 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let load = Load::start(a.vm(), &large, LOAD_SECONDS)?;
     a.kill()?;
     a.restart()?;
-    load.goes_on()?;
+    load.wait_progress()?;
     report::step("SIGTERM to the daemon");
     a.terminate()?;
     a.restart()?;
-    load.goes_on()?;
+    load.wait_progress()?;
     load.finish()?;
     report::step("fio saw a pause and no error");
     same(
@@ -78,7 +78,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     a.vm().reset()?;
     a.restart()?;
     // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
-    until("node a to attach its volumes anew", ATTACH_LIMIT, || {
+    until("node a to attach its volumes again", ATTACH_LIMIT, || {
         let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
         Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
     })?;

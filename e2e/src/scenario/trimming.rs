@@ -19,8 +19,8 @@ const VOLUME: &str = "disk";
 const COMMITS: u32 = 110;
 /// Less than as many records are there in the end.
 const KEPT: usize = 64;
-/// How long a create is on its way before the proxy may be told to hold it.
-const ON_ITS_WAY: Duration = Duration::from_secs(4);
+/// Time for which the proxy delays a create, so that the test can make it hold that request.
+const CREATE_DELAY: Duration = Duration::from_secs(4);
 const LIMIT: Duration = Duration::from_secs(300);
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
@@ -51,7 +51,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         method: Some("PUT"),
         target: next.clone(),
         first_only: true,
-        fault: Fault::Delay(ON_ITS_WAY),
+        fault: Fault::Delay(CREATE_DELAY),
     }]);
     let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
     c.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
@@ -69,13 +69,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     let marks = s3.keys(BUCKET, &format!("volumes/{VOLUME}/trimmed/"))?;
     ensure!(marks == [format!("volumes/{VOLUME}/trimmed/{:020}", 64)], "marks: {marks:?}");
 
-    report::step("node a goes on: it is fenced");
+    report::step("node a resumes: it is fenced");
     a.vm().signal(PROGRAM, SIGCONT)?;
     let refused = a.cli(&["detach", VOLUME]).err().map(|error| format!("{error:#}")).unwrap_or_default();
     ensure!(refused.contains("`holdfast-node fenced list` shows"), "{refused}");
     a.terminate()?;
 
-    report::step("node c goes on: its create succeeds where a record was, and that is no attach");
+    report::step("node c resumes: its create succeeds where a record was, which does not count as an attach");
     proxy.release();
     until("the late create", LIMIT, || Ok((!s3.keys(BUCKET, &next)?.is_empty()).then_some(())))?;
     c.vm().signal(PROGRAM, SIGCONT)?;

@@ -9,7 +9,7 @@ use crate::vm::{Vm, bash};
 use crate::wire::Exit;
 use crate::world::World;
 
-/// How long the server may take to have its devices up, or taken up, in an emulated machine.
+/// Time limit for the server to start or recover its devices in an emulated machine.
 const READY: Duration = Duration::from_secs(120);
 /// How long fio writes and verifies, in seconds of the machine's clock.
 const LOAD_SECONDS: u32 = 20;
@@ -39,7 +39,7 @@ fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
     vm.wait("first", READY)?;
     serve(&vm, "second", &format!("{options} --recover"))?;
 
-    load.goes_on()?;
+    load.wait_progress()?;
     vm.signal("second", SIGTERM)?;
     let exit = vm.wait("second", READY)?;
     ensure!(exit == Exit::Code(0), "the server ended by {exit:?} on SIGTERM");

@@ -61,10 +61,10 @@ pub(super) fn serve_all(
     Ok(served)
 }
 
-/// Has nobody serve a volume, and waits until its node has let it go.
+/// Detaches a volume from its node and waits until the node has released it.
 pub(super) fn release(world: &World, name: &str) -> Result<()> {
-    let nobody = "{\"spec\":{\"nodeName\":null}}";
-    world.kubectl(["patch", "volume", name, "--type=merge", "--patch", nobody])?;
+    let unassigned = "{\"spec\":{\"nodeName\":null}}";
+    world.kubectl(["patch", "volume", name, "--type=merge", "--patch", unassigned])?;
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
 }
 

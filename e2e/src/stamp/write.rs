@@ -1,4 +1,4 @@
-//! The writer, in a test machine: stamps, flushes, and reports each flush to the harness before it goes on.
+//! The writer, in a test machine: stamps, flushes, and reports each flush to the harness before it continues.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +28,7 @@ pub fn run(device: &Path, lanes: u32, seed: u64, report_to: &str) -> Result<()> 
             .map(|lane| {
                 scope.spawn(move || {
                     let ended = write_lane(device, lane, seed, report_to);
-                    // One lane that failed is a failure of all: whoever watches the process sees it end.
+                    // One lane that failed is a failure of all: the harness sees the process end.
                     if let Err(error) = &ended {
                         eprintln!("lane {lane}: {error:#}");
                         std::process::exit(1);

@@ -212,7 +212,7 @@ fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str, announced: &s
         .args(["-device", &format!("virtio-blk-pci,drive={id}{announced}")]);
 }
 
-/// A TCP port of the loopback that nobody used a moment ago.
+/// A TCP port of the loopback that was free a moment ago.
 ///
 /// # Errors
 /// When the host has none left.

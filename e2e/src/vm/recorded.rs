@@ -2,7 +2,7 @@
 //! which fails where it is told to.
 //!
 //! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's. Writes tear between
-//! the physical blocks that the disk announces and nowhere else: "the smallest unit a physical storage device can write
+//! the physical blocks that the disk announces, and only there: "the smallest unit a physical storage device can write
 //! atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears smaller is for the simulation, which knows what
 //! it looks at. A flush that fails loses what it was to make durable: flushes after it cover what was written after it, and
 //! the machine, which reads the disk's cache, cannot tell.
@@ -154,7 +154,7 @@ impl RecordedDisk {
         Ok(cut)
     }
 
-    /// From now on reads that touch one of these ranges of bytes fail; what of them is written anew can be read.
+    /// From now on reads that touch one of these ranges of bytes fail; what of them is overwritten can be read.
     pub fn fail_reads(&self, ranges: Vec<Range<u64>>) {
         self.shared.lock().failing_reads = ranges;
     }
@@ -219,7 +219,7 @@ impl Shared {
                 Request::Flush { cookie } => nbd::reply(&mut client, cookie, self.flush(), &[])?,
             }
         }
-        client.flush().context("end in good order")
+        client.flush().context("end cleanly")
     }
 
     fn read(&self, offset: u64, bytes: u32) -> Result<(u32, Vec<u8>)> {
@@ -397,7 +397,7 @@ mod tests {
         assert_eq!(disk.shared.read(12288, 512).unwrap().0, EIO);
         assert_eq!(disk.failed_reads(), 2);
         disk.shared.write(4096, &[2; 2048]).unwrap();
-        assert_eq!(disk.shared.read(4096, 2048).unwrap(), (0, vec![2; 2048]), "written anew");
+        assert_eq!(disk.shared.read(4096, 2048).unwrap(), (0, vec![2; 2048]), "overwritten");
         assert_eq!(disk.shared.read(6144, 512).unwrap().0, EIO);
         assert_eq!(disk.shared.read(12288, 512).unwrap().0, EIO);
     }

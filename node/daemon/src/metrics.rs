@@ -141,7 +141,7 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
     counter(
         "holdfast_volume_evicted",
         Some(Unit::Bytes),
-        "Uploaded bytes given up on the local disk to make room",
+        "Uploaded bytes evicted from the local disk to make room",
         |v| Some(v.evicted_bytes as f64),
     ),
     counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {

@@ -98,7 +98,7 @@ impl CopyBuffers {
     ) -> bool {
         let address = self.address(tag, offset_bytes, len_bytes);
         // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
-        // owner and this part of it is not yet in flight, so nobody else touches the range.
+        // owner and this part of it is not yet in flight, so nothing else touches the range.
         let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes as usize) };
         matches!(char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
     }

@@ -317,15 +317,15 @@ impl Device {
         self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named)
     }
 
-    /// Asks the kernel to take idle tags back so that the server can let go of the device, waiting at
+    /// Asks the kernel to take idle tags back so that the server can release the device, waiting at
     /// most `timeout` for each queue to have an idle tag. Needs [`Features::can_quiesce`]. The device is
     /// quiesced only after the last use of its character device has gone.
     ///
     /// # Errors
     /// [`ControlError::Command`] with `EBUSY` if a queue had no idle tag in time: the device then starts
-    /// no more requests; try again, or let go of it.
+    /// no more requests; retry, or release it.
     pub fn quiesce(&self, timeout: Duration) -> Result<(), ControlError> {
-        // Zero would mean to wait for ever.
+        // Zero would mean to wait without limit.
         let timeout_ms = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
         self.send("QUIESCE_DEV", sys::UBLK_U_CMD_QUIESCE_DEV, timeout_ms.into())
     }
@@ -381,7 +381,7 @@ impl Device {
             }
             match self.send("DEL_DEV", sys::UBLK_U_CMD_DEL_DEV, 0) {
                 Err(ControlError::NotFound { .. }) => return Ok(()),
-                // The wait for the last use was interrupted; the deletion goes on.
+                // The wait for the last use was interrupted; the deletion continues.
                 Err(ControlError::Command { source: Errno::EINTR, .. }) => {}
                 outcome => return outcome,
             }

@@ -2,7 +2,7 @@
 //!
 //! A device with a volatile cache and without FUA gets forced writes as a write and a flush. When a server ends between
 //! the two for two requests at a time, the kernel waits for a command that cannot end (`docs/kernels.md`). The device
-//! stays LIVE, refuses recovery, and whoever waits for it waits until the host restarts. Devices that announce FUA cannot
+//! stays LIVE, refuses recovery, and every process that waits for it waits until the host restarts. Devices that announce FUA cannot
 //! get there.
 //!
 //! STOP_DEV, DEL_DEV and a change of the scheduler would wait too, under the device's mutex: nothing here does that.

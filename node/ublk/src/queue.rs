@@ -277,7 +277,7 @@ impl Queue {
         self.with_kernel
     }
 
-    /// Lets go of the device after it was stopped and all tags have come back, so that it can be deleted
+    /// Releases the device after it was stopped and all tags have come back, so that it can be deleted
     /// while the ring lives on. To leave the device to a successor, drop the ring instead.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ pub enum Operation {
 /// A request that the kernel has handed out and waits for.
 ///
 /// It can neither be copied nor forgotten: give it to [`Queue::complete`](crate::Queue::complete).
-/// Dropping one panics, because a request without completion hangs its issuer for ever, while a daemon
+/// Dropping one panics, because a request without completion hangs its issuer permanently, while a daemon
 /// that dies is recovered from.
 #[derive(Debug)]
 #[must_use = "a request that is not completed hangs its issuer"]
@@ -82,7 +82,7 @@ impl Request {
     }
 
     /// Gives the request up without completing it. Right only when the ring is about to be closed: the
-    /// kernel then hands the request to whoever recovers the device.
+    /// kernel then hands the request to the process that recovers the device.
     pub fn leave_to_successor(self) {
         std::mem::forget(self);
     }

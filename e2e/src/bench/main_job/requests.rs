@@ -31,7 +31,7 @@ pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
     bench.create("store-in-use", "64Mi")?;
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
-    bench.begin_anew(HELD_BACK)?;
+    bench.restart_with(HELD_BACK)?;
     // A daemon probes a bucket before its first use: no request of the volume.
     bench.create("store-in-use", "64Mi")?;
     let (device, attached) = asked(bench, || bench.attach(VOLUME, &[]))?;

@@ -1,5 +1,5 @@
-//! More is written than the node's cache holds: what the store has is given up and read from there; while the store is
-//! away, so that nothing can be given up, writes wait.
+//! More is written than the node's cache holds: what the store has is evicted and read from there; while the store is
+//! unreachable, so that nothing can be evicted, writes wait.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     wait_committed(node, [cold])?;
     let before = told(world, WIDE, WRITABLE)?;
 
-    report::step("the store goes away; writes go on until the node's cache is full");
+    report::step("the store becomes unreachable; writes continue until the node's cache is full");
     proxy.go_away();
     vm.spawn(
         "dd",
@@ -59,7 +59,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     report::step(&full.message);
     ensure!(full.since > before.since, "{full:?} is not later than {before:?}");
     let away = told(world, WIDE, STORE_REACHABLE)?;
-    ensure!(away.what == "False/StoreAway", "nothing can be given up, and {away:?}");
+    ensure!(away.what == "False/StoreAway", "nothing can be evicted, and {away:?}");
     let idle = told(world, COLD, WRITABLE)?;
     ensure!(idle.what == "True/Serving", "nothing is written to {COLD}, and {idle:?}");
     check_held(node)?;

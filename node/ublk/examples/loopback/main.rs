@@ -1,8 +1,8 @@
 //! Serves files as ublk devices: the smallest program that uses this crate in full.
 //!
-//! `loopback --dir D --devices N` makes (or takes up) `D/<i>.img` and serves each as a device, all on one
+//! `loopback --dir D --devices N` makes (or recovers) `D/<i>.img` and serves each as a device, all on one
 //! ring and one thread, and prints `READY` with the block devices. The ids are kept in `D/ids`; started
-//! again with `--recover`, it takes the devices up where the last run left them, however that ended.
+//! again with `--recover`, it recovers the devices of the previous process, however that ended.
 //! SIGTERM leaves the devices quiesced, SIGINT deletes them.
 #![allow(unsafe_code)] // signal masks
 #![allow(clippy::print_stdout)] // its output is for people and scripts
@@ -52,7 +52,7 @@ struct Options {
     /// Go through the page cache.
     #[arg(long)]
     buffered: bool,
-    /// Take up the devices of the last run.
+    /// Recover the devices of the previous process.
     #[arg(long)]
     recover: bool,
 }

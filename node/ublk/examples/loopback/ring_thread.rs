@@ -86,7 +86,7 @@ impl Worker {
         self.call(|reply| Message::Serve { index, device: *device, char_device, file, reply })?
     }
 
-    /// Lets go of a stopped device.
+    /// Releases a stopped device.
     pub(crate) fn close(&self, index: u16) -> Result<()> {
         self.call(|reply| Message::Close { index, reply })?
     }

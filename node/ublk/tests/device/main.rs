@@ -292,7 +292,7 @@ fn io_waits_while_no_server_is_there_and_ends_well_with_the_next() {
         });
         fixture.device.start_recovery(SOON).unwrap();
         assert_eq!(fixture.device.info().unwrap().state, DeviceState::Quiesced);
-        assert!(ended.try_recv().is_err(), "{transport}: nobody is there to complete the write");
+        assert!(ended.try_recv().is_err(), "{transport}: no server is there to complete the write");
         fixture.serve();
         fixture.device.end_recovery().unwrap();
         ended.recv_timeout(SOON).unwrap().unwrap();
