@@ -140,7 +140,7 @@ impl Facts {
 /// What to do next.
 pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
-        (Some(Doing::Attaching), _) => report(facts, "Attaching", now),
+        (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
         (Some(Doing::Clearing), _) => Plan::of(Vec::new(), SOON),
         (None, Some(here)) => plan_present(facts, here, now),
@@ -173,6 +173,15 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
     }
 }
 
+/// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about it.
+fn attaching(facts: &Facts) -> &'static str {
+    let makes_progress = facts.here.as_ref().is_some_and(|here| here.message.is_some());
+    match &facts.last {
+        Some(Outcome::Failed(failure)) if !makes_progress => failure.reason,
+        Some(_) | None => "Attaching",
+    }
+}
+
 fn detach(facts: &Facts, reason: &str, now: &Time) -> Plan {
     let mut plan = report(facts, reason, now);
     plan.steps.push(Step::Detach);
@@ -199,7 +208,7 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
             plan.again = Some(facts.wait);
             return plan;
         }
-        let claim = Step::Claim(Box::new(status(facts, "Attaching", now)));
+        let claim = Step::Claim(Box::new(status(facts, attaching(facts), now)));
         let replaces = facts.status.cut_off.as_ref().and_then(|cut_off| cut_off.epoch);
         return Plan::of(vec![claim, Step::Attach { grow: wanted, replaces }], SOON);
     }
@@ -296,7 +305,6 @@ fn durable_up_to(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
 
 fn message(facts: &Facts, reason: &str) -> String {
     if let Some(Outcome::Failed(failure)) = &facts.last
-        && facts.doing.is_none()
         && failure.reason == reason
     {
         return failure.message.clone();

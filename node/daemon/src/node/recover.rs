@@ -321,8 +321,8 @@ impl Node {
         });
     }
 
-    /// Ends the detach of the last run, or releases what its attach left without a device. Retries until the volume is off
-    /// this node. A device that is in use serves on, as after any detach: then the detach is called off.
+    /// Ends the detach of the previous process, or releases what its attach left without a device. Retries until the volume
+    /// is off this node. A device that is in use stays served, as after any detach: then the detach is called off.
     pub(super) fn let_go_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
         tokio::spawn(async move {
@@ -336,10 +336,10 @@ impl Node {
                 };
                 let why = chain(&error);
                 if !present.is_detaching() || !node.has(&present) {
-                    return tracing::warn!(%volume, why, "the detach of the last run ended");
+                    return tracing::warn!(%volume, why, "the detach of the previous process ended");
                 }
                 if known != why {
-                    tracing::error!(%volume, why, "the detach of the last run failed; it is retried");
+                    tracing::error!(%volume, why, "the detach of the previous process failed; it is retried");
                     known = why;
                 }
                 tokio::time::sleep(pause).await;

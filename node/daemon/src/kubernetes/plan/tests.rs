@@ -358,6 +358,58 @@ fn a_device_that_cannot_be_detached_still_serves_and_the_condition_says_why() {
     assert_eq!(plan.again, Some(facts.wait));
 }
 
+/// Found by reading: each retry wrote `Attaching` over the reason and what to do about it.
+#[test]
+fn every_failure_stays_told_until_the_volume_is_attached() {
+    use crate::failure::Failure;
+    use crate::node::ErrorKind;
+    for (kind, expected) in [
+        (ErrorKind::NotFound, "NotFound"),
+        (ErrorKind::Busy, "Busy"),
+        (ErrorKind::Invalid, "Refused"),
+        (ErrorKind::Fenced, "Fenced"),
+        (ErrorKind::HeldElsewhere, "HeldElsewhere"),
+        (ErrorKind::LocalStateMissing, "LocalStateMissing"),
+        (ErrorKind::Corrupt, "DataDamaged"),
+        (ErrorKind::Unavailable, "Unavailable"),
+        (ErrorKind::Local, "NodeFailed"),
+    ] {
+        let message = format!("{kind:?}. Do this");
+        let failure = OperationFailure::from(Failure { kind, message: message.clone() });
+        let mut facts = granted();
+        (facts.last, facts.wait) = (Some(Outcome::Failed(failure)), Duration::from_secs(3));
+        let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+        assert_eq!(
+            (told.status.as_str(), told.reason.as_str(), &told.message),
+            ("False", expected, &message)
+        );
+        reported(&mut facts);
+        facts.wait = Duration::ZERO;
+        let retry = plan(&facts, &now());
+        assert_eq!(acts(&retry), ["claim", "attach"], "{kind:?}");
+        assert_eq!(written(&retry).unwrap().conditions, [told], "{kind:?}");
+        facts.doing = Some(Doing::Attaching);
+        assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
+        (facts.doing, facts.last, facts.here) = (None, Some(Outcome::Attached), Some(attached("v")));
+        let served = written(&plan(&facts, &now())).unwrap();
+        assert_eq!(reason(&plan(&facts, &now())), ("True".to_owned(), "Attached".to_owned()), "{kind:?}");
+        assert!(!served.conditions[0].message.contains("Do this"));
+    }
+}
+
+/// A retry that comes as far as a recovery says so.
+#[test]
+fn a_retry_that_recovers_is_told() {
+    let mut facts = granted();
+    (facts.last, facts.doing) = (failed("Unavailable"), Some(Doing::Attaching));
+    let mut here = attached("v");
+    (here.state, here.attached) = (VolumeState::Attaching, None);
+    here.message = Some("committing".to_owned());
+    facts.here = Some(here);
+    let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
+    assert_eq!((told.reason.as_str(), told.message.as_str()), ("Attaching", "committing"));
+}
+
 #[test]
 fn clearing_leaves_only_the_condition() {
     let mut facts = granted();
