@@ -320,8 +320,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// Counts what is dirty in `page`, which was not counted yet. Returns in which sides anything is.
-    pub(crate) fn count(&mut self, page: u64) -> [bool; 2] {
-        let mut dirty = [false; 2];
+    pub(crate) fn count(&mut self, page: u64) -> SideSet {
+        let mut dirty = SideSet::NONE;
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         let at = self.nibbles_at + (first / 2) as usize;
@@ -333,7 +333,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
                 let left = end.saturating_sub(first + index as u64 * 16);
                 let nibbles = Nibbles(if left >= 16 { word } else { word & ((1 << (4 * left)) - 1) });
                 for side in Side::BOTH {
-                    dirty[side as usize] |= nibbles.any_dirty(side);
+                    if nibbles.any_dirty(side) {
+                        dirty = dirty.with(side);
+                    }
                     self.counted[side as usize] += u64::from(nibbles.counted(side));
                 }
             }

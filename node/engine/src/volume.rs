@@ -239,7 +239,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 volume.lifecycle = Lifecycle::Serving;
             }
         } else if !volume.dirty_pages[sealed as usize].is_empty() {
-            volume.begin_seal(seal::only(sealed));
+            volume.begin_seal(SideSet::only(sealed));
         }
         reach(CrashPoint::Resumed);
         Ok(volume)
@@ -248,7 +248,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// What the host's loss left dirty is one state of the volume: it is committed as one before anything else.
     fn recover(&mut self) {
         self.lifecycle = Lifecycle::Recovering;
-        self.begin_seal([true, true]);
+        self.begin_seal(SideSet::BOTH);
     }
 
     fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
@@ -297,7 +297,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 volume.round.page_changed(page);
             }
             let dirty = volume.map.count(page);
-            for side in Side::BOTH.into_iter().filter(|side| dirty[*side as usize]) {
+            for side in dirty.iter() {
                 volume.dirty_pages[side as usize].insert(page);
                 volume.dirty_since[side as usize] = Some(volume.map.dirty_since(side).min(now));
             }

@@ -56,6 +56,16 @@ impl SideSet {
         self.0
     }
 
+    /// `side` alone.
+    pub const fn only(side: Side) -> Self {
+        Self::NONE.with(side)
+    }
+
+    /// Each of them, A first.
+    pub fn iter(self) -> impl Iterator<Item = Side> {
+        Side::BOTH.into_iter().filter(move |side| self.contains(*side))
+    }
+
     /// Whether `side` is one of them.
     pub const fn contains(self, side: Side) -> bool {
         self.0 & (1 << side as u8) != 0

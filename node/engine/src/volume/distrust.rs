@@ -15,9 +15,8 @@
 //! Upholds invariants 1 and 4 (`docs/invariants.md`); why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
 
 use super::Volume;
-use super::seal::Sides;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{Side, SideSet};
+use crate::sector_map::SideSet;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Whether a sync of a side failed since the attach.
@@ -46,11 +45,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     /// What the commit of these sides makes void.
-    pub(super) fn void_with(&self, sealed: Sides) -> SideSet {
+    pub(super) fn void_with(&self, sealed: SideSet) -> SideSet {
         if !self.is_distrusted() || is_planted(Bug::NothingIsVoid) {
             return SideSet::NONE;
         }
-        let left = Side::BOTH.into_iter().filter(|side| sealed[*side as usize]);
-        left.fold(self.map.vouched(), SideSet::without).others()
+        self.map.vouched().others().or(sealed)
     }
 }

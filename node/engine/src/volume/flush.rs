@@ -73,7 +73,7 @@ pub(super) struct Round {
     copies: Vec<u8>,
     sent: usize,
     /// The sides synced for this round.
-    sides: [bool; 2],
+    sides: SideSet,
     header: Option<Header>,
     guests: Vec<Guest>,
     next_guests: Vec<Guest>,
@@ -82,7 +82,7 @@ pub(super) struct Round {
     pub(super) ended: u64,
     wanted: bool,
     changed: PageSet,
-    unsynced: [bool; 2],
+    unsynced: SideSet,
     /// The sides that were dirty when a group of the round was copied.
     pub(super) names: SideSet,
     first_pages: bool,
@@ -105,7 +105,7 @@ impl Round {
             group: Vec::new(),
             copies: Vec::new(),
             sent: 0,
-            sides: [false; 2],
+            sides: SideSet::NONE,
             header: None,
             guests: Vec::new(),
             next_guests: Vec::new(),
@@ -113,7 +113,7 @@ impl Round {
             ended: 0,
             wanted: false,
             changed: PageSet::new(pages),
-            unsynced: [!is_planted(Bug::NoFirstFullRound); 2],
+            unsynced: if is_planted(Bug::NoFirstFullRound) { SideSet::NONE } else { SideSet::BOTH },
             names: SideSet::NONE,
             first_pages: true,
             header_changed: true,
@@ -151,7 +151,7 @@ impl Round {
     }
 
     pub(super) fn side_touched(&mut self, side: Side) {
-        self.unsynced[side as usize] = true;
+        self.unsynced = self.unsynced.with(side);
     }
 
     pub(super) fn header_changed(&mut self) {
@@ -212,7 +212,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.header.synced_generation = round.generation;
             round.header = Some(self.header.clone());
         }
-        round.sides = [false; 2];
+        round.sides = SideSet::NONE;
         reach(CrashPoint::RoundBegun);
         self.copy_group(out);
     }
@@ -231,10 +231,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             round.copies.extend_from_slice(self.map.page(*page));
         }
         let waits = is_later && is_planted(Bug::LaterPagesUnsynced);
-        let unsynced = if waits { [false; 2] } else { std::mem::take(&mut round.unsynced) };
+        let unsynced = if waits { SideSet::NONE } else { std::mem::take(&mut round.unsynced) };
         let mut to_sync = 0;
-        for side in Side::BOTH.into_iter().filter(|side| unsynced[*side as usize]) {
-            round.sides[side as usize] = true;
+        round.sides = round.sides.or(unsynced);
+        for side in unsynced.iter() {
             if !distrusted && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
@@ -381,9 +381,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             Err(errno) => {
                 round.changed.append(&mut round.pages);
-                for side in Side::BOTH {
-                    round.unsynced[side as usize] |= round.sides[side as usize];
-                }
+                round.unsynced = round.unsynced.or(round.sides);
                 round.header_changed |= had_header;
                 round.failed_at = Some(self.now);
                 reach(CrashPoint::RoundFailed);

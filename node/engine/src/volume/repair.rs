@@ -8,13 +8,13 @@
 use holdfast_types::SectorRange;
 
 use super::commit::Commit;
-use super::seal::{Seal, only};
+use super::seal::Seal;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record};
-use crate::sector_map::Side;
+use crate::sector_map::{Side, SideSet};
 
 /// What is to be repaired, and how far that is.
 #[derive(Default)]
@@ -22,7 +22,7 @@ pub(super) struct Repair {
     asked: bool,
     wanted: Vec<SectorRange>,
     /// Sides with sectors that were marked and are not committed yet.
-    marked: [bool; 2],
+    marked: SideSet,
     checkpoint: bool,
 }
 
@@ -39,7 +39,7 @@ impl Repair {
 
     /// Whether `side` is to be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
-        self.marked[side as usize]
+        self.marked.contains(side)
     }
 
     /// Whether a checkpoint is to be made although it is not due.
@@ -48,7 +48,7 @@ impl Repair {
     }
 
     pub(super) fn committed(&mut self, side: Side) {
-        self.marked[side as usize] = false;
+        self.marked = self.marked.without(side);
     }
 
     pub(super) fn checkpointed(&mut self) {
@@ -71,15 +71,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         for range in std::mem::take(&mut self.repair.wanted) {
             let Some(range) = range.intersect(all) else { continue };
             for side in Side::BOTH {
-                self.repair.marked[side as usize] |= self.mark_unstored(range, side);
+                if self.mark_unstored(range, side) {
+                    self.repair.marked = self.repair.marked.with(side);
+                }
             }
         }
         reach(CrashPoint::MarkedForRepair);
         let inactive = self.map.active().other();
-        if self.repair.marked[inactive as usize] {
+        if self.repair.marked.contains(inactive) {
             // No flush waits for this one: what flushes cover is dirty on the active side, or committed.
-            self.seal = Seal::Draining(only(inactive));
-        } else if self.repair.marked == [false; 2] && !self.repair.checkpoint {
+            self.seal = Seal::Draining(SideSet::only(inactive));
+        } else if self.repair.marked == SideSet::NONE && !self.repair.checkpoint {
             self.repair.asked = false;
             out.push(Action::Report(Report::Repaired));
         }

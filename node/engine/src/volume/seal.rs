@@ -20,26 +20,23 @@ use crate::log_length::most_records_after_checkpoint;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
-use crate::sector_map::{Side, Union};
+use crate::sector_map::{Side, SideSet, Union};
 
-/// Which sides a seal covers: one, or both (after the loss of the host, or when one could not be read).
-pub(super) type Sides = [bool; 2];
-
-/// Where the seal stands.
+/// Where the seal stands. It covers one side, or both (after the loss of the host, or when one could not be read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seal {
     /// Nothing is sealed.
     Open,
     /// Operations planned before the swap still run on the sealed side.
-    Draining(Sides),
+    Draining(SideSet),
     /// The side is still; the round with this number makes the map durable first.
-    Round(Sides, u64),
+    Round(SideSet, u64),
     /// The segment is on its way.
-    Uploading(Sides),
+    Uploading(SideSet),
     /// The commit record is on its way.
-    Committing(Sides),
+    Committing(SideSet),
     /// The local disk could not read all of it (`volume/unreadable.rs`).
-    Unreadable(Sides),
+    Unreadable(SideSet),
 }
 
 impl Seal {
@@ -54,14 +51,9 @@ impl Seal {
             Self::Draining(sides)
             | Self::Round(sides, _)
             | Self::Uploading(sides)
-            | Self::Committing(sides) => sides[side as usize],
+            | Self::Committing(sides) => sides.contains(side),
         }
     }
-}
-
-/// A seal of one side.
-pub(super) fn only(side: Side) -> Sides {
-    [side == Side::A, side == Side::B]
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -69,13 +61,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.advance_unreadable(out);
         if self.seal.is_open() && self.should_seal() {
             let sealed = self.swap_sides();
-            self.begin_seal(only(sealed));
+            self.begin_seal(SideSet::only(sealed));
         }
         let Some(manifest) = &self.manifest else { return };
         // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.seal
             && self.commit == Commit::Idle
-            && (Side::BOTH.iter().all(|side| !sides[*side as usize] || self.in_flight[*side as usize] == 0)
+            && (sides.iter().all(|side| self.in_flight[side as usize] == 0)
                 || is_planted(Bug::UploadInFlight))
         {
             reach(CrashPoint::SideStill);
@@ -115,7 +107,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     /// Begins a seal that flushes may wait for.
-    pub(super) fn begin_seal(&mut self, sides: Sides) {
+    pub(super) fn begin_seal(&mut self, sides: SideSet) {
         self.seals.begun += 1;
         self.seal = Seal::Draining(sides);
     }
@@ -163,9 +155,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         manifest.seq().0.saturating_sub(self.checkpointed.0)
     }
 
-    pub(super) fn dirty_blocks(&self, sides: Sides) -> Vec<DirtyBlock> {
+    pub(super) fn dirty_blocks(&self, sides: SideSet) -> Vec<DirtyBlock> {
         let mut pages: Vec<u64> = Vec::new();
-        for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+        for side in sides.iter() {
             pages.extend(self.dirty_pages[side as usize].iter());
         }
         pages.sort_unstable();
@@ -173,7 +165,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let mut blocks: Vec<DirtyBlock> = Vec::new();
         for page in pages {
             let from = blocks.len();
-            for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+            for side in sides.iter() {
                 for (block, mask) in self.map.dirty_blocks(page, side) {
                     add(&mut blocks, from, block, mask, side);
                 }
@@ -207,7 +199,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// The commit of the sealed sides is in the log: their data is clean from here on.
     pub(super) fn sealed_is_committed(&mut self, out: &mut Vec<Action>) {
         let Seal::Committing(sides) = self.seal else { unreachable!("a commit belongs to a seal") };
-        for side in Side::BOTH.into_iter().filter(|side| sides[*side as usize]) {
+        for side in sides.iter() {
             for page in self.dirty_pages[side as usize].take() {
                 self.map.clear_dirty(page, side);
                 self.round.page_changed(page);

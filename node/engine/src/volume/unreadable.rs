@@ -19,7 +19,7 @@ use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::Millis;
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
-use crate::sector_map::{Union, append};
+use crate::sector_map::{SideSet, Union, append};
 
 /// What of the dirty data the local disk cannot read: nothing is committed meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let wait = if self.lost.since.is_some() { (self.lost.wait * 2).min(longest) } else { first };
         let since = self.lost.since.unwrap_or(self.unix_ms_at_zero + self.now);
         let active = self.map.active();
-        if !sides[active as usize] {
+        if !sides.contains(active) {
             let mut rest = Vec::new();
             for range in &ranges {
                 self.map.not_dirty(*range, active, &mut rest);
@@ -120,13 +120,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.commit != Commit::Idle || !(due || mended) {
             return;
         }
-        if !mended && sides != [true; 2] {
+        if !mended && sides != SideSet::BOTH {
             self.seal = Seal::Uploading(sides);
             out.push(Action::Upload(self.dirty_blocks(sides)));
             return;
         }
         self.map.set_union(Union::Serving);
-        self.begin_seal([true; 2]);
+        self.begin_seal(SideSet::BOTH);
         reach(CrashPoint::BothSealed);
     }
 
