@@ -34,6 +34,7 @@ use crate::wire;
 pub(crate) use nibble::Nibble;
 use nibble::Nibbles;
 pub(crate) use page_set::PageSet;
+pub(crate) use side::PerSide;
 pub use side::{Newest, Side, SideSet};
 
 /// Sectors of one map page, the unit in which the map is made durable (16 MiB of volume).
@@ -86,7 +87,7 @@ pub struct SectorMap<M> {
     sectors: u64,
     prepared_at: usize,
     nibbles_at: usize,
-    counted: [u64; 2],
+    counted: PerSide<u64>,
 }
 
 /// Bytes that must be allocated before a map is made: all but the sectors' own part.
@@ -121,7 +122,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let prepared = HEAD_BYTES + (2 * sectors.div_ceil(PAGE_SECTORS)).div_ceil(8).next_multiple_of(4096);
         let at = |offset: u64| usize::try_from(offset).expect("it is mapped, so it fits");
         let nibbles_at = at(fixed_bytes(sectors));
-        Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: [0; 2] }
+        Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: PerSide::default() }
     }
 
     /// Every change of the map goes through here. The process may be killed between any two of them, and what the successor
@@ -313,7 +314,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let shift = (sector % 2) * 4;
         *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
         for side in Side::BOTH {
-            let counted = &mut self.counted[side as usize];
+            let counted = &mut self.counted[side];
             *counted = *counted + u64::from(nibble.counts(side)) - u64::from(old.counts(side));
         }
         true
@@ -336,7 +337,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
                     if nibbles.any_dirty(side) {
                         dirty = dirty.with(side);
                     }
-                    self.counted[side as usize] += u64::from(nibbles.counted(side));
+                    self.counted[side] += u64::from(nibbles.counted(side));
                 }
             }
         }
@@ -345,7 +346,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Sectors that count as dirty in `side`.
     pub(crate) fn counted(&self, side: Side) -> u64 {
-        self.counted[side as usize]
+        self.counted[side]
     }
 
     pub(crate) fn newest(&self, sector: u64) -> Newest {
@@ -501,7 +502,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
                 *word = nibbles.clean(side).0.to_le_bytes();
             }
         }
-        self.counted[side as usize] -= uncounted;
+        self.counted[side] -= uncounted;
     }
 }
 

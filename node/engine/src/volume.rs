@@ -43,7 +43,9 @@ use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, PageSet, SectorMap, Side, SideSet, Union};
+use crate::sector_map::{
+    LiveMapError, Nibble, PAGE_SECTORS, PageSet, PerSide, SectorMap, Side, SideSet, Union,
+};
 
 use commit::Commit;
 pub use durability::Durability;
@@ -134,16 +136,16 @@ pub struct Volume<M> {
     /// Since when at least one request is parked.
     parked_since: Option<Millis>,
     preparing: Vec<Chunk>,
-    in_flight: [u32; 2],
+    in_flight: PerSide<u32>,
     /// Discards and zeroes in flight.
     zeroing: u32,
     /// Which parts of those were written while they were in flight.
     raced: Vec<(RequestId, SectorRange)>,
     /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
     failed_early: Vec<RequestId>,
-    dirty_since: [Option<Millis>; 2],
+    dirty_since: PerSide<Option<Millis>>,
     /// Map pages with a sector dirty in the side.
-    dirty_pages: [PageSet; 2],
+    dirty_pages: PerSide<PageSet>,
     evict: Evict,
     round: Round,
     durability: Durability,
@@ -238,7 +240,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             if union == Union::Serving {
                 volume.lifecycle = Lifecycle::Serving;
             }
-        } else if !volume.dirty_pages[sealed as usize].is_empty() {
+        } else if !volume.dirty_pages[sealed].is_empty() {
             volume.begin_seal(SideSet::only(sealed));
         }
         reach(CrashPoint::Resumed);
@@ -266,12 +268,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             parked: VecDeque::with_capacity(setup.requests as usize),
             parked_since: None,
             preparing: Vec::new(),
-            in_flight: [0; 2],
+            in_flight: PerSide::default(),
             zeroing: 0,
             raced: Vec::new(),
             failed_early: Vec::new(),
-            dirty_since: [None; 2],
-            dirty_pages: [PageSet::new(pages), PageSet::new(pages)],
+            dirty_since: PerSide::default(),
+            dirty_pages: PerSide::from_fn(|_side| PageSet::new(pages)),
             evict: Evict::after_takeover(pages),
             seal: Seal::Open,
             commit: Commit::Idle,
@@ -298,8 +300,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             let dirty = volume.map.count(page);
             for side in dirty.iter() {
-                volume.dirty_pages[side as usize].insert(page);
-                volume.dirty_since[side as usize] = Some(volume.map.dirty_since(side).min(now));
+                volume.dirty_pages[side].insert(page);
+                volume.dirty_since[side] = Some(volume.map.dirty_since(side).min(now));
             }
         }
         volume

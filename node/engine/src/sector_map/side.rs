@@ -1,4 +1,6 @@
-//! The two local files of a volume, and sets of them.
+//! The two local files of a volume, sets of them, and values for each of them.
+
+use std::ops::{Index, IndexMut};
 
 /// One of a volume's two local files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -93,6 +95,36 @@ impl SideSet {
     #[must_use]
     pub const fn others(self) -> Self {
         Self(!self.0 & 3)
+    }
+}
+
+/// A value for each side, indexed by the side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct PerSide<T>([T; 2]);
+
+impl<T> PerSide<T> {
+    /// What `make` returns for each side.
+    pub(crate) fn from_fn(make: impl FnMut(Side) -> T) -> Self {
+        Self(Side::BOTH.map(make))
+    }
+
+    /// Both values, A's first.
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.0.iter()
+    }
+}
+
+impl<T> Index<Side> for PerSide<T> {
+    type Output = T;
+
+    fn index(&self, side: Side) -> &T {
+        &self.0[side as usize]
+    }
+}
+
+impl<T> IndexMut<Side> for PerSide<T> {
+    fn index_mut(&mut self, side: Side) -> &mut T {
+        &mut self.0[side as usize]
     }
 }
 

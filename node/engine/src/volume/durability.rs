@@ -85,7 +85,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn seal_that_covers(&self) -> u64 {
         let active = self.map.active();
         // What completes before a seal of both sides is still is in it.
-        let covered = self.dirty_pages[active as usize].is_empty() || self.is_active_sealed();
+        let covered = self.dirty_pages[active].is_empty() || self.is_active_sealed();
         let joins_running = is_planted(Bug::FlushJoinsSeal) && !self.seal.is_open();
         if covered || joins_running { self.seals.begun } else { self.seals.begun + 1 }
     }

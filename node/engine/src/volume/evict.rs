@@ -17,7 +17,7 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Millis};
 use crate::limit::{DISK_FULL_EVICT_BYTES, EARLY_SEAL_EVERY_MS, EVICT_PAGES};
 use crate::planted::{Bug, is_planted};
-use crate::sector_map::{PAGE_SECTORS, Side, append, chunk_pages};
+use crate::sector_map::{PAGE_SECTORS, PerSide, Side, append, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -41,7 +41,7 @@ pub(super) struct Evict {
     /// The page looked at next.
     hand: u64,
     /// Pages of each side to look at before it is known to have nothing more to give.
-    unswept: [u64; 2],
+    unswept: PerSide<u64>,
     /// Reads in flight that were planned on a side: before the last step 1, and since.
     reads: [u32; 2],
     turn: u8,
@@ -59,7 +59,7 @@ impl Evict {
             wanted: 0,
             room: u64::MAX,
             hand: 0,
-            unswept: [pages; 2],
+            unswept: PerSide::from_fn(|_side| pages),
             reads: [0; 2],
             turn: 0,
             swapped_at: None,
@@ -113,15 +113,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// `side` may hold more to give than was known.
     pub(super) fn may_hold_more(&mut self, side: Side) {
-        self.evict.unswept[side as usize] = self.map.pages();
+        self.evict.unswept[side] = self.map.pages();
     }
 
     /// Whether a batch is to begin before anything else touches the sides. What is overdue does not wait for another one.
     pub(super) fn evicts_first(&self) -> bool {
         let side = self.map.active().other();
         self.evict.wanted > 0
-            && self.evict.unswept[side as usize] > 0
-            && self.in_flight[side as usize] == 0
+            && self.evict.unswept[side] > 0
+            && self.in_flight[side] == 0
             && !(self.seal.is_open() && self.is_overdue(self.map.active()))
             && self.lifecycle == Lifecycle::Serving
             && self.manifest.is_some()
@@ -144,7 +144,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.evict.wanted > 0
             && waited
             && !self.evicts_first()
-            && self.evict.unswept[self.map.active() as usize] > 0
+            && self.evict.unswept[self.map.active()] > 0
             && self.lifecycle == Lifecycle::Serving
     }
 
@@ -179,8 +179,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let active = self.map.active();
         if self.seal.is_open()
             && self.manifest.is_some()
-            && self.in_flight[active as usize] == 0
-            && self.dirty_pages[active as usize].is_empty()
+            && self.in_flight[active] == 0
+            && self.dirty_pages[active].is_empty()
             && self.wants_other_side()
         {
             self.swap_sides();
@@ -192,7 +192,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let pages = self.map.pages();
         let mut released = 0;
         let mut batch = EVICT_PAGES;
-        while self.evict.unswept[side as usize] > 0 && batch > 0 && released < self.evict.wanted {
+        while self.evict.unswept[side] > 0 && batch > 0 && released < self.evict.wanted {
             let page = self.evict.hand;
             let chunk = Sector(page * PAGE_SECTORS).chunk();
             // A chunk without a map was never written since the host started; what lies in the file is of no use.
@@ -214,7 +214,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 rest
             };
             self.evict.hand = (page + looked_at) % pages;
-            let unswept = &mut self.evict.unswept[side as usize];
+            let unswept = &mut self.evict.unswept[side];
             *unswept = unswept.saturating_sub(looked_at);
         }
         self.evict.wanted -= released.min(self.evict.wanted);

@@ -220,7 +220,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Steps 2 and 3 for the next group, which is empty where no page changed.
     fn copy_group(&mut self, out: &mut Vec<Action>) {
         let distrusted = self.is_distrusted();
-        let dirty = |side: &Side| !self.dirty_pages[*side as usize].is_empty();
+        let dirty = |side: &Side| !self.dirty_pages[*side].is_empty();
         let dirty = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
         let round = &mut self.round;
         round.names = round.names.or(dirty);

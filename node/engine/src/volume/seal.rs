@@ -67,8 +67,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.seal
             && self.commit == Commit::Idle
-            && (sides.iter().all(|side| self.in_flight[side as usize] == 0)
-                || is_planted(Bug::UploadInFlight))
+            && (sides.iter().all(|side| self.in_flight[side] == 0) || is_planted(Bug::UploadInFlight))
         {
             reach(CrashPoint::SideStill);
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
@@ -130,7 +129,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !self.evict.is_idle() || self.evicts_first() {
             return false;
         }
-        if self.dirty_pages[side as usize].is_empty()
+        if self.dirty_pages[side].is_empty()
             || self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
         {
             return false;
@@ -145,10 +144,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Whether dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
-        let age = self.dirty_since[side as usize].map_or(0, |since| self.now.saturating_sub(since));
-        !self.dirty_pages[side as usize].is_empty()
-            && age >= self.limits.max_age_ms
-            && !is_planted(Bug::NoAgeLimit)
+        let age = self.dirty_since[side].map_or(0, |since| self.now.saturating_sub(since));
+        !self.dirty_pages[side].is_empty() && age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit)
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -158,7 +155,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn dirty_blocks(&self, sides: SideSet) -> Vec<DirtyBlock> {
         let mut pages: Vec<u64> = Vec::new();
         for side in sides.iter() {
-            pages.extend(self.dirty_pages[side as usize].iter());
+            pages.extend(self.dirty_pages[side].iter());
         }
         pages.sort_unstable();
         pages.dedup();
@@ -200,7 +197,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn sealed_is_committed(&mut self, out: &mut Vec<Action>) {
         let Seal::Committing(sides) = self.seal else { unreachable!("a commit belongs to a seal") };
         for side in sides.iter() {
-            for page in self.dirty_pages[side as usize].take() {
+            for page in self.dirty_pages[side].take() {
                 self.map.clear_dirty(page, side);
                 self.round.page_changed(page);
             }
@@ -208,7 +205,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.round.names = self.round.names.without(side);
             self.may_hold_more(side);
             self.repair.committed(side);
-            self.dirty_since[side as usize] = None;
+            self.dirty_since[side] = None;
         }
         reach(CrashPoint::DirtyCleared);
         self.seal = Seal::Open;

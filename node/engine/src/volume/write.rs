@@ -68,7 +68,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn start_store(&mut self, id: RequestId) -> Side {
         let side = self.map.active();
-        self.in_flight[side as usize] += 1;
+        self.in_flight[side] += 1;
         self.may_hold_more(side);
         let slot = self.in_slot(id);
         slot.side = side;
@@ -101,7 +101,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// The bytes are in the side's file, or not.
     pub(super) fn stored(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
         let side = request.side;
-        self.in_flight[side as usize] -= 1;
+        self.in_flight[side] -= 1;
         self.zeroing -= u32::from(is_zeroing(request.op));
         self.round.side_touched(side);
         match request.failed {
@@ -130,12 +130,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
             // mark of a failure on the active side would hide it (invariant 2).
-            Some(_) if side == self.map.active() && self.in_flight[side.other() as usize] > 0 => {
+            Some(_) if side == self.map.active() && self.in_flight[side.other()] > 0 => {
                 self.failed_early.push(id);
             }
             Some(errno) => self.not_stored(id, request, errno, out),
         }
-        if self.in_flight[side as usize] == 0 && side != self.map.active() {
+        if self.in_flight[side] == 0 && side != self.map.active() {
             for id in std::mem::take(&mut self.failed_early) {
                 let request = *self.in_slot(id);
                 let errno = request.failed.expect("only failures wait");
@@ -190,9 +190,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn now_dirty(&mut self, range: SectorRange, side: Side) {
         self.round.range_changed(range);
-        self.dirty_pages[side as usize].insert_range(range);
-        if self.dirty_since[side as usize].is_none() {
-            self.dirty_since[side as usize] = Some(self.now);
+        self.dirty_pages[side].insert_range(range);
+        if self.dirty_since[side].is_none() {
+            self.dirty_since[side] = Some(self.now);
             self.map.set_dirty_since(side, self.now);
         }
     }
