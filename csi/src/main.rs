@@ -8,33 +8,33 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use tokio::signal::unix::{SignalKind, signal};
+use holdfast_service::shutdown::Shutdown;
+use holdfast_service::{chain, telemetry};
 
 use crate::settings::Settings;
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let settings = Settings::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    match run(settings).await {
-        Ok(()) => ExitCode::SUCCESS,
+    let telemetry = match telemetry::start("holdfast-csi", &[]) {
+        Ok(telemetry) => telemetry,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "driver ends");
-            ExitCode::FAILURE
+            eprintln!("holdfast-csi: {}", chain(&error));
+            return ExitCode::FAILURE;
         }
+    };
+    let outcome = tokio::runtime::Runtime::new()
+        .context("cannot start")
+        .and_then(|runtime| runtime.block_on(run(settings)));
+    if let Err(error) = &outcome {
+        tracing::error!(error = format!("{error:#}"), "driver ends");
     }
+    telemetry.finish();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 async fn run(settings: Settings) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let socket = endpoint::listen(&settings.endpoint.path)?;
     tracing::info!(socket = %settings.endpoint.path.display(), name = identity::NAME, "driver listens");
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    socket.serve(stop).await.context("the socket failed")
+    socket.serve(shutdown.requested()).await.context("the socket failed")
 }

@@ -6,8 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Directories and files without a listed word. Others are added when their last one is gone.
-const CLEAN: &[&str] =
-    &["charts/holdfast/templates", "csi", "docs/design.md", "node/objects", "node/ring", "node/s3"];
+const CLEAN: &[&str] = &[
+    "charts/holdfast/templates",
+    "csi",
+    "docs/design.md",
+    "node/objects",
+    "node/ring",
+    "node/s3",
+    "node/service",
+];
 
 /// File types that are read.
 const READ: &[&str] = &["md", "proto", "rs", "toml", "yaml"];

@@ -73,10 +73,14 @@ impl Election {
         }
     }
 
-    /// Waits until this candidate leads.
-    pub(crate) async fn lead(&mut self) {
+    /// Waits until this candidate leads. Calls `answered` each time the API server answers for the Lease.
+    pub(crate) async fn lead(&mut self, answered: impl Fn()) {
         loop {
-            match self.attempt().await {
+            let attempt = self.attempt().await;
+            if attempt.is_ok() {
+                answered();
+            }
+            match attempt {
                 Ok(None) => return,
                 Ok(Some(holder)) => tracing::debug!(%holder, "another instance leads"),
                 Err(error) => tracing::warn!(%error, "lease not readable"),

@@ -1,44 +1,38 @@
 //! The Holdfast control-plane operator.
 
 mod event;
-mod http;
 mod lease;
 mod metrics;
 mod object_store;
+mod readiness;
 mod requeue;
 mod run;
 mod settings;
-mod telemetry;
 mod volume;
 
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Parser;
+use holdfast_service::{chain, telemetry};
 
 use crate::settings::Settings;
 
 fn main() -> ExitCode {
     let settings = Settings::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
+    let telemetry = match telemetry::start("holdfast-operator", &[]) {
+        Ok(telemetry) => telemetry,
         Err(error) => {
-            eprintln!("holdfast-operator: cannot start: {error}");
+            eprintln!("holdfast-operator: {}", chain(&error));
             return ExitCode::FAILURE;
         }
     };
-    runtime.block_on(async {
-        let telemetry = match telemetry::start() {
-            Ok(telemetry) => telemetry,
-            Err(error) => {
-                eprintln!("holdfast-operator: {error:#}");
-                return ExitCode::FAILURE;
-            }
-        };
-        let outcome = run::run(settings).await;
-        if let Err(error) = &outcome {
-            tracing::error!(error = format!("{error:#}"), "operator ends");
-        }
-        telemetry.stop().await;
-        if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-    })
+    let outcome = tokio::runtime::Runtime::new()
+        .context("cannot start")
+        .and_then(|runtime| runtime.block_on(run::run(settings, telemetry.log_level())));
+    if let Err(error) = &outcome {
+        tracing::error!(error = format!("{error:#}"), "operator ends");
+    }
+    telemetry.finish();
+    if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

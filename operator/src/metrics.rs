@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use holdfast_crds::{ObjectStore, Volume, VolumePhase, is_true};
+use holdfast_service::logs::DroppedLines;
 use kube::runtime::reflector::Store;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
@@ -111,7 +112,9 @@ pub(crate) struct Metrics {
 impl Metrics {
     /// All metrics at zero.
     pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("holdfast_operator");
+        let mut all = Registry::default();
+        all.register_collector(Box::new(DroppedLines));
+        let registry = all.sub_registry_with_prefix("holdfast_operator");
         let leader = Gauge::default();
         let reconciles = Family::<ReconcileLabels, Counter>::default();
         let seconds = Family::<KindLabels, Histogram>::new_with_constructor(|| {
@@ -134,7 +137,7 @@ impl Metrics {
             object_stores.clone(),
         );
         Self {
-            registry,
+            registry: all,
             leader,
             reconciles,
             seconds,
@@ -235,7 +238,7 @@ mod tests {
         };
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 5, "{text}");
+        assert_eq!(names.len(), 6, "{text}");
         let rows = names.iter().map(|name| {
             let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
             let [kind, help] = [kind, help].map(|told| told.expect("each has both"));

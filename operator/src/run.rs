@@ -6,16 +6,18 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use holdfast_service::admin;
+use holdfast_service::log_level::LogLevel;
+use holdfast_service::shutdown::Shutdown;
 use kube::Client;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use crate::event::Recorder;
-use crate::http;
 use crate::lease::Election;
 use crate::metrics::Metrics;
 use crate::object_store::{self, connect::Connections, controller::Probes};
+use crate::readiness::Readiness;
 use crate::settings::Settings;
 use crate::volume;
 
@@ -26,36 +28,28 @@ const LEASE: &str = "holdfast-operator";
 ///
 /// # Errors
 /// The operator cannot start, or lost its lease.
-pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    tokio::pin!(stop);
-
+pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Result<()> {
+    let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let metrics = Arc::new(Metrics::new());
+    let readiness = Readiness::new(metrics.clone());
     let address = settings.metrics_address;
     let listener = TcpListener::bind(address)
         .await
         .with_context(|| format!("--metrics-address: cannot listen on {address}; choose another"))?;
-    let endpoint = tokio::spawn(http::serve(listener, metrics.clone()));
+    let endpoint = tokio::spawn(admin::serve(listener, readiness.clone(), log_level));
 
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let identity = settings.identity();
     let mut election = Election::new(client.clone(), &settings.namespace, LEASE, &identity);
     tracing::info!(%identity, metrics = %address, version = env!("CARGO_PKG_VERSION"), "operator starts");
     let leads = tokio::select! {
-        () = election.lead() => true,
-        () = &mut stop => false,
+        () = election.lead(|| readiness.joins_election()) => true,
+        () = shutdown.requested() => false,
     };
     let outcome = if leads {
         metrics.set_leader(true);
         tracing::info!("leading");
-        let outcome = lead(client, &identity, &metrics, &mut election, stop).await;
+        let outcome = lead(client, &identity, &metrics, &mut election, shutdown.requested()).await;
         metrics.set_leader(false);
         outcome
     } else {

@@ -8,7 +8,7 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "holdfast-operator", version)]
 pub(crate) struct Settings {
-    /// Address and port of /metrics and /healthz.
+    /// Address and port of /metrics, /healthz, /readyz and /log-level.
     #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "0.0.0.0:9180")]
     pub(crate) metrics_address: SocketAddr,
 

@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use holdfast_service::chain;
 use tokio::runtime::Runtime;
 
 use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
 use crate::daemon;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::node::FLUSH_DEVICE;
 
 /// Block volumes with their home in an object store, served from this node.

@@ -4,7 +4,7 @@
 //! lock -> recover devices -> gRPC socket, Kubernetes -> SIGTERM -> stop those -> leave the devices QUIESCED
 //!   -> end every task -> release the lock -> last traces and log lines
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
-//! metrics and readiness are served from the first moment on
+//! the admin endpoint (metrics, readiness, log level) is served from the first moment on
 //! ```
 //! Owns: the order of start and stop.
 //! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a device; the lock is
@@ -16,10 +16,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use holdfast_service::admin;
+use holdfast_service::log_level::LogLevel;
+use holdfast_service::shutdown::Shutdown;
+use holdfast_service::telemetry::{self, TelemetryError};
 use holdfast_ublk::become_io_flusher;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -27,11 +30,9 @@ use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::kubernetes;
-use crate::metrics;
 use crate::node::{ErrorKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
-use crate::telemetry;
 
 /// How long the data plane may take to finish requests on SIGTERM. A kubelet gives 30 s by default; what is left is for
 /// the last traces. A device whose requests have not ended by then is quiesced by the kernel when the process ends.
@@ -50,22 +51,31 @@ const ADDRESS_POLL: Duration = Duration::from_millis(50);
 pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
     // Every thread that is started later inherits it.
     let io_flusher = become_io_flusher();
-    let telemetry = telemetry::start(&config.node.node_name)?;
+    let telemetry = telemetry::start("holdfast-node", &[("k8s.node.name", &config.node.node_name)])
+        .map_err(not_started)?;
     if let Err(error) = io_flusher {
         tracing::warn!(
             %error,
             "PR_SET_IO_FLUSHER failed; a node that is short of memory may wait for its own devices; grant CAP_SYS_RESOURCE"
         );
     }
-    let outcome = serve_to_end(file, config);
+    let outcome = serve_to_end(file, config, telemetry.log_level());
     telemetry.finish();
     outcome
 }
 
-fn serve_to_end(file: PathBuf, config: Config) -> Result<(), Failure> {
+fn not_started(error: TelemetryError) -> Failure {
+    let kind = match error {
+        TelemetryError::Invalid { .. } => ErrorKind::Invalid,
+        TelemetryError::Thread(_) | TelemetryError::Started(_) => ErrorKind::Local,
+    };
+    Failure::new(kind, &error)
+}
+
+fn serve_to_end(file: PathBuf, config: Config, log_level: LogLevel) -> Result<(), Failure> {
     let runtime = Runtime::new().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let mut owner = None;
-    let outcome = runtime.block_on(serve(file, config, &mut owner));
+    let outcome = runtime.block_on(serve(file, config, log_level, &mut owner));
     let all_ended = end_tasks(runtime);
     if let Some(Err(error)) = owner.filter(|_| all_ended).map(Owner::release) {
         tracing::warn!(
@@ -84,17 +94,26 @@ fn end_tasks(runtime: Runtime) -> bool {
 }
 
 /// Leaves the right to use the directories in `left` once the devices are left.
-async fn serve(file: PathBuf, config: Config, left: &mut Option<Owner>) -> Result<(), Failure> {
+async fn serve(
+    file: PathBuf,
+    config: Config,
+    log_level: LogLevel,
+    left: &mut Option<Owner>,
+) -> Result<(), Failure> {
     let Config { node: node_config, socket, metrics, control } = config;
-    let mut signals = Signals::new()?;
+    let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let reload = StoreReload::listen(file).map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
     let (stop, stopped) = watch::channel(false);
     let (mut parts, readiness) = (JoinSet::new(), Readiness::new());
-    let serve_metrics = |parts: &mut JoinSet<PartEnd>, listener| {
-        let (readiness, stop) = (readiness.clone(), wait(stopped.clone()));
+    let serve_admin = |parts: &mut JoinSet<PartEnd>, listener| {
+        let answers = admin::serve(listener, readiness.clone(), log_level.clone());
+        let stop = wait(stopped.clone());
         parts.spawn(async move {
-            metrics::serve(listener, readiness, stop).await;
+            tokio::select! {
+                () = answers => {}
+                () = stop => {}
+            }
             Ok(())
         });
     };
@@ -103,14 +122,14 @@ async fn serve(file: PathBuf, config: Config, left: &mut Option<Owner>) -> Resul
     if let Some(address) = metrics
         && let Ok(listener) = TcpListener::bind(address).await
     {
-        serve_metrics(&mut parts, listener);
+        serve_admin(&mut parts, listener);
         to_listen = None;
     }
 
     let failed = |error: NodeError| Failure::new(error.kind(), &error);
     let owner = tokio::select! {
         owner = Owner::wait(node_config) => owner.map_err(failed)?,
-        () = signals.recv() => return Ok(()),
+        () = shutdown.requested() => return Ok(()),
     };
     readiness.recovers();
     let node = Node::serve(owner).await.map_err(failed)?;
@@ -118,7 +137,7 @@ async fn serve(file: PathBuf, config: Config, left: &mut Option<Owner>) -> Resul
     let stores = KnownStores::new(&control);
     let started = async {
         if let Some(address) = to_listen {
-            serve_metrics(&mut parts, listen(address).await?);
+            serve_admin(&mut parts, listen(address).await?);
         }
         let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
         let (service, stop) = (Api::new(node.clone(), stores.clone()), wait(stopped.clone()));
@@ -144,7 +163,7 @@ async fn serve(file: PathBuf, config: Config, left: &mut Option<Owner>) -> Resul
     let outcome = match started.await {
         Err(failure) => Err(failure),
         Ok(()) => tokio::select! {
-            () = signals.recv() => Ok(()),
+            () = shutdown.requested() => Ok(()),
             Some(ended) = parts.join_next() => Err(unexpected(ended)),
         },
     };
@@ -192,25 +211,6 @@ fn unexpected(ended: Result<PartEnd, tokio::task::JoinError>) -> Failure {
 async fn wait(mut stopped: watch::Receiver<bool>) {
     // An error means that the sender is gone: that is a stop too.
     let _stopped = stopped.wait_for(|stopped| *stopped).await;
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, Failure> {
-        let listen = |kind| signal(kind).map_err(|error| Failure::new(ErrorKind::Local, &error));
-        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
-    }
-
-    async fn recv(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
 }
 
 #[cfg(test)]

@@ -23,11 +23,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_crds::TransportName;
+use holdfast_service::chain;
 use holdfast_ublk::Transport;
 use kube::Client;
 use kube::runtime::reflector;
 
-use crate::failure::chain;
 use crate::volumes::Volumes;
 
 /// Pause before the configuration of the API server is looked for again.

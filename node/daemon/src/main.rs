@@ -8,12 +8,10 @@ mod daemon;
 mod documented;
 mod failure;
 mod kubernetes;
-mod logs;
 mod metrics;
 mod node;
 mod readiness;
 mod store_reload;
-mod telemetry;
 mod volumes;
 
 use clap::Parser;

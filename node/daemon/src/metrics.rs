@@ -1,9 +1,7 @@
 //! The daemon's metrics: one table, read off the data plane whenever somebody asks.
 //!
-//! Owns: names, units and labels of all metrics; the HTTP endpoint (`/metrics`, `/healthz`, `/readyz`).
+//! Owns: names, units and labels of all metrics.
 //! Invariants: asking changes nothing and waits for nothing but a look at the volumes.
-
-mod http;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,6 +9,7 @@ use std::time::UNIX_EPOCH;
 
 use holdfast_engine::volume::{Delay, Durability};
 use holdfast_objects::RequestCounts;
+use holdfast_service::logs::DroppedLines;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -18,8 +17,6 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-pub(crate) use self::http::serve;
-use crate::logs;
 use crate::node::{VolumeState, VolumeStatus};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
@@ -201,9 +198,6 @@ const STORE_METRICS: [StoreMetric; 8] = [
     StoreMetric { operation: "abort_upload", value: |counts| counts.abort_upload },
 ];
 
-/// Name of the one metric of the process's log.
-const LOG_DROPPED: &str = "holdfast_log_dropped_lines";
-
 /// Reads the table off the volumes.
 struct VolumeCollector<V>(Readiness<V>);
 
@@ -253,18 +247,15 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
         for (store, (_, refused)) in &stores {
             ConstCounter::new(*refused as f64).encode(family.encode_family(&[("store", *store)])?)?;
         }
-        let help = "Log lines dropped because standard error was not read in time";
-        let dropped = ConstCounter::new(logs::dropped_lines());
-        let family = encoder.encode_descriptor(LOG_DROPPED, help, None, dropped.metric_type())?;
-        dropped.encode(family)?;
         Ok(())
     }
 }
 
 /// The metrics as OpenMetrics text.
-fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
+pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(VolumeCollector(volumes)));
+    registry.register_collector(Box::new(DroppedLines));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -350,6 +341,8 @@ mod tests {
             // The operator's are looked up by its own test.
             let words =
                 words.filter(|word| word.starts_with("holdfast_") && !word.starts_with("holdfast_operator_"));
+            // The target of the daemon's log lines.
+            let words = words.filter(|word| *word != "holdfast_node");
             for word in words {
                 assert!(text.contains(&format!("# TYPE {word} ")), "{path} names {word}, which is no metric");
             }

@@ -1,7 +1,11 @@
 //! How far this process is on its way to serve the node, for `/readyz` and `/metrics`.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use holdfast_service::admin::Program;
+
+use crate::metrics;
 use crate::node::{VolumeState, VolumeStatus};
 use crate::volumes::Volumes;
 
@@ -55,9 +59,10 @@ impl<V: Volumes> Readiness<V> {
             }
         }
     }
+}
 
-    /// Why the process does not serve all that is the node's; nothing when it does.
-    pub(crate) fn reasons(&self) -> Vec<String> {
+impl<V: Volumes> Program for Readiness<V> {
+    fn not_ready(&self) -> Vec<String> {
         let own = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             Stage::WaitsForLock => vec![
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
@@ -68,6 +73,10 @@ impl<V: Volumes> Readiness<V> {
         };
         own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
     }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        metrics::render(self.clone())
+    }
 }
 
 fn not_served(volume: VolumeStatus) -> Option<String> {
@@ -76,5 +85,27 @@ fn not_served(volume: VolumeStatus) -> Option<String> {
             Some(volume.message.unwrap_or_else(|| format!("volume {} was not recovered", volume.volume)))
         }
         VolumeState::Attaching | VolumeState::Attached | VolumeState::Detaching | VolumeState::Fenced => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volumes::tests::{Fake, attached};
+
+    /// A daemon that could not recover a device counted as ready, so that a rollout took the next node.
+    #[test]
+    fn a_node_is_ready_when_it_serves_every_volume() {
+        let (readiness, fake) = (Readiness::new(), Fake::default());
+        let reason = readiness.not_ready().join("\n");
+        assert!(reason.contains("another holdfast-node holds the lock"), "{reason}");
+        readiness.recovers();
+        assert!(readiness.not_ready()[0].contains("being recovered"));
+        fake.put(attached("one"));
+        readiness.serves(fake.clone());
+        assert!(readiness.not_ready().is_empty());
+        let message = Some("volume two is not served: its disk is gone".to_owned());
+        fake.put(VolumeStatus { state: VolumeState::Quiesced, message, ..attached("two") });
+        assert_eq!(readiness.not_ready(), ["volume two is not served: its disk is gone"]);
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -157,6 +157,39 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     }
     let not_marked: Vec<_> = threads.iter().filter(|(_, is_marked)| !is_marked).collect();
     assert!(not_marked.is_empty(), "{not_marked:?}");
+}
+
+/// What a daemon does could be seen in more detail only after a restart, which quiesces its devices.
+#[test]
+fn the_log_level_changes_without_a_restart() {
+    let dirs = Dirs::new();
+    let mut daemon = Daemon::start(&dirs, &[("RUST_LOG", "warn")]);
+    let stderr = daemon.child.stderr.take().unwrap();
+    let (lines, logged) = std::sync::mpsc::channel();
+    let reads = std::thread::spawn(move || {
+        let lines_of = std::io::BufReader::new(stderr).lines();
+        lines_of.map_while(Result::ok).try_for_each(|line| lines.send(line))
+    });
+    daemon.is_told("200 OK");
+    let put = |level: &str| {
+        let head = "PUT /log-level HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length:";
+        daemon.ask(&format!("{head} {}\r\n\r\n{level}", level.len())).unwrap()
+    };
+    let refused = put("degub");
+    assert!(refused.contains("400 Bad Request") && refused.contains("`degub` is not a level"), "{refused}");
+    assert!(daemon.get("/log-level").unwrap().ends_with("\r\n\r\nwarn\n"));
+    assert!(put("trace").contains("200 OK"));
+    let list = Command::new(PROGRAM).arg("list").arg("--socket").arg(dirs.socket()).output().unwrap();
+    assert!(list.status.success(), "{list:?}");
+    let begun = Instant::now();
+    while !logged.recv_timeout(LIMIT).unwrap().contains("TRACE") {
+        assert!(begun.elapsed() < LIMIT, "no TRACE line");
+    }
+    daemon.terminate();
+    assert!(daemon.ends().success());
+    drop(logged);
+    // The receiver is gone: it may have stopped early.
+    let _stopped = reads.join().unwrap();
 }
 
 /// With a collector that does not answer, the successor waited for the lock while the devices were quiesced.

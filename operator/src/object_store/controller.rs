@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, ObjectStoreStatus, Time};
+use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -18,7 +19,6 @@ use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::{Recorder, changes};
 use crate::metrics::{Kind, Metrics};
 use crate::requeue::Retry;
-use crate::volume::failure::chain;
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);

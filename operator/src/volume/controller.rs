@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
+use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -13,7 +14,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use super::apply::{Work, volume_id};
 use super::facts::{Facts, LogWriter, StoreFact};
-use super::failure::{VolumeFailure, chain};
+use super::failure::VolumeFailure;
 use super::plan::{Step, plan};
 use crate::event::{Recorder, changes};
 use crate::metrics::{Kind, Metrics};

@@ -93,18 +93,6 @@ impl VolumeFailure {
     }
 }
 
-/// An error with its sources, joined by colons.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use holdfast_objects::StoreError;

@@ -6,12 +6,13 @@ use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
     AttachRequest, CapabilitiesRequest, CreateRequest, DetachRequest, Durability, ListRequest, StatsRequest,
 };
+use holdfast_service::chain;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::{self, Render};
 use super::{Attach, Class, Command, Target, exit, scrub};
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::node::ErrorKind;
 
 /// Sends one command to the daemon; its answer, as text for a person or as JSON, goes to `out`.

@@ -32,7 +32,11 @@ impl Recorder {
     /// Writes one event about an object.
     pub(crate) async fn publish(&self, event: &events::Event, about: &ObjectReference) {
         if let Err(error) = call(self.0.publish(event, about)).await {
-            tracing::warn!(reason = event.reason, error = crate::failure::chain(&error), "event not written");
+            tracing::warn!(
+                reason = event.reason,
+                error = holdfast_service::chain(&error),
+                "event not written"
+            );
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use holdfast_crds::{Credentials, ObjectStore, ObjectStoreSpec, SecretKeyRef, SecretRef};
 use holdfast_s3::{InvalidConfig, S3Config};
+use holdfast_service::chain;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
 
 use super::api::{ApiError, call};
 use super::retry::{OperationFailure, Retry};
-use crate::failure::chain;
 
 /// Environment variable that names the web identity token's file (set by the platform's admission webhook).
 const TOKEN_FILE: &str = "AWS_WEB_IDENTITY_TOKEN_FILE";

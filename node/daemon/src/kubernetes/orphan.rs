@@ -90,7 +90,7 @@ pub(super) async fn run<V: Volumes>(
             Ok(list) => Some(ids(&list.items)),
             Err(error) => {
                 tracing::debug!(
-                    error = crate::failure::chain(&error),
+                    error = holdfast_service::chain(&error),
                     "volumes without an object were not looked for"
                 );
                 None

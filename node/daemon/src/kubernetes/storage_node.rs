@@ -39,7 +39,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
             Ok(status) => written = Some(status),
             Err(error) => {
                 tracing::warn!(
-                    error = crate::failure::chain(&error),
+                    error = holdfast_service::chain(&error),
                     "StorageNode not written; serving goes on"
                 );
                 written = None;
@@ -101,7 +101,7 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
     let kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
         Err(error) => {
-            tracing::warn!(error = crate::failure::chain(&error), "what fenced writers left is not known");
+            tracing::warn!(error = holdfast_service::chain(&error), "what fenced writers left is not known");
             return told.to_vec();
         }
     };
@@ -117,7 +117,7 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
             volume_id: None,
             epoch: None,
             bytes: None,
-            damage: Some(crate::failure::chain(&error)),
+            damage: Some(holdfast_service::chain(&error)),
             name: kept.name,
         },
     };

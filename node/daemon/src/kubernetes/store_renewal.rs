@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use holdfast_crds::ObjectStore;
+use holdfast_service::chain;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -19,7 +20,6 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::object_store;
 use super::retry::OperationFailure;
-use crate::failure::chain;
 use crate::node::VolumeStatus;
 use crate::volumes::Volumes;
 

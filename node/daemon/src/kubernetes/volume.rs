@@ -85,7 +85,7 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
     }
     tracing::warn!(
         volume = volume.name_any(),
-        error = crate::failure::chain(error),
+        error = holdfast_service::chain(error),
         "serving goes on without"
     );
     Action::requeue(API_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64()))

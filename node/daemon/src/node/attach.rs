@@ -10,6 +10,7 @@ use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
+use holdfast_service::chain;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
 use tokio::sync::mpsc;
@@ -31,7 +32,6 @@ use super::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
     unix_ms_at_zero,
 };
-use crate::failure::chain;
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.

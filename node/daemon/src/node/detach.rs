@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
+use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
@@ -15,7 +16,6 @@ use super::local::Local;
 use super::off_runtime::blocking;
 use super::ring_thread::{Message, RemoveError};
 use super::{Node, Present, Serving};
-use crate::failure::chain;
 
 impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.

@@ -6,7 +6,7 @@ const EXIT_STATUS: i32 = 70;
 
 /// Ends the process at once, after its last log lines.
 pub(super) fn end_process() -> ! {
-    crate::logs::flush();
+    holdfast_service::logs::flush();
     std::process::exit(EXIT_STATUS)
 }
 

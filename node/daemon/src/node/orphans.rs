@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, DeviceInfo, DeviceState, Expected};
 
@@ -13,7 +14,6 @@ use super::Node;
 use super::device_tag::Installation;
 use super::devices::Devices;
 use super::off_runtime::blocking;
-use crate::failure::chain;
 
 impl Node {
     /// Deletes what is ours and was never served, and names what is ours and has no volume.

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::DeviceState;
 use serde::de::DeserializeOwned;
@@ -33,7 +34,6 @@ use super::error::{NodeError, file};
 use super::local::{Local, random, replace, run_volumes, state_volumes, volumes_under};
 use super::off_runtime::blocking;
 use super::orphans::orphans;
-use crate::failure::chain;
 
 /// Time between two reminders that another daemon holds a lock.
 const REMIND_EVERY: Duration = Duration::from_secs(300);

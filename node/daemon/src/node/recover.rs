@@ -10,6 +10,7 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
+use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 
@@ -27,7 +28,6 @@ use super::planned::Start;
 use super::ring_thread::Message;
 use super::rings::{Need, VOLUME_FILES};
 use super::{Entry, Node, Present, Serving, unix_ms_at_zero};
-use crate::failure::chain;
 
 /// How long a device may take to become quiesced after its last server died, before the daemon goes on without it.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);

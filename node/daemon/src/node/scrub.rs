@@ -19,6 +19,7 @@ use holdfast_log::scrub::{Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
 use holdfast_s3::S3Config;
+use holdfast_service::chain;
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
 use super::board::Phase;
@@ -27,7 +28,6 @@ use super::local::open_mode;
 use super::off_runtime::blocking;
 use super::ring_thread::Message;
 use super::{Node, Present};
-use crate::failure::chain;
 
 /// How often a durable map that is being written is read before it counts as damaged.
 const MAP_TRIES: usize = 3;

@@ -279,7 +279,7 @@ mod tests {
         for _ in 0..2 {
             let failed = store.get("a", 1).await.unwrap_err();
             assert_eq!(failed.kind(), holdfast_objects::ErrorKind::Unavailable);
-            assert!(crate::failure::chain(&failed).contains("caBundle"), "{failed:?}");
+            assert!(holdfast_service::chain(&failed).contains("caBundle"), "{failed:?}");
         }
         assert!(store.health().away().is_some_and(|away| away.error.contains("caBundle")));
         assert_eq!(store.current().counts().total(), 0);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use holdfast_objects::{ErrorKind, ObjectStore, StoreError};
 use holdfast_s3::S3Config;
+use holdfast_service::chain;
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
@@ -20,7 +21,6 @@ use super::error::NodeError;
 use super::store::{StoreClient, StoreRecord};
 use super::watched_store::WatchedStore;
 use super::{Entry, Node, Present};
-use crate::failure::chain;
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
 const IDLE: usize = 2;

@@ -319,7 +319,7 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         for _ in 0..2 {
             let failed = node.detach(&volume()).await.unwrap_err();
             assert_eq!(failed.kind(), ErrorKind::Local);
-            let message = crate::failure::chain(&failed);
+            let message = holdfast_service::chain(&failed);
             assert!(message.contains("live-map could not be written"), "{message}");
             assert!(message.contains("detach it again"), "{message}");
             let status = only(&node);

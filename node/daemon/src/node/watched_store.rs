@@ -17,9 +17,9 @@ use bytes::Bytes;
 use holdfast_objects::{
     CreateError, Created, ErrorKind, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
 };
+use holdfast_service::chain;
 
 use super::store::StoreClient;
-use crate::failure::chain;
 
 /// An outage.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use holdfast_engine::volume::Delay;
+use holdfast_service::admin::Program;
 use holdfast_types::CHUNK_SECTORS;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
@@ -63,7 +64,7 @@ fn volumes_of_an_earlier_version_are_named_and_left_alone() {
         let node = Node::start(dirs.config()).await.unwrap();
         let readiness = Readiness::new();
         readiness.serves(node.clone());
-        let reasons = readiness.reasons();
+        let reasons = readiness.not_ready();
         for (volume, reason) in ["disk", "other"].into_iter().zip(&reasons) {
             let refused = node.attach(AttachRequest { volume: volume.parse().unwrap(), ..request() }).await;
             assert!(matches!(refused, Err(NodeError::NotTakenUp { .. })), "{refused:?}");
@@ -108,7 +109,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         child.wait().unwrap();
         return assert_eq!(ended.and_then(|status| status.code()), Some(SERVED), "the node stands still");
     }
-    let telemetry = crate::telemetry::start("a").unwrap();
+    let telemetry = holdfast_service::telemetry::start("holdfast-node", &[]).unwrap();
     // More than the pipe and the queue hold. A thread of its own: where a writer may wait, it waits here.
     let filling = std::thread::spawn(|| (0..20_000).for_each(|line| tracing::info!(line, "filled the pipe")));
     let begun = std::time::Instant::now();
@@ -126,7 +127,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
         node.shutdown().await;
     });
-    assert!(crate::logs::dropped_lines() > 0, "the pipe was not full");
+    assert!(holdfast_service::logs::dropped_lines() > 0, "the pipe was not full");
     telemetry.finish();
     std::process::exit(SERVED);
 }

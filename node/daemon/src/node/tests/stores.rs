@@ -161,7 +161,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
         let attach = node.probed_store("main", &bucket.config).await.unwrap_err();
         for refused in [create, attach] {
             assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
-            let message = crate::failure::chain(&refused);
+            let message = holdfast_service::chain(&refused);
             assert!(message.contains("main") && message.contains("If-None-Match"), "{message}");
         }
         assert!(bucket.objects.keys().is_empty());

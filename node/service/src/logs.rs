@@ -1,14 +1,18 @@
 //! Log lines to standard error, written by a thread of their own.
 //!
 //! Owns: the queue of lines, its bound, the count of lines that found it full.
-//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the process waits for
-//! at most [`FLUSH_WITHIN`].
-//! On failure: lines are dropped and counted (`holdfast_log_dropped_lines`).
+//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the process
+//! waits for at most [`FLUSH_WITHIN`].
+//! On failure: lines are dropped and counted ([`DroppedLines`]).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 /// Lines that wait to be written, at most; a line has some hundred bytes.
@@ -25,7 +29,7 @@ struct Log {
     guard: Mutex<Option<WorkerGuard>>,
 }
 
-/// Starts the thread that writes, and has panics told of as log events. Returns where lines go.
+/// Starts the thread that writes, and logs panics as events. Returns the writer of lines.
 pub(crate) fn start() -> NonBlocking {
     let log = LOG.get_or_init(|| {
         std::panic::set_hook(Box::new(|panic| {
@@ -43,13 +47,27 @@ pub(crate) fn start() -> NonBlocking {
     log.writer.clone()
 }
 
+/// The metric `holdfast_log_dropped_lines`, for the registry of a program.
+#[derive(Clone, Copy, Debug)]
+pub struct DroppedLines;
+
+impl Collector for DroppedLines {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let help = "Log lines dropped because standard error was not read in time";
+        let dropped = ConstCounter::new(dropped_lines());
+        let family =
+            encoder.encode_descriptor("holdfast_log_dropped_lines", help, None, dropped.metric_type())?;
+        dropped.encode(family)
+    }
+}
+
 /// Lines that were dropped because standard error was not read.
-pub(crate) fn dropped_lines() -> u64 {
+pub fn dropped_lines() -> u64 {
     LOG.get().map_or(0, |log| u64::try_from(log.dropped.dropped_lines()).unwrap_or(u64::MAX))
 }
 
 /// Waits for the lines so far, for a bounded time: the process is about to end.
-pub(crate) fn flush() {
+pub fn flush() {
     let Some(log) = LOG.get() else { return };
     let Some(guard) = log.guard.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let (flushed, done) = mpsc::channel();

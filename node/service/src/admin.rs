@@ -1,0 +1,161 @@
+//! The admin endpoint of a program: `/metrics`, `/healthz` (the process runs), `/readyz` (it does its work),
+//! `/log-level`.
+//!
+//! Owns: HTTP, media types, who may change the log level: only a client of the same host, or of the same pod.
+//! Invariants: a request for anything but `PUT /log-level` changes nothing.
+//! On failure: a connection that fails ends; one that cannot be accepted is waited for.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::chain;
+use crate::log_level::{self, LogLevel};
+
+/// Media type of the metrics. Source: the OpenMetrics specification, which Prometheus reads.
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Pause after a connection that could not be accepted (no file descriptor left, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest filter that is read; one directive has some ten bytes.
+const MAX_FILTER_BYTES: usize = 8 << 10;
+/// Longest wait for the filter of a request.
+const FILTER_WITHIN: Duration = Duration::from_secs(5);
+
+/// A program, as its admin endpoint shows it.
+pub trait Program: Send + Sync + 'static {
+    /// Reasons why the program is not ready; none when it is.
+    fn not_ready(&self) -> Vec<String>;
+
+    /// The metrics as OpenMetrics text.
+    ///
+    /// # Errors
+    /// A metric cannot be written as text.
+    fn metrics(&self) -> Result<String, fmt::Error>;
+}
+
+/// Shared by all requests.
+struct Endpoint<P> {
+    program: P,
+    level: LogLevel,
+}
+
+/// The address of a request's client, and whether that is a process of the same host or pod.
+#[derive(Clone, Copy, Debug)]
+struct Client {
+    address: SocketAddr,
+    is_local: bool,
+}
+
+impl Client {
+    fn new(address: SocketAddr, own: IpAddr) -> Self {
+        let ip = address.ip().to_canonical();
+        Self { address, is_local: ip.is_loopback() || ip == own.to_canonical() }
+    }
+}
+
+/// Answers requests until it is dropped.
+pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel) {
+    let router = router(program, level);
+    loop {
+        match listener.accept().await {
+            Ok((stream, address)) => {
+                tokio::spawn(answer(stream, address, router.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Answers the requests of one connection.
+async fn answer(stream: TcpStream, address: SocketAddr, router: Router) {
+    // Without an address of its own a connection has ended already.
+    let Ok(own) = stream.local_addr() else { return };
+    let service = TowerToHyperService::new(router.layer(Extension(Client::new(address, own.ip()))));
+    let mut server = http1::Builder::new();
+    // With a timer, a client that does not finish its header is not waited for: 30 s, the default.
+    server.timer(TokioTimer::new());
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+fn router<P: Program>(program: P, level: LogLevel) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz::<P>))
+        .route("/metrics", get(metrics::<P>))
+        .route("/log-level", get(log_level::<P>).put(set_log_level::<P>))
+        .fallback(async || (StatusCode::NOT_FOUND, "try /metrics, /healthz, /readyz or /log-level\n"))
+        .with_state(Arc::new(Endpoint { program, level }))
+}
+
+async fn readyz<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+    match endpoint.program.not_ready().join("\n") {
+        none if none.is_empty() => "ready\n".into_response(),
+        reasons => (StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}\n")).into_response(),
+    }
+}
+
+async fn metrics<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+    match endpoint.program.metrics() {
+        Ok(text) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn log_level<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+    current(&endpoint.level)
+}
+
+async fn set_log_level<P: Program>(
+    State(endpoint): State<Arc<Endpoint<P>>>,
+    Extension(client): Extension<Client>,
+    body: Body,
+) -> Response {
+    if !client.is_local {
+        let refused = "the log level is changed from the same host or pod only; use `kubectl port-forward`\n";
+        return (StatusCode::FORBIDDEN, refused).into_response();
+    }
+    let filter = match tokio::time::timeout(FILTER_WITHIN, to_bytes(body, MAX_FILTER_BYTES)).await {
+        Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+        Ok(Err(error)) => return (StatusCode::BAD_REQUEST, format!("{}\n", chain(&error))).into_response(),
+        Err(_elapsed) => return (StatusCode::REQUEST_TIMEOUT, "the filter did not arrive\n").into_response(),
+    };
+    let parsed = match log_level::parse(&filter) {
+        Ok(parsed) => parsed,
+        Err(invalid) => return (StatusCode::BAD_REQUEST, format!("{invalid}\n")).into_response(),
+    };
+    let (client, filter) = (client.address, filter.trim());
+    // Before the change: the new filter may be `off`.
+    tracing::info!(%client, filter, "log level changed");
+    match endpoint.level.replace(parsed) {
+        Ok(()) => current(&endpoint.level),
+        Err(closed) => (StatusCode::SERVICE_UNAVAILABLE, format!("{closed}\n")).into_response(),
+    }
+}
+
+fn current(level: &LogLevel) -> Response {
+    match level.current() {
+        Ok(filter) => format!("{filter}\n").into_response(),
+        Err(closed) => (StatusCode::SERVICE_UNAVAILABLE, format!("{closed}\n")).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Logs to standard error, and traces over OTLP where `OTEL_EXPORTER_OTLP_ENDPOINT` says to.
+//!
+//! Owns: the runtime that sends traces. The program's own has ended when the last ones are sent.
+//! `RUST_LOG` is the filter at the start (default `info`).
+//! The exporter reads the other `OTEL_*` variables itself.
+
+use std::fmt::Display;
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::{self, Runtime};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+use crate::log_level::LogLevel;
+use crate::logs;
+
+/// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const LOG_FILTER: &str = "RUST_LOG";
+/// How long the end of the process waits for its last traces to be sent.
+const SEND_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why logs and traces cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// A variable cannot be used.
+    #[error("environment variable {variable}: {problem}; write for example `{example}`")]
+    Invalid {
+        /// The variable.
+        variable: &'static str,
+        /// What is wrong with it.
+        problem: String,
+        /// A value that works.
+        example: String,
+    },
+    /// The thread that sends traces cannot be started.
+    #[error("the thread that sends traces cannot be started")]
+    Thread(#[source] io::Error),
+    /// The process logs already.
+    #[error("logs were started twice")]
+    Started(#[source] TryInitError),
+}
+
+/// Logs and traces of a process; finish it before the process ends.
+#[must_use]
+pub struct Telemetry {
+    level: LogLevel,
+    export: Option<Export>,
+}
+
+/// Sends traces.
+struct Export {
+    provider: SdkTracerProvider,
+    runtime: Runtime,
+}
+
+impl Telemetry {
+    /// The filter of what is logged and traced.
+    pub fn log_level(&self) -> LogLevel {
+        self.level.clone()
+    }
+
+    /// Sends the traces that are still here and writes the last log lines, both within a limit. Call it outside a
+    /// runtime.
+    pub fn finish(self) {
+        if let Some(Export { provider, runtime }) = self.export {
+            if let Err(error) = provider.shutdown_with_timeout(SEND_WITHIN) {
+                tracing::warn!(%error, "the last traces were not sent");
+            }
+            runtime.shutdown_background();
+        }
+        logs::flush();
+    }
+}
+
+/// Starts logs and traces of the program `service`, whose traces carry `attributes`. Starts threads; call it
+/// outside a runtime.
+///
+/// # Errors
+/// [`TelemetryError`]; nothing was logged yet.
+pub fn start(
+    service: &'static str,
+    attributes: &[(&'static str, &str)],
+) -> Result<Telemetry, TelemetryError> {
+    let filter = match variable(LOG_FILTER) {
+        None => EnvFilter::new("info"),
+        Some(text) => EnvFilter::try_new(&text).map_err(|problem| {
+            invalid(LOG_FILTER, &problem, format!("info,{}=debug", service.replace('-', "_")))
+        })?,
+    };
+    let export = match variable(ENDPOINT) {
+        None => None,
+        Some(_) => Some(Export::start(service, attributes)?),
+    };
+    let traces = export
+        .as_ref()
+        .map(|export| tracing_opentelemetry::layer().with_tracer(export.provider.tracer(service)));
+    let (filter, level) = LogLevel::new(filter);
+    tracing_subscriber::registry()
+        .with(filter)
+        .with(
+            tracing_subscriber::fmt::layer().with_writer(logs::start()).with_ansi(io::stderr().is_terminal()),
+        )
+        .with(traces)
+        .try_init()
+        .map_err(TelemetryError::Started)?;
+    Ok(Telemetry { level, export })
+}
+
+impl Export {
+    fn start(service: &'static str, attributes: &[(&'static str, &str)]) -> Result<Self, TelemetryError> {
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("traces")
+            .enable_all()
+            .build()
+            .map_err(TelemetryError::Thread)?;
+        let inside = runtime.enter();
+        let exporter = opentelemetry_otlp::SpanExporter::builder()
+            .with_tonic()
+            .build()
+            .map_err(|problem| invalid(ENDPOINT, &problem, "http://collector:4317".to_owned()))?;
+        let attributes = attributes.iter().map(|&(key, value)| KeyValue::new(key, value.to_owned()));
+        let resource = Resource::builder().with_service_name(service).with_attributes(attributes).build();
+        let provider =
+            SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+        drop(inside);
+        Ok(Self { provider, runtime })
+    }
+}
+
+fn invalid(variable: &'static str, problem: &dyn Display, example: String) -> TelemetryError {
+    TelemetryError::Invalid { variable, problem: problem.to_string(), example }
+}
+
+/// The value of a variable; an empty one counts as absent.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}

@@ -1,0 +1,57 @@
+//! The operator as its admin endpoint shows it: metrics, and whether it takes part in the election.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use holdfast_service::admin::Program;
+
+use crate::metrics::Metrics;
+
+/// Shared between the operator and its admin endpoint.
+#[derive(Clone)]
+pub(crate) struct Readiness {
+    metrics: Arc<Metrics>,
+    is_candidate: Arc<AtomicBool>,
+}
+
+impl Readiness {
+    /// An operator that has not read the Lease yet.
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { metrics, is_candidate: Arc::default() }
+    }
+
+    /// The API server answered for the Lease: this instance leads, or does so when the leader ends.
+    pub(crate) fn joins_election(&self) {
+        self.is_candidate.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Program for Readiness {
+    fn not_ready(&self) -> Vec<String> {
+        if self.is_candidate.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        vec![
+            "the Lease of the leader election was not read yet; the log has the answer of the API server"
+                .to_owned(),
+        ]
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        self.metrics.render()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_is_ready_when_it_read_the_lease() {
+        let readiness = Readiness::new(Arc::new(Metrics::new()));
+        assert!(readiness.not_ready()[0].contains("Lease"));
+        readiness.clone().joins_election();
+        assert!(readiness.not_ready().is_empty());
+    }
+}
