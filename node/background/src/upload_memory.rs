@@ -4,7 +4,8 @@
 //! Does not own: what is done with them. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`] wakes who waits.
 //! Invariants: a share is held during an attempt to upload and never between two; the shares make up at most the whole,
 //! unless a single one is larger; a store holds more than one upload's share only where as much stays free, so that stores
-//! that do not answer leave room for the others; a store whose last attempt failed holds one share of one part.
+//! that do not answer leave room for the others; a store whose last attempt failed holds one share of one part; who waits for
+//! the first share of a store that answers is overtaken only until what the others give back is enough for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,12 @@ pub(crate) struct Need {
     pub(crate) parts: u64,
 }
 
+impl Need {
+    fn share(self, parts: u64) -> Share {
+        Share { bytes: self.base_bytes + parts * self.part_bytes, parts }
+    }
+}
+
 /// What an upload may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
@@ -41,8 +48,19 @@ struct Account {
     held_bytes: u64,
     uploads: u64,
     is_failing: bool,
+    /// The newest ticket when it last gave a share back.
+    gave_back: u64,
     /// By the order of their coming.
     waiting: VecDeque<(u64, Need)>,
+}
+
+/// An upload that what is free is not enough for.
+#[derive(Debug, Clone, Copy)]
+struct Starved {
+    ticket: u64,
+    /// What comes back is kept for it: it will be enough, whatever becomes of stores that fail or have given nothing back
+    /// since it came.
+    is_reserved: bool,
 }
 
 /// Who holds how much, and who waits.
@@ -90,26 +108,46 @@ impl Ledger {
     }
 
     fn next(&self) -> Option<(StoreKey, Share)> {
-        let mut stores: Vec<_> =
-            self.stores.iter().filter(|(_, account)| !account.waiting.is_empty()).collect();
+        let starved = self.starved();
+        let may_begin = |account: &Account| {
+            let Some((ticket, _)) = account.waiting.front() else { return false };
+            starved.is_none_or(|starved| {
+                let comes_after = *ticket > starved.ticket && starved.is_reserved;
+                !comes_after && !account.is_failing
+            })
+        };
+        let mut stores: Vec<_> = self.stores.iter().filter(|(_, account)| may_begin(account)).collect();
         stores.sort_by_key(|(key, account)| (account.held_bytes, **key));
         stores.into_iter().find_map(|(key, account)| Some((*key, self.share(account)?)))
+    }
+
+    /// The first of those that wait while their store holds nothing, because the others leave too little free. A store that
+    /// fails has none: its next attempt may take as long as the store is unreachable.
+    fn starved(&self) -> Option<Starved> {
+        let starves =
+            |account: &&Account| account.uploads == 0 && !account.is_failing && self.share(account).is_none();
+        let first = self.stores.values().filter(starves).filter_map(|account| account.waiting.front());
+        let (ticket, need) = first.min_by_key(|(ticket, _)| *ticket)?;
+        let moves = |account: &&Account| !account.is_failing && account.gave_back >= *ticket;
+        let stuck: u64 =
+            self.stores.values().filter(|account| !moves(account)).map(|account| account.held_bytes).sum();
+        let least = need.share(1).bytes.min(self.bytes);
+        Some(Starved { ticket: *ticket, is_reserved: least + stuck <= self.bytes })
     }
 
     /// What the first one that waits for this store may have now.
     fn share(&self, account: &Account) -> Option<Share> {
         let (_, need) = account.waiting.front()?;
         let free = self.bytes.saturating_sub(self.held_bytes);
-        let of = |parts: u64| Share { bytes: need.base_bytes + parts * need.part_bytes, parts };
         if account.is_failing && account.uploads > 0 {
             return None;
         }
         let most = if account.is_failing { 1 } else { need.parts.clamp(1, MOST_PARTS) };
         let leaves_as_much = |share: &Share| account.held_bytes + 2 * share.bytes <= free;
-        let fair = (1..=most).rev().map(of).find(leaves_as_much);
+        let fair = (1..=most).rev().map(|parts| need.share(parts)).find(leaves_as_much);
         // The first of a store may have all that is free, and the first of all more than there is.
         fair.or_else(|| {
-            let least = of(1);
+            let least = need.share(1);
             let fits = account.uploads == 0 && least.bytes <= free;
             (fits || self.held_bytes == 0).then_some(least)
         })
@@ -120,6 +158,7 @@ impl Ledger {
         let account = self.stores.get_mut(&store).expect("it holds a share");
         account.held_bytes -= share.bytes;
         account.uploads -= 1;
+        account.gave_back = self.asked;
         self.tidy();
     }
 
@@ -261,6 +300,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const NEED: Need = Need { base_bytes: MIB, part_bytes: 16 * MIB, parts: 8 };
     const SMALL: Need = Need { base_bytes: 0, part_bytes: MIB, parts: 1 };
+    const LARGE: Need = Need { base_bytes: 220 * MIB, ..NEED };
 
     fn memory() -> UploadMemory {
         UploadMemory::new(256 * MIB, 16 << 20)
@@ -344,5 +384,90 @@ mod tests {
         drop(rooms);
         assert!(take(&memory, 0, NEED).is_some());
         assert_eq!(memory.lock().ledger.held_bytes, 0);
+    }
+
+    /// Two stores that are always busy.
+    struct Busy {
+        memory: UploadMemory,
+        rooms: [Vec<Room>; 2],
+    }
+
+    impl Busy {
+        fn new() -> Self {
+            let memory = memory();
+            let rooms = [1, 2].map(|store| take_all(&memory, store, NEED));
+            Self { memory, rooms }
+        }
+
+        /// Each store ends an upload and asks for the next ones. How many it got.
+        fn turn(&mut self) -> [usize; 2] {
+            [0, 1].map(|store| {
+                let ended = (!self.rooms[store].is_empty()).then(|| self.rooms[store].remove(0));
+                drop(ended);
+                let next = take_all(&self.memory, store + 1, NEED);
+                let begun = next.len();
+                self.rooms[store].extend(next);
+                begun
+            })
+        }
+    }
+
+    /// Each byte that came back was taken at once by a smaller upload to a store that was busy already.
+    #[test]
+    fn a_large_upload_is_not_starved_by_small_ones() {
+        let mut busy = Busy::new();
+        let memory = busy.memory.clone();
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        let granted = (0..16).find_map(|_turn| {
+            busy.turn();
+            (&mut large).now_or_never()
+        });
+        let room = granted.expect("it waits for ever");
+        assert!(memory.held_bytes() <= 256 * MIB);
+        drop(room);
+        assert!(busy.turn() > [0, 0], "the others go on");
+    }
+
+    #[test]
+    fn a_cancelled_waiter_releases_its_reservation() {
+        let mut busy = Busy::new();
+        let memory = busy.memory.clone();
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        assert!((&mut large).now_or_never().is_none());
+        busy.turn();
+        let mut small = Box::pin(memory.room(StoreKey(3), SMALL));
+        assert!((&mut small).now_or_never().is_none(), "it came later");
+        drop(large);
+        assert!(small.now_or_never().is_some());
+        assert!(busy.turn() > [0, 0]);
+    }
+
+    #[test]
+    fn a_failing_store_has_no_reservation() {
+        let mut busy = Busy::new();
+        let memory = busy.memory.clone();
+        memory.lock().ledger.set_failing(StoreKey(0), true);
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        for _turn in 0..16 {
+            assert!((&mut large).now_or_never().is_none());
+            assert!(busy.turn().iter().all(|begun| *begun > 0));
+        }
+    }
+
+    /// Nothing is kept for an upload that waits for a store which does not answer.
+    #[test]
+    fn a_silent_store_makes_no_reservation_block_others() {
+        let memory = memory();
+        let silent = take_all(&memory, 2, NEED);
+        let mut large = Box::pin(memory.room(StoreKey(0), LARGE));
+        assert!((&mut large).now_or_never().is_none());
+        for _upload in 0..16 {
+            assert!(take(&memory, 1, NEED).is_some(), "it does not wait for store 2");
+        }
+        for room in &silent {
+            room.set_failing(true);
+        }
+        drop(silent);
+        assert!(large.now_or_never().is_some());
     }
 }
