@@ -227,8 +227,9 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
                     self.warn("the upload waits", &error);
                 }
             }
-            drop((build, room));
+            let kept = is_planted(Bug::MemoryKeptInBackoff).then_some((build, room));
             backoff.wait(&self.time).await;
+            drop(kept);
         }
     }
 

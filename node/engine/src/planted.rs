@@ -57,6 +57,8 @@ pub enum Bug {
     NeverRetries,
     /// Uploads to all stores wait in one queue.
     OneQueue,
+    /// An upload keeps its memory while it waits to try again.
+    MemoryKeptInBackoff,
     /// A checkpoint counts as written only once what it replaces is deleted.
     NeedsDeletes,
     /// What LIST shows counts as the whole log of a volume taken over.
@@ -111,7 +113,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::NoSideSync,
         Self::NoMapSync,
         Self::UploadInFlight,
@@ -137,6 +139,7 @@ impl Bug {
         Self::NeverRetries,
         Self::NeedsDeletes,
         Self::OneQueue,
+        Self::MemoryKeptInBackoff,
         Self::ListIsTheEnd,
         Self::SkipUnreadable,
         Self::NoAgeLimit,
@@ -192,7 +195,7 @@ impl Bug {
             Self::UploadInFlight => 10,
             Self::NoFenceCheck | Self::AmbiguousIsWon | Self::TrimmedAttach | Self::NoTrimCheck => 11,
             Self::NeverRetries | Self::NeedsDeletes | Self::IndexFillsSlab => 12,
-            Self::OneQueue => 25,
+            Self::OneQueue | Self::MemoryKeptInBackoff => 25,
             Self::NoMapSync => 13,
             Self::NoAgeLimit => 14,
             Self::FlushAtUpload | Self::FlushJoinsSeal | Self::FuaIsLocal => 15,

@@ -15,10 +15,11 @@ use holdfast_background::StoreKey;
 use holdfast_engine::event::Millis;
 
 use crate::host::Trouble;
+use crate::process::UPLOAD_BYTES;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
-use crate::world::{Company, Death, Shared, World};
+use crate::world::{Company, Death, Outage, Shared, World};
 
 use devices::{Access, Devices, Served};
 use kernel::{DeviceState, Kernel, Owner};
@@ -37,6 +38,14 @@ const PROFILES: [Profile; 8] = [
     Profile::Rivals,
     Profile::Partitions,
 ];
+/// The place in [`PROFILES`] of fleets whose hosts have memory for one upload at a time.
+const TIGHT: u64 = 4;
+/// Every upload takes more, and is made alone.
+const TIGHT_BYTES: u64 = 1;
+/// How stores fail.
+const KINDS: [Outage; 3] = [Outage::Unreachable, Outage::Denies, Outage::Silent];
+/// The same where memory is tight: a silent store holds all of it until its request has timed out.
+const TIGHT_KINDS: [Outage; 2] = [Outage::Unreachable, Outage::Denies];
 /// The first byte of every tag of a Holdfast device.
 const TAGS: u32 = 0xb100_0000;
 /// Time passes for all volumes in pieces of at most this.
@@ -55,6 +64,7 @@ pub(crate) struct Fleet {
     pub(crate) volumes: Vec<Schedule>,
     nodes: Vec<Node>,
     outages: Outages,
+    upload_bytes: u64,
     seed: u64,
     rng: Rng,
     /// Steps taken.
@@ -69,9 +79,12 @@ fn store_of(volume: usize) -> usize {
 impl Fleet {
     /// `volumes` new volumes, in turns in each store.
     pub(crate) fn new(seed: u64, volumes: usize, story: usize) -> Self {
-        let profile = PROFILES[(seed % PROFILES.len() as u64) as usize];
+        let turn = seed % PROFILES.len() as u64;
+        let profile = PROFILES[turn as usize];
+        let (upload_bytes, kinds) =
+            if turn == TIGHT { (TIGHT_BYTES, &TIGHT_KINDS[..]) } else { (UPLOAD_BYTES, &KINDS[..]) };
         let mut rng = Rng::new(seed);
-        let shared = vec![Shared::new(); HOSTS];
+        let shared = vec![Shared::new(upload_bytes); HOSTS];
         let crowd: Vec<Schedule> = (0..volumes)
             .map(|volume| {
                 let name = format!("volume-{volume}").parse().expect("a volume id");
@@ -88,7 +101,8 @@ impl Fleet {
         Self {
             volumes: crowd,
             nodes: (0..HOSTS as u32).map(node).collect(),
-            outages: Outages::default(),
+            outages: Outages::new(kinds),
+            upload_bytes,
             seed,
             rng,
             taken: 0,
@@ -147,7 +161,7 @@ impl Fleet {
                 Death::Host => schedule.world.lose_host(host, None),
             }
         }
-        let shared = Shared::new();
+        let shared = Shared::new(self.upload_bytes);
         for schedule in &mut self.volumes {
             let world = &mut schedule.world;
             // They met this one; another host's may have come with it only through its own volume's step.

@@ -9,22 +9,30 @@ use crate::world::Outage;
 const FAILS: u64 = 40;
 const RECOVERS: u64 = 60;
 
-/// Which stores fail.
-#[derive(Default)]
-pub(super) struct Outages([Option<Outage>; STORES]);
+/// Which stores fail, and how stores fail.
+pub(super) struct Outages {
+    failing: [Option<Outage>; STORES],
+    kinds: &'static [Outage],
+}
 
 impl Outages {
+    pub(super) fn new(kinds: &'static [Outage]) -> Self {
+        Self { failing: [None; STORES], kinds }
+    }
+
     /// A store may begin to fail, or answer again. One always answers.
     pub(super) fn step(&mut self, rng: &mut Rng, volumes: &mut [Schedule]) {
         let store = rng.below(STORES);
-        let outage = match self.0[store] {
+        let outage = match self.failing[store] {
             Some(_) if rng.once_in(RECOVERS) => None,
-            None if rng.once_in(FAILS) && self.0.iter().filter(|failing| failing.is_none()).count() > 1 => {
-                Some(*rng.pick(&[Outage::Unreachable, Outage::Denies, Outage::Silent]))
+            None if rng.once_in(FAILS)
+                && self.failing.iter().filter(|failing| failing.is_none()).count() > 1 =>
+            {
+                Some(*rng.pick(self.kinds))
             }
             unchanged => unchanged,
         };
-        if outage != self.0[store] {
+        if outage != self.failing[store] {
             self.set(store, outage, volumes);
         }
     }
@@ -37,7 +45,7 @@ impl Outages {
     }
 
     fn set(&mut self, store: usize, outage: Option<Outage>, volumes: &mut [Schedule]) {
-        self.0[store] = outage;
+        self.failing[store] = outage;
         for (_, schedule) in volumes.iter_mut().enumerate().filter(|(volume, _)| store_of(*volume) == store) {
             schedule.world.set_outage(outage);
         }

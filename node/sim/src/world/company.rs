@@ -46,14 +46,18 @@ pub(crate) struct Shared {
 impl Shared {
     /// That of a new process with one volume.
     fn alone() -> Self {
+        Self::with(UPLOAD_BYTES)
+    }
+
+    fn with(upload_bytes: u64) -> Self {
         let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
-        let upload_memory = UploadMemory::new(UPLOAD_BYTES, PART_BYTES);
+        let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
         Self { pools: Pools { indexes, upload_memory }, store: StoreKey(0), slab: None }
     }
 
-    /// That of a new process with several.
-    pub(crate) fn new() -> Self {
-        Self { slab: Some(Arc::new(Slab::new())), ..Self::alone() }
+    /// That of a new process with several, whose uploads have so much memory.
+    pub(crate) fn new(upload_bytes: u64) -> Self {
+        Self { slab: Some(Arc::new(Slab::new())), ..Self::with(upload_bytes) }
     }
 }
 
