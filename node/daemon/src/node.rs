@@ -21,6 +21,7 @@ mod local;
 mod off_runtime;
 mod orphans;
 mod outdated;
+mod own_log;
 mod owner;
 mod planned;
 mod quota;
@@ -67,6 +68,7 @@ use device_tag::{DeviceTag, Installation};
 use devices::{Devices, Kernel};
 use error::file;
 use local::{Local, open_direct, random};
+use own_log::OwnLog;
 use ring_thread::{Message, RingHandle, VolumeKey};
 use rings::Rings;
 use slab::Slab;
@@ -224,6 +226,8 @@ struct Present {
     local: Local,
     store_name: String,
     objects: Arc<WatchedStore>,
+    /// As it was when the volume came onto its ring.
+    log: OwnLog,
     ring: RingHandle,
     key: VolumeKey,
     board: Arc<Board>,

@@ -226,6 +226,14 @@ impl Manifest {
         self.identity
     }
 
+    /// The last record that the writer of this attach can have made: the one before the next attach, or the end of the log.
+    /// `None` where the log does not hold the attach.
+    pub fn last_of(&self, epoch: Epoch, nonce: Nonce) -> Option<Seq> {
+        let mut from_it = self.attaches.iter().skip_while(|at| at.epoch != epoch || at.nonce != nonce);
+        from_it.next()?;
+        Some(from_it.next().map_or(self.seq, |next| Seq(next.seq.0 - 1)))
+    }
+
     /// Whether a writer with one of `nonces` committed what a durable map of `generation` lacks: that map is older than the
     /// log.
     pub fn is_beyond(&self, nonces: &[Nonce], generation: u64) -> bool {

@@ -15,7 +15,7 @@ pub mod scrub;
 mod trim;
 
 pub use create::{CreateOutcome, create_record, drop_checkpoints, provision, write_checkpoint};
-pub use read::{read_manifest, read_manifest_to_end};
+pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use trim::{trim, was_trimmed_after};
 

@@ -158,7 +158,11 @@ pub(crate) async fn seqs_under(
     }
 }
 
-pub(crate) async fn read_record(
+/// The record at `seq`.
+///
+/// # Errors
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] where there is none; [`LogFailure::Damaged`].
+pub async fn read_record(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     seq: Seq,

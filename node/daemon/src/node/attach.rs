@@ -23,6 +23,7 @@ use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{Local, VolumeFiles, random};
 use super::off_runtime::blocking;
+use super::own_log::OwnLog;
 use super::planned::Start;
 use super::ring_thread::{Message, NewVolume, RingHandle, VolumeKey};
 use super::rings::{Need, Place, VOLUME_FILES};
@@ -149,6 +150,7 @@ impl Node {
         let displaced = won.displaced.clone();
         let sectors = won.header.sectors;
         let epoch = won.header.epoch.0;
+        let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
         let (live_map_path, chunks) = (local.live_map_path(), prepared_chunks(&won.found));
         let live_map = blocking(move || LiveMap::create(&live_map_path, sectors, &chunks)).await?;
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
@@ -173,6 +175,7 @@ impl Node {
             local,
             store_name,
             objects,
+            log,
             ring,
             key,
             board,

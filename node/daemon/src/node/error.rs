@@ -10,11 +10,12 @@ use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
-use holdfast_objects::StoreError;
 use holdfast_ring::Errno;
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
+
+use super::own_log::Foreign;
 
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -152,35 +153,37 @@ pub(crate) enum NodeError {
         /// Those of the new configuration.
         wanted: String,
     },
-    /// The server at a store's new endpoint is another one.
+    /// A store's new configuration leads to another bucket of the same name.
     #[error(
-        "object store {name}: endpoint: the server at {endpoint} does not hold volume {volume}, which is attached. The old \
-         endpoint stays in use. Correct the endpoint, or copy the bucket first"
+        "object store {name}: endpoint or credentials: they lead to another bucket than the one of volume {volume}, which is \
+         attached: {found}. The former configuration stays in use. Correct them, or copy the whole bucket first"
     )]
     StoreForeign {
         /// The store's name.
         name: String,
-        /// The new endpoint.
-        endpoint: String,
         /// What it should hold.
         volume: VolumeId,
+        /// How its log differs.
+        found: Foreign,
     },
-    /// The server at a store's new endpoint did not say whether it is the same.
+    /// Nobody can say yet whether a store's new configuration leads to the same bucket.
     #[error(
-        "object store {name}: endpoint: the server there could not be asked for an attached volume. The old endpoint stays \
-         in use, and the new one is tried again"
+        "object store {name}: the log of volume {volume}, which is attached, could not be read with the new configuration. The \
+         former one stays in use, and the new one is tried again"
     )]
     StoreUnchecked {
         /// The store's name.
         name: String,
+        /// Whose log.
+        volume: VolumeId,
         /// Why not.
         #[source]
-        source: StoreError,
+        source: Box<LogFailure>,
     },
-    /// A store's endpoint changed while a log in it is being read or extended.
+    /// A store's configuration changed while a log in it is being read or extended.
     #[error(
-        "object store {name}: endpoint: an operation through the old one has not ended. The old endpoint stays in use, and the \
-         new one is tried again"
+        "object store {name}: an operation with the former configuration has not ended. The former one stays in use, and the new \
+         one is tried again"
     )]
     StoreBusy {
         /// The store's name.

@@ -24,6 +24,7 @@ use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
 use super::local::{AttachedRecord, Local, VolumeFiles, attached_volumes};
 use super::off_runtime::{blocking, off_runtime};
+use super::own_log::OwnLog;
 use super::planned::Start;
 use super::ring_thread::Message;
 use super::rings::{Need, VOLUME_FILES};
@@ -246,6 +247,7 @@ impl Node {
         } = record;
         // Sends nothing: the device is served whatever keeps the store from being connected.
         let objects = self.0.stores.open(&store_name, &store);
+        let log = OwnLog::of(&header, epoch, pending.as_ref());
         let (requests, need) = taken_by(device);
         let setup = Setup {
             requests,
@@ -272,6 +274,7 @@ impl Node {
             local,
             store_name,
             objects,
+            log,
             ring,
             key,
             board,

@@ -18,7 +18,7 @@ use holdfast_objects::{
 };
 use holdfast_s3::{Credentials, InvalidConfig, ProbeFailure, S3Config, S3Store};
 use serde::{Deserialize, Serialize};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedMutexGuard};
 
 use super::watched_store::WatchedStore;
 
@@ -50,11 +50,6 @@ impl std::fmt::Debug for CredentialsRecord {
 }
 
 impl StoreRecord {
-    /// Where the server is; absent for Amazon S3.
-    pub(crate) fn endpoint(&self) -> Option<&str> {
-        self.endpoint.as_deref()
-    }
-
     /// The bucket and the prefix in it.
     pub(crate) fn place(&self) -> (&str, &str) {
         (&self.bucket, &self.prefix)
@@ -211,6 +206,7 @@ impl Place {
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
     known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
+    changing: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 impl Stores {
@@ -223,6 +219,15 @@ impl Stores {
         });
         let new = || Arc::new(WatchedStore::new(Arc::new(StoreClient::new(record.clone()))));
         Arc::clone(known.entry(place).or_insert_with(new))
+    }
+
+    /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a time.
+    pub(crate) async fn change(&self, name: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(changing.entry(name.to_owned()).or_default())
+        };
+        lock.lock_owned().await
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {

@@ -1,38 +1,41 @@
 //! A store whose configuration changes: its client is replaced under the volumes that use it.
 //!
 //! 1. the store stays in its place: another bucket or prefix is another store, and refused while volumes use this one;
-//! 2. where the endpoint changed, the new server must hold the log of an attached volume: a commit to another server that has
-//!    a bucket of the same name would split the volume. While volumes are being attached and none is, it waits. Other fields need no proof; credentials that are wrong are denied, and
-//!    requests wait as they did;
+//! 2. with the new client the log of every volume that uses the store is found again (`own_log.rs`), those included that wait to
+//!    be recovered: new credentials and endpoints may lead to another bucket of the same name. Where no volume uses it and
+//!    something is being done in it (an attach), the change waits;
 //! 3. the client is replaced: uploads, log records and reads that wait use it with their next try;
 //! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with it.
 //!
-//! On failure: the client stays as it was, and the caller tries again.
+//! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not valid yet, and a server
+//! that is away, are failures; requests go on with the former configuration until then, or wait as they did.
 
 use std::sync::Arc;
 
-use holdfast_objects::{ErrorKind, ObjectStore, StoreError};
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
-use holdfast_types::key::ObjectKey;
-use holdfast_types::{Seq, VolumeId};
+use holdfast_types::VolumeId;
 
+use super::board::Phase;
 use super::error::NodeError;
+use super::local::AttachedRecord;
+use super::off_runtime::blocking;
+use super::own_log::{OwnLog, Unproven};
 use super::store::{StoreClient, StoreRecord};
 use super::watched_store::WatchedStore;
 use super::{Entry, Node, Present};
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
 const IDLE: usize = 2;
-/// Longest first record of a log, in bytes.
-const MOST_RECORD_BYTES: u64 = 64 << 10;
 
 impl Node {
-    /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its endpoint changed.
+    /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration changed.
     pub(super) async fn store(&self, name: &str, config: &S3Config) -> Result<Arc<WatchedStore>, NodeError> {
         let record = StoreRecord::from(config);
+        let alone = self.0.stores.change(name).await;
         let store = self.0.stores.open(name, &record);
         self.renew(name, &store, record).await?;
+        drop(alone);
         store.current().connect().await.map_err(|source| invalid(name, source))?;
         Ok(store)
     }
@@ -51,7 +54,7 @@ impl Node {
         Ok(store)
     }
 
-    /// Lets the volumes of the store called `name` use `config` from now on. Sends nothing unless its endpoint changed.
+    /// Lets the volumes of the store called `name` use `config` from now on. Sends nothing unless it changed.
     ///
     /// # Errors
     /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays as it was.
@@ -70,6 +73,7 @@ impl Node {
             }
         }
         // A volume that is recovered later, with what the last daemon knew, finds the newest.
+        let _alone = self.0.stores.change(name).await;
         let store = self.0.stores.open(name, &record);
         self.renew(name, &store, record).await.and(moved)
     }
@@ -97,21 +101,18 @@ impl Node {
         }
         let client = StoreClient::new(record);
         client.connect().await.map_err(|source| invalid(name, source))?;
-        let users =
-            || self.presents().into_iter().filter(|(_, present)| Arc::ptr_eq(&present.objects, store));
-        if client.record().endpoint() != before.record().endpoint() {
-            match users().next() {
-                Some((volume, _)) => check_server(name, &client, volume).await?,
-                None if Arc::strong_count(store) > IDLE => {
-                    return Err(NodeError::StoreBusy { name: name.to_owned() });
-                }
-                None => {}
-            }
+        let users = self.users(name, store).await;
+        if users.is_none() && Arc::strong_count(store) > IDLE {
+            return Err(NodeError::StoreBusy { name: name.to_owned() });
+        }
+        let users = users.unwrap_or_default();
+        for log in &users {
+            log.find(&client).await.map_err(|unproven| unproven_in(name, log, unproven))?;
         }
         store.replace(Arc::new(client));
         tracing::info!(
             store = name,
-            volumes = users().count(),
+            volumes = users.len(),
             "the store's configuration changed: its client was replaced"
         );
         // With the lock held, so that no volume is forgotten meanwhile.
@@ -128,6 +129,39 @@ impl Node {
         Ok(())
     }
 
+    /// The logs of the volumes that use `store` or will once they are recovered; nothing if there is no such volume. A fenced
+    /// one sends nothing any more. Of one whose local state cannot be read, nobody knows the store: it cannot be recovered.
+    async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
+        let entries: Vec<_> =
+            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
+        let (mut is_used, mut logs) = (false, Vec::new());
+        for (volume, entry) in entries {
+            match entry {
+                Entry::Present(present) if Arc::ptr_eq(&present.objects, store) => {
+                    is_used = true;
+                    if !matches!(present.board.phase(), Phase::Fenced | Phase::Kept { .. }) {
+                        logs.push(present.log.up_to(present.board.status().committed));
+                    }
+                }
+                Entry::Stranded(_) => {
+                    let local = self.local(&volume);
+                    let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
+                    let used = store.current();
+                    let is_here = |(record, log): (AttachedRecord, OwnLog)| {
+                        (record.store_name == name && record.store.place() == used.record().place())
+                            .then_some(log)
+                    };
+                    if let Some(log) = left.and_then(is_here) {
+                        is_used = true;
+                        logs.push(log);
+                    }
+                }
+                Entry::Present(_) | Entry::Attaching { .. } | Entry::Evicting => {}
+            }
+        }
+        is_used.then_some(logs)
+    }
+
     fn presents(&self) -> Vec<(VolumeId, Arc<Present>)> {
         let volumes = self.volumes();
         let presents = volumes.iter().filter_map(|(volume, entry)| match entry {
@@ -142,19 +176,10 @@ fn invalid(name: &str, source: holdfast_s3::InvalidConfig) -> NodeError {
     NodeError::StoreConfig { name: name.to_owned(), source }
 }
 
-/// The first record of a log stays while the volume exists.
-async fn check_server(name: &str, client: &StoreClient, volume: VolumeId) -> Result<(), NodeError> {
-    let key = ObjectKey::Log(volume.clone(), Seq::FIRST).to_string();
-    let name = name.to_owned();
-    match client.get(&key, MOST_RECORD_BYTES).await {
-        Ok(_record) => Ok(()),
-        Err(StoreError::NotFound { .. }) => {
-            let endpoint = client.record().endpoint().unwrap_or("Amazon S3").to_owned();
-            Err(NodeError::StoreForeign { name, endpoint, volume })
-        }
-        Err(source) if source.kind() == ErrorKind::Corrupt => {
-            Err(NodeError::StoreForeign { name, endpoint: source.to_string(), volume })
-        }
-        Err(source) => Err(NodeError::StoreUnchecked { name, source }),
+fn unproven_in(name: &str, log: &OwnLog, unproven: Unproven) -> NodeError {
+    let (name, volume) = (name.to_owned(), log.volume.clone());
+    match unproven {
+        Unproven::Foreign(found) => NodeError::StoreForeign { name, volume, found },
+        Unproven::Unread(source) => NodeError::StoreUnchecked { name, volume, source: source.into() },
     }
 }

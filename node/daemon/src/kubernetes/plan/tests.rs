@@ -483,7 +483,7 @@ fn a_store_that_denies_is_told_with_its_secret() {
 #[test]
 fn a_refused_change_of_the_store_is_told() {
     let mut facts = served();
-    let why = "object store main: endpoint: the server at https://b does not hold volume v".to_owned();
+    let why = "object store main: endpoint or credentials: they lead to another bucket".to_owned();
     facts.here.as_mut().unwrap().store_change_refused = Some(why.clone());
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ChangeRefused"));

@@ -1,5 +1,6 @@
 //! An S3 server over a store in memory, as far as a volume needs one: key ids but no signatures, no multipart.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,8 @@ struct Rules {
     /// The only key id; any where absent.
     key_id: Mutex<Option<String>>,
     ignores_conditions: AtomicBool,
+    /// What other key ids lead to.
+    tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
     /// Requests that name it are not answered.
     closed: watch::Sender<Option<String>>,
 }
@@ -64,17 +67,26 @@ impl Bucket {
     /// Denies requests with any other key id from now on; the configuration that uses this one.
     pub(super) fn accept(&self, key_id: &str) -> S3Config {
         *self.rules.key_id.lock().unwrap() = Some(key_id.to_owned());
-        let credentials = Credentials::Static {
-            access_key_id: key_id.to_owned(),
-            secret_access_key: "secret".to_owned(),
-            session_token: None,
-        };
-        S3Config { credentials, ..self.config.clone() }
+        S3Config { credentials: key(key_id), ..self.config.clone() }
+    }
+
+    /// Requests with this key id are for a bucket of another tenant from now on.
+    pub(super) fn lead(&self, key_id: &str, objects: Arc<MemoryStore>) {
+        self.rules.tenants.lock().unwrap().insert(key_id.to_owned(), objects);
     }
 
     /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(super) fn ignore_conditions(&self) {
         self.rules.ignores_conditions.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The credentials with this key id.
+pub(super) fn key(id: &str) -> Credentials {
+    Credentials::Static {
+        access_key_id: id.to_owned(),
+        secret_access_key: "secret".to_owned(),
+        session_token: None,
     }
 }
 
@@ -109,6 +121,14 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
     if accepted.is_some_and(|credential| !header("authorization").unwrap().contains(&credential)) {
         return refuse(403, "InvalidAccessKeyId");
     }
+    let tenant = header("authorization").and_then(|told| {
+        let tenants = rules.tenants.lock().unwrap();
+        tenants
+            .iter()
+            .find(|(id, _)| told.contains(&format!("Credential={id}/")))
+            .map(|(_, objects)| Arc::clone(objects))
+    });
+    let objects = tenant.as_deref().unwrap_or(objects);
     let is_once = header("if-none-match").is_some() && !rules.ignores_conditions.load(Ordering::Relaxed);
     match head.method {
         Method::PUT if is_once => match objects.create(&key, body).await {

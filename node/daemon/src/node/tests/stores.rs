@@ -1,7 +1,9 @@
 //! Stores whose credentials, endpoint or certificates change under their volumes.
 
+use holdfast_objects::MemoryStore;
 use tokio::runtime::Runtime;
 
+use super::bucket::key;
 use super::*;
 
 /// A node that serves a volume with three dirty sectors, and whose bucket accepts another key from now on.
@@ -117,6 +119,206 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
             .await
             .unwrap();
         wait(&node, |status| status.dirty_bytes == Some(0) && status.store_change_refused.is_none()).await;
+        node.shutdown().await;
+    });
+}
+
+/// Another bucket of the same name: what a tenant's key leads to on the same server.
+struct Tenants {
+    own: Bucket,
+    other: Arc<MemoryStore>,
+}
+
+impl Tenants {
+    async fn start() -> Self {
+        let (own, other) = (Bucket::start().await, Arc::new(MemoryStore::new()));
+        own.lead("other", Arc::clone(&other));
+        Self { own, other }
+    }
+
+    fn other(&self) -> S3Config {
+        S3Config { credentials: key("other"), ..self.own.config.clone() }
+    }
+
+    /// Copies what is in the own bucket now.
+    async fn copy(&self) {
+        for name in self.own.objects.keys() {
+            let bytes = self.own.objects.get(&name, u64::MAX).await.unwrap();
+            self.other.put_segment(&name, &mut ReadyParts::from(bytes)).await.unwrap();
+        }
+    }
+}
+
+/// What is refused, why, and that the volume goes on with the former configuration.
+async fn refused(node: &Node, config: &S3Config, why: &str) {
+    let error = node.renew_store("main", config).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let told = node.list().into_iter().find_map(|status| status.store_change_refused);
+    assert_eq!(told.as_deref(), Some(error.to_string().as_str()));
+    for part in ["volume disk", why, "credentials", "stays in use"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+/// A node that serves a volume whose three dirty sectors were committed.
+async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
+    let node = Node::start(dirs.config()).await.unwrap();
+    node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+    leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
+    let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+    node.load_manifest(volume(), present);
+    wait(&node, |status| status.dirty_bytes == Some(0)).await;
+    node
+}
+
+/// Found by reading: only a new endpoint was checked. With another tenant's key the volume found no log, and was fenced.
+#[test]
+fn credentials_of_another_tenant_are_refused() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = beside.block_on(Tenants::start());
+    alone(async {
+        let node = committed(&dirs, &tenants.own).await;
+        refused(&node, &tenants.other(), "there is no log of it").await;
+        holdfast_log::provision(&*tenants.other, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        refused(&node, &tenants.other(), "another volume of the same name").await;
+        assert_eq!(only(&node).store, StoreHealth::Answers);
+        let used = dirs.local().read_record().unwrap().unwrap().store;
+        assert_eq!(used, (&tenants.own.config).into(), "a restarted daemon begins with it too");
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: only the first record was looked at, which every copy of a bucket has.
+#[test]
+fn a_copy_without_the_newest_record_is_refused() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = beside.block_on(Tenants::start());
+    alone(async {
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        tenants.copy().await;
+        node.shutdown().await;
+    });
+    alone(async {
+        let node = committed(&dirs, &tenants.own).await;
+        refused(&node, &tenants.other(), "lacks the attach of this node").await;
+        // An attach that another writer made on the copy stands where this node's is.
+        let elsewhere = Dirs::new();
+        win(&*tenants.other, &volume(), &elsewhere.local(), &claim("b", 8)).await.unwrap();
+        refused(&node, &tenants.other(), "lacks the attach of this node").await;
+        node.shutdown().await;
+    });
+}
+
+/// The same where the copy has the attach, and the commit after it is missing or of another writer.
+#[test]
+fn a_copy_that_was_left_behind_is_refused() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = beside.block_on(Tenants::start());
+    alone(async {
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
+        tenants.copy().await;
+        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        node.load_manifest(volume(), present);
+        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
+        let elsewhere = Dirs::new();
+        let claim = Claim { replaces: Some(Epoch(1)), ..claim("b", 8) };
+        win(&*tenants.other, &volume(), &elsewhere.local(), &claim).await.unwrap();
+        refused(&node, &tenants.other(), "record 3 of the log there is of another writer").await;
+        // A whole copy is the same log.
+        for name in tenants.other.keys() {
+            tenants.other.delete(&name).await.unwrap();
+        }
+        tenants.copy().await;
+        node.renew_store("main", &tenants.other()).await.unwrap();
+        assert_eq!(only(&node).store_change_refused, None);
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: one volume was looked at, whichever came first.
+#[test]
+fn every_volume_of_a_store_is_looked_for() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = beside.block_on(Tenants::start());
+    alone(async {
+        let first: VolumeId = "a-first".parse().unwrap();
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&first, SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        leave_volume_dirty(&dirs, ("main", &tenants.own), &first, SectorRange::new(2, 3)).await;
+        node.resume(&first, LIMIT).await.unwrap().unwrap();
+        tenants.copy().await;
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
+        leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
+        node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        refused(&node, &tenants.other(), "there is no log of it").await;
+        node.shutdown().await;
+    });
+}
+
+/// Found by reading: a volume that waited to be recovered was not looked for, and was fenced when it came up.
+#[test]
+fn a_volume_that_waits_to_be_recovered_is_looked_for() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let tenants = beside.block_on(Tenants::start());
+    alone(async {
+        holdfast_log::provision(&*tenants.own.objects, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
+        let live_map = fs::read(dirs.live_map()).unwrap();
+        let record = dirs.local().read_record().unwrap().unwrap();
+        let kernel = Arc::new(FakeKernel::new());
+        kernel.add_left(7, DeviceState::Quiesced, record.tag);
+        dirs.local().write_record(&AttachedRecord { device_id: Some(7), ..record }).unwrap();
+        fs::write(dirs.live_map(), [0; 8192]).unwrap();
+        let node = Node::start_with(dirs.config(), kernel, LIMIT).await.unwrap();
+        assert_eq!(only(&node).state, VolumeState::Quiesced);
+        let error = node.renew_store("main", &tenants.other()).await.unwrap_err();
+        assert!(error.to_string().contains("volume disk") && error.kind() == ErrorKind::Invalid, "{error}");
+        // It comes up with the former key.
+        fs::write(dirs.live_map(), live_map).unwrap();
+        wait(&node, |status| status.dirty_bytes == Some(0)).await;
+        node.shutdown().await;
+    });
+}
+
+/// The old key is revoked and the new one cannot be tried yet: nothing is changed, and a later try succeeds.
+#[test]
+fn a_change_that_cannot_be_checked_is_tried_again() {
+    let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
+    let bucket = beside.block_on(Bucket::start());
+    alone(async {
+        let (node, new) = rotated(&dirs, &bucket).await;
+        let not_yet = S3Config { credentials: key("newer"), ..new.clone() };
+        let silent = S3Config { endpoint: nowhere().endpoint, ..new.clone() };
+        for untried in [&not_yet, &silent] {
+            let error = node.renew_store("main", untried).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            let told = only(&node).store_change_refused.unwrap();
+            assert!(told.contains("volume disk") && told.contains("tried again"), "{told}");
+            assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
+        }
+        bucket.accept("newer");
+        node.renew_store("main", &not_yet).await.unwrap();
+        wait(&node, |status| status.dirty_bytes == Some(0) && status.store_change_refused.is_none()).await;
+        node.shutdown().await;
+    });
+}
+
+/// Two attaches that read a new key at once do not keep each other from using it.
+#[test]
+fn attaches_with_a_new_key_do_not_block_each_other() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        drop(node.store("main", &bucket.config).await.unwrap());
+        let new = bucket.accept("new");
+        let both = [(); 8].map(|()| node.store("main", &new));
+        for opened in futures::future::join_all(both).await {
+            assert_eq!(*opened.unwrap().current().record(), (&new).into());
+        }
         node.shutdown().await;
     });
 }
