@@ -12,9 +12,16 @@ const ONLY: &[(&str, &[&str])] = &[
     ("io-uring", &["holdfast-ring", "holdfast-ublk"]),
     ("libublk", &["holdfast-ublk"]),
     ("aws-*", &["holdfast-s3"]),
-    ("kube", &["holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
-    ("k8s-openapi", &["holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
-    ("holdfast-crds", &["holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-e2e"]),
+    ("kube", &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"]),
+    (
+        "k8s-openapi",
+        &["holdfast-cluster", "holdfast-crds", "holdfast-operator", "holdfast-node", "holdfast-csi"],
+    ),
+    (
+        "holdfast-crds",
+        &["holdfast-cluster", "holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-e2e"],
+    ),
+    ("holdfast-cluster", &["holdfast-operator", "holdfast-node"]),
     ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-e2e"]),
     (
         "holdfast-engine",

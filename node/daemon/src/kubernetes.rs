@@ -7,7 +7,6 @@
 //! On failure: requests to the API server are repeated with jitter; failed operations are told in the condition
 //! `Attached` and tried again.
 
-mod api;
 mod event;
 mod object_store;
 mod operations;

@@ -111,6 +111,7 @@ pub(crate) fn worth_writing(previous: Option<&ObjectStoreStatus>, next: &ObjectS
 
 #[cfg(test)]
 mod tests {
+    use holdfast_cluster::store_config::StoreConfigError;
     use holdfast_objects::StoreError;
 
     use super::*;
@@ -129,7 +130,11 @@ mod tests {
         for (health, reason, field) in [
             (away("connection refused"), "Unreachable", "spec.endpoint: "),
             (Err(ProbeFailure::CreateOnceIgnored.into()), "CreateOnceIgnored", "spec.bucket: "),
-            (Err(ConnectError::TwoCaBundles.into()), "InvalidSpec", "spec.caBundleRef: "),
+            (
+                Err(ConnectError::from(StoreConfigError::TwoCaBundles).into()),
+                "InvalidSpec",
+                "spec.caBundleRef: ",
+            ),
         ] {
             let status = status(&[], Some(2), &health, &now);
             let ready = find_condition(&status.conditions, READY).expect("ready");

@@ -2,12 +2,12 @@
 //!
 //! On failure: an event that cannot be written is only logged; the conditions say the same.
 
+use holdfast_cluster::api::call;
 use holdfast_crds::{Condition, Volume, event, find_condition, turned};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{self, EventType, Reporter};
 use kube::{Client, Resource};
 
-use super::api::call;
 use super::trouble;
 
 /// Writes events in the daemon's name.

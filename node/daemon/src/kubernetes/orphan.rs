@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use holdfast_cluster::api::call;
 use holdfast_crds::{StorageNode, Volume};
 use holdfast_types::VolumeId;
 use kube::api::ListParams;
@@ -21,7 +22,6 @@ use kube::runtime::events::{Event, EventType};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
 
-use super::api::call;
 use super::event::Recorder;
 use super::volume::identity;
 use crate::node::{ErrorKind, VolumeState};

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     Condition, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time,
     TransportSupport, condition,
@@ -14,7 +15,6 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource};
 use serde_json::json;
 
-use super::api::{ApiError, call};
 use super::transport_name;
 use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, off_runtime};
 use crate::volumes::Volumes;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use futures::channel::mpsc;
+use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
 use holdfast_engine::volume::Durability;
 use holdfast_types::VolumeId;
@@ -16,7 +17,6 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
-use super::api::{ApiError, call};
 use super::event::Recorder;
 use super::object_store::{self, StoreError};
 use super::operations::{Doing, Operations, Outcome};

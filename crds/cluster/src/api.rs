@@ -9,7 +9,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The API server did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ApiError {
+pub enum ApiError {
     /// It refused, or could not be reached.
     #[error("the API server refused a request")]
     Refused(#[source] Box<kube::Error>),
@@ -19,13 +19,13 @@ pub(crate) enum ApiError {
 }
 
 impl ApiError {
-    /// Whether the object changed or went away since it was read.
-    pub(crate) fn is_stale(&self) -> bool {
+    /// True if the object changed or is gone since it was read.
+    pub fn is_stale(&self) -> bool {
         matches!(self.code(), Some(404 | 409))
     }
 
-    /// Whether the daemon lacks the permission.
-    pub(crate) fn is_forbidden(&self) -> bool {
+    /// True if the program lacks the permission.
+    pub fn is_forbidden(&self) -> bool {
         self.code() == Some(403)
     }
 
@@ -47,7 +47,7 @@ impl ApiError {
 ///
 /// # Errors
 /// [`ApiError`]; a request that changes something may have taken effect.
-pub(crate) async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
+pub async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(|error| ApiError::Refused(Box::new(error))),
         Err(_elapsed) => Err(ApiError::Silent),
