@@ -1,8 +1,8 @@
 //! Winning a volume: log, local files, attach record, in this order.
 //!
-//! 1. the log is read, and the local map;
-//! 2. local data that is not the volume's newest is set aside if anything of it is dirty (invariant 6), else discarded
-//!    (`OutrunPutAway`);
+//! 1. the log is read, and the local map; where that knows more of the log than LIST showed, the log is read to its end;
+//! 2. local data that is not the volume's newest is preserved if anything of it is dirty (invariant 6) or the log was set back,
+//!    else discarded (`OutrunPutAway`);
 //! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours
 //!    (`IntentStored`);
 //! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
@@ -16,16 +16,19 @@
 
 use std::error::Error;
 
-use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Displaced, Foreign, LocalData, plan_attach};
+use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::planted::{Bug, is_planted};
-use holdfast_log::{CreateOutcome, LogFailure, create_record, read_manifest, was_trimmed_after};
+use holdfast_engine::record::Displaced;
+use holdfast_log::{
+    CreateOutcome, LogFailure, create_record, read_manifest, read_manifest_to_end, was_trimmed_after,
+};
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Epoch, VolumeId};
 
-use crate::LocalState;
+use crate::{FoundMap, LocalState};
 
 /// How often a log that others extend is read anew.
 const TRIES: usize = 5;
@@ -42,7 +45,7 @@ pub struct Won<F> {
     pub found: Vec<FoundPage>,
     /// Clean data is what the log's end says, too.
     pub trust_clean: bool,
-    /// The writer that was replaced: what it had not uploaded is not in the volume.
+    /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is not in the volume.
     pub displaced: Option<Displaced>,
     /// Local data was kept aside, and why.
     pub put_aside: Option<PutAside>,
@@ -76,6 +79,11 @@ pub enum AttachError<L: Error + 'static> {
     Local(L),
 }
 
+/// Whether local data that is not the volume's newest is to be kept. A log that was set back lacks what was clean, too.
+fn is_kept(map: &FoundMap, why: Foreign) -> bool {
+    holds_dirty(&map.pages) || (why == Foreign::LogSetBack && !map.pages.is_empty())
+}
+
 /// Reads the log and the local files, decides, and creates the attach record; begins again when somebody was faster.
 ///
 /// # Errors
@@ -91,6 +99,9 @@ pub async fn win<L: LocalState>(
         let mut manifest = read_manifest(objects, volume).await?;
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
         let found_header = on_disk.as_ref().map(|map| &map.header);
+        if worth(&manifest, found_header) == LocalData::Foreign(Foreign::LogSetBack) {
+            manifest = read_manifest_to_end(objects, volume).await?;
+        }
         let plan = plan_attach(&manifest, found_header, claim);
         let goes_on = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();
@@ -106,9 +117,7 @@ pub async fn win<L: LocalState>(
                 }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
-            (LocalData::Foreign(why), Some(map))
-                if holds_dirty(&map.pages) && !is_planted(Bug::NoSetAside) =>
-            {
+            (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && !is_planted(Bug::NoSetAside) => {
                 let epoch = map.header.epoch;
                 local.set_aside(epoch).await.map_err(AttachError::Local)?;
                 put_aside = Some(PutAside { epoch, why });

@@ -47,7 +47,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_background::{Indexes, Pools, UploadMemory};
-use holdfast_engine::attach::Displaced;
+use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
@@ -158,7 +158,7 @@ pub(crate) struct Attached {
     pub(crate) epoch: u64,
     /// Size in bytes.
     pub(crate) bytes: u64,
-    /// The writer that this attach replaced; only its own answer says so.
+    /// The writer that this node replaced when it took the volume.
     pub(crate) displaced: Option<Displaced>,
 }
 
@@ -238,6 +238,8 @@ struct Present {
     epoch: u64,
     max_age_ms: u64,
     durability: Durability,
+    /// The writer that was replaced when this node took the volume.
+    displaced: Option<Displaced>,
     /// A detach was asked for; a restarted daemon goes on with it.
     detaching: AtomicBool,
     /// A detach is under way in this process.
@@ -444,6 +446,7 @@ impl Present {
             epoch: self.epoch,
             max_age_ms: self.max_age_ms,
             durability: self.durability,
+            displaced: self.displaced.clone().map(Into::into),
             detaching: self.is_detaching(),
             store_name: self.store_name.clone(),
             store: self.objects.current().record().clone(),
@@ -457,7 +460,7 @@ impl Present {
             transport: device.transport(),
             epoch: self.epoch,
             bytes: self.sectors * SECTOR_BYTES,
-            displaced: None,
+            displaced: self.displaced.clone(),
         })
     }
 }

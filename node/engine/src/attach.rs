@@ -6,10 +6,14 @@
 //! Local data is *ours* if it belongs to this very volume (its create record), no other writer has attached since, and no commit
 //! of its writer holds what it lacks. A volume that the log calls attached is attached again without permission only by the node
 //! that its attach record names, and only with that writer's own data. All else needs permission to replace the writer of one
-//! epoch, and is reported ([`Displaced`]): what that writer had not uploaded may be missing.
+//! epoch, and is reported ([`Displaced`]): what that writer had not uploaded may be missing. The attach record says so too, and
+//! an attach that continues it repeats it, so that the death of a process does not hide it.
+//!
+//! Local data that knows more of the log than there is belongs to another history: the log was set back. It is preserved, clean
+//! or dirty, because nothing else holds what the log lost.
 //!
 //! Upholds invariant 6: whose dirty data it is; 4: clean data counts only where it is what the log's end says; 18: older data is
-//! never uploaded; 19: no writer is replaced unnamed, and none in silence (`docs/invariants.md`, ADR 8).
+//! never uploaded, nor over a log that was set back; 19: no writer is replaced unnamed, and none in silence (`docs/invariants.md`, ADR 8).
 
 use std::fmt;
 
@@ -19,7 +23,7 @@ use crate::durable_map::Header;
 use crate::limit::MAX_SECTORS;
 use crate::manifest::{Manifest, Writer};
 use crate::planted::{Bug, is_planted};
-use crate::record::{Body, Record};
+use crate::record::{Body, Displaced, Record};
 use crate::sector_map::{Side, SideSet};
 
 /// Who wants the volume, and how.
@@ -60,6 +64,8 @@ pub enum Foreign {
     Outrun,
     /// Its own writer committed what it lacks: the disk was set back or copied, or lost what it had synced.
     Older,
+    /// It knows records that the log does not have: the bucket was set back to an earlier state, or lost objects.
+    LogSetBack,
 }
 
 /// Why a node that is attached by the log does not have that writer's data.
@@ -71,6 +77,18 @@ pub enum Missing {
     Unlike(Foreign),
 }
 
+impl Missing {
+    /// The way to that writer's data.
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Unlike(Foreign::LogSetBack) => "Restore the bucket's newest state",
+            Self::Gone | Self::Unlike(Foreign::OtherVolume | Foreign::Outrun | Foreign::Older) => {
+                "Mount or restore the state directory"
+            }
+        }
+    }
+}
+
 impl fmt::Display for Missing {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
@@ -78,19 +96,11 @@ impl fmt::Display for Missing {
             Self::Unlike(Foreign::OtherVolume) => "belongs to another volume of this name",
             Self::Unlike(Foreign::Outrun) => "was written before that attach",
             Self::Unlike(Foreign::Older) => "is older than the last commit",
+            Self::Unlike(Foreign::LogSetBack) => {
+                "is newer than the log, which was set back to an earlier state or lost records"
+            }
         })
     }
-}
-
-/// A writer that the attach replaces. What it had not uploaded is not in the volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Displaced {
-    /// Its epoch.
-    pub epoch: Epoch,
-    /// Its node.
-    pub node: String,
-    /// When it attached, milliseconds since 1970.
-    pub since_unix_ms: u64,
 }
 
 /// What to do.
@@ -98,7 +108,7 @@ pub struct Displaced {
 pub struct AttachPlan {
     /// What the local files are worth.
     pub local: LocalData,
-    /// The writer that is replaced, with permission.
+    /// The writer that is replaced, with permission; also by the attach of this node that this one continues.
     pub displaced: Option<Displaced>,
     /// The header to write before the record is created.
     pub header: Header,
@@ -134,8 +144,9 @@ pub enum AttachRefused {
     /// This node holds it, and what its writer left here is not there.
     #[error(
         "volume {volume} is attached by this node (epoch {epoch}), but its local state {missing}. An attach would lose what was \
-         not uploaded. Mount or restore the state directory; if it is lost, accept the loss with `attach --take-over {epoch}`, or \
-         in Kubernetes with the annotation holdfast.dev/force-detach={node}"
+         not uploaded. {}; if it is lost, accept the loss with `attach --take-over {epoch}`, or in Kubernetes with the \
+         annotation holdfast.dev/force-detach={node}",
+        .missing.remedy()
     )]
     LocalStateMissing {
         /// Which.
@@ -177,13 +188,16 @@ pub enum AttachRefused {
     TooLarge(u64),
 }
 
-/// What the local files with the header `found` are worth to the volume whose log reads `manifest`.
+/// What the local files with the header `found` are worth to the volume whose log reads `manifest`. That the log was set back
+/// may also mean that `manifest` is not its end.
 pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     let Some(header) = found else { return LocalData::Absent };
     let is_this_volume = header.volume == *manifest.volume()
         && (header.identity == manifest.identity() || is_planted(Bug::TrustsOtherStore));
     if !is_this_volume {
         LocalData::Foreign(Foreign::OtherVolume)
+    } else if !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq() {
+        LocalData::Foreign(Foreign::LogSetBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
         LocalData::Foreign(Foreign::Outrun)
     } else if manifest.is_beyond(&header.nonces, header.synced_generation)
@@ -196,7 +210,7 @@ pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     }
 }
 
-/// The writer that the attach replaces, if it may.
+/// The writer that the attach replaces, if it may; else the one that was replaced by the attach which this one continues.
 fn displace(
     manifest: &Manifest,
     found: Option<&Header>,
@@ -207,7 +221,9 @@ fn displace(
     let is_of_this_node = node == claim.node;
     let is_of_writer = found.is_some_and(|header| header.nonces.contains(&nonce));
     let missing = match local {
-        LocalData::Ours { .. } if is_of_writer && is_of_this_node => return Ok(None),
+        LocalData::Ours { .. } if is_of_writer && is_of_this_node => {
+            return Ok(manifest.displaced().cloned());
+        }
         LocalData::Ours { .. } | LocalData::Absent if is_of_this_node && is_planted(Bug::SilentAbsent) => {
             return Ok(None);
         }
@@ -259,9 +275,9 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
-            // A log that ends before the epoch of the local data is an older state of it, and so is one that ends where its
-            // writer let go. The record to come takes what is void out of the manifest.
-            if manifest.epoch() >= header.epoch && manifest.seq() > header.seq {
+            // A log that ends where its writer detached calls nothing void that came later. The record to come takes what is
+            // void out of the manifest.
+            if manifest.seq() > header.seq {
                 header.void = header.void.or(manifest.void());
             }
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
@@ -272,6 +288,7 @@ pub fn plan_attach(
             identity: manifest.identity(),
             sectors,
             epoch: manifest.epoch(),
+            writer: manifest.writer().unwrap_or_default(),
             nonces: Vec::new(),
             active: Side::A,
             closed_clean: false,
@@ -281,13 +298,15 @@ pub fn plan_attach(
         },
     };
     let nonce = header.intend(claim.nonce);
+    // A log that was set back does not give an epoch of this node's again.
+    let known = found.filter(|found| found.identity == manifest.identity()).map(|found| found.epoch);
     let record = Record {
         volume: volume.clone(),
         seq: manifest.seq().next(),
-        epoch: manifest.epoch().next(),
+        epoch: manifest.epoch().max(known.unwrap_or_default()).next(),
         nonce,
         unix_ms: claim.unix_ms,
-        body: Body::Attach { sectors, node: claim.node.clone() },
+        body: Body::Attach { sectors, node: claim.node.clone(), displaced: displaced.clone() },
     };
     Ok(AttachPlan { local, displaced, header, record })
 }
@@ -325,17 +344,19 @@ mod tests {
     }
 
     fn attach(epoch: u64, nonce: Nonce) -> (u64, Nonce, Body) {
-        (epoch, nonce, Body::Attach { sectors: 100, node: "n".into() })
+        attach_of("n", epoch, nonce)
     }
 
     fn won(manifest: &Manifest, found: Option<&Header>, nonce: Nonce) -> (LocalData, Header) {
         let plan = plan_attach(manifest, found, &Claim { replaces: Some(manifest.epoch()), ..claim(nonce) })
             .unwrap();
-        (plan.local, Header { epoch: plan.record.epoch, ..plan.header })
+        let mut header = plan.header;
+        header.is_ours_as_of(plan.record.epoch, Some(plan.record.nonce));
+        (plan.local, header)
     }
 
     fn attach_of(node: &str, epoch: u64, nonce: Nonce) -> (u64, Nonce, Body) {
-        (epoch, nonce, Body::Attach { sectors: 100, node: node.into() })
+        (epoch, nonce, Body::Attach { sectors: 100, node: node.into(), displaced: None })
     }
 
     fn commit(epoch: u64, nonce: Nonce, generation: u64) -> (u64, Nonce, Body) {
@@ -397,6 +418,73 @@ mod tests {
             plan_attach(&held, Some(&header), &Claim { replaces: Some(Epoch(1)), ..claim(THEIRS) }).unwrap();
         assert_eq!(moved.local, LocalData::Ours { trust_clean: false });
         assert!(moved.displaced.is_some());
+    }
+
+    /// A bucket that was set back: the record carried an epoch below that of the header, and the writer's first commit broke the
+    /// log. What the log lost was mixed with what is older.
+    #[test]
+    fn a_log_set_back_is_reported_and_breaks_no_log() {
+        let let_go = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
+        let (_, header) = won(&log(&let_go), None, MINE);
+        let served = [&let_go[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
+        let header = Header { seq: Seq(6), ..header };
+        assert!(matches!(worth(&log(&served), Some(&header)), LocalData::Ours { .. }));
+        let longer = |records: &[(u64, Nonce, Body)]| log(&[&let_go[..], records].concat());
+        let commits = vec![commit(2, THEIRS, 0); 5];
+        for set_back in [
+            // Before its attach, and before its last commit.
+            log(&let_go),
+            log(&served[..5]),
+            // Its epoch was given again, and the log is longer than it was.
+            longer(&[&[attach_of("other", 2, THEIRS)], &commits[..], &[(2, THEIRS, Body::Detach)]].concat()),
+        ] {
+            let went_back = LocalData::Foreign(Foreign::LogSetBack);
+            assert_eq!(worth(&set_back, Some(&header)), went_back);
+            let named = set_back.attached().map(|writer| writer.epoch);
+            let plan =
+                plan_attach(&set_back, Some(&header), &Claim { replaces: named, ..claim(Nonce([7; 16])) });
+            let AttachPlan { local, displaced, header: mut after, record } = plan.unwrap();
+            assert_eq!(local, went_back);
+            assert_eq!(displaced.map(|writer| writer.epoch), named);
+            assert_eq!(record.epoch, Epoch(3), "no epoch of this node comes twice");
+            after.is_ours_as_of(record.epoch, Some(record.nonce));
+            assert_eq!((after.epoch, after.writer), (record.epoch, record.nonce));
+            let mut log = set_back.clone();
+            log.apply(&record).unwrap();
+            let (epoch, nonce, body) = commit(after.epoch.0, record.nonce, 0);
+            let seq = log.seq().next();
+            log.apply(&Record { seq, epoch: Epoch(epoch), nonce, body, ..record }).unwrap();
+            assert!(matches!(worth(&log, Some(&after)), LocalData::Ours { .. }));
+        }
+        let refused = refused(&log(&served[..5]), Some(&header), None).unwrap();
+        let message = refused.to_string();
+        assert!(
+            message.contains("is newer than the log") && message.contains("Restore the bucket"),
+            "{message}"
+        );
+    }
+
+    /// An attach whose create was answered ambiguously, or whose process died, replaced its writer in silence: the next one
+    /// continued it.
+    #[test]
+    fn a_replaced_writer_is_named_until_the_detach() {
+        let held = log(&[create(), attach_of("other", 1, THEIRS)]);
+        let taken = plan_attach(&held, None, &Claim { replaces: Some(Epoch(1)), ..claim(MINE) }).unwrap();
+        let displaced = Some(Displaced { epoch: Epoch(1), node: "other".into(), since_unix_ms: 0 });
+        assert_eq!(taken.displaced, displaced);
+        let mut log = held;
+        log.apply(&taken.record).unwrap();
+        log = Manifest::decode_checkpoint(&log.encode_checkpoint()).unwrap();
+        let mut header = taken.header;
+        for turn in 8..11 {
+            let again = plan_attach(&log, Some(&header), &claim(Nonce([turn; 16]))).unwrap();
+            assert_eq!(again.displaced, displaced);
+            log.apply(&again.record).unwrap();
+            header = again.header;
+        }
+        let (nonce, seq) = (log.writer().unwrap(), log.seq().next());
+        log.apply(&Record { seq, epoch: log.epoch(), nonce, body: Body::Detach, ..taken.record }).unwrap();
+        assert_eq!(plan_attach(&log, Some(&header), &claim(MINE)).unwrap().displaced, None);
     }
 
     /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older bytes.

@@ -7,8 +7,8 @@
 //! ```
 //! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512 bytes, each an
 //! envelope of its own, zero to its end: `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`.
-//! The header's payload: `u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8 active side,
-//! u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
+//! The header's payload: `u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
+//! u8 active side, u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
 //! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
 //! one of the two is whole.
@@ -53,6 +53,8 @@ pub struct Header {
     pub sectors: u64,
     /// The local data is the volume's as of this epoch.
     pub epoch: Epoch,
+    /// The nonce of that epoch's attach, of this node or another: a log that was set back may give the epoch to another one.
+    pub writer: Nonce,
     /// The nonces of this node's attaches from that epoch on, newest last; some of them never came into the log.
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
@@ -62,8 +64,7 @@ pub struct Header {
     /// What these sides hold counts no more, whatever the pages say: a commit said so (`Body::Commit`), and no round has
     /// written the pages since.
     pub void: SideSet,
-    /// The log position the local data belongs to, where closed clean; of a fenced writer that let go, the last one that it
-    /// knew.
+    /// The last record that the writer knew. A log that ends before it was set back.
     pub seq: Seq,
     /// Every page written for the first time up to this generation was synced.
     pub synced_generation: u64,
@@ -89,6 +90,7 @@ impl Header {
     pub fn is_ours_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
         if epoch > self.epoch {
             self.epoch = epoch;
+            self.writer = writer.unwrap_or_default();
             self.nonces.retain(|nonce| Some(*nonce) == writer);
         }
     }
@@ -100,6 +102,7 @@ impl Header {
         out.extend_from_slice(&self.identity.0);
         out.extend_from_slice(&self.sectors.to_le_bytes());
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
+        out.extend_from_slice(&self.writer.0);
         out.push(self.active as u8);
         out.push(u8::from(self.closed_clean) | (self.void.bits() << 1));
         out.extend_from_slice(&self.seq.0.to_le_bytes());
@@ -125,6 +128,7 @@ impl Header {
             return Err(fields.bad("sectors", sectors));
         }
         let epoch = Epoch(fields.u64()?);
+        let writer = Nonce(fields.array()?);
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
         let flags = fields.u8()?;
         let closed_clean = flags & 1 != 0;
@@ -143,6 +147,7 @@ impl Header {
                 identity,
                 sectors,
                 epoch,
+                writer,
                 nonces,
                 active,
                 closed_clean,

@@ -3,7 +3,7 @@
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.
-pub const REMEMBERED_NONCES: usize = 22;
+pub const REMEMBERED_NONCES: usize = 21;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Largest request in bytes that moves data.

@@ -9,6 +9,7 @@
 //! ```text
 //! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A void, 4 B void)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
+//! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x segment reference             oldest first
@@ -21,7 +22,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::planted::{Bug, is_planted};
-use crate::record::{Body, Record, SegmentRef};
+use crate::record::{Body, Displaced, Record, SegmentRef};
 use crate::sector_map::SideSet;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -42,6 +43,7 @@ pub struct Manifest {
     identity: Nonce,
     node: String,
     attached_unix_ms: u64,
+    displaced: Option<Displaced>,
     covered: Covered,
     checkpointed: Seq,
     attaches: VecDeque<Attach>,
@@ -162,6 +164,7 @@ impl Manifest {
             identity: Nonce::default(),
             node: String::new(),
             attached_unix_ms: 0,
+            displaced: None,
             covered: Covered::default(),
             checkpointed: Seq(0),
             attaches: VecDeque::new(),
@@ -221,6 +224,11 @@ impl Manifest {
         })
     }
 
+    /// The writer that the newest attach displaced, or that one before it of the same node and data.
+    pub fn displaced(&self) -> Option<&Displaced> {
+        self.displaced.as_ref()
+    }
+
     /// The nonce of the volume's create record.
     pub fn identity(&self) -> Nonce {
         self.identity
@@ -265,9 +273,19 @@ impl Manifest {
         &self.segments
     }
 
+    /// Whether the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume has epoch zero before its
+    /// first attach.
+    pub fn has_attach(&self, epoch: Epoch, writer: Nonce) -> bool {
+        let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
+            && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch);
+        let there = self.attaches.iter().find(|at| at.epoch == epoch);
+        epoch == Epoch(0) || is_forgotten || there.is_some_and(|at| at.nonce == writer)
+    }
+
     /// Whether every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is still ours.
     pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
-        let forgotten = self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch.next());
+        let forgotten = self.attaches.len() == REMEMBERED_ATTACHES
+            && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch.next());
         !forgotten && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
     }
 
@@ -315,7 +333,7 @@ impl Manifest {
                 self.sectors = *sectors;
                 self.identity = record.nonce;
             }
-            Body::Attach { sectors, node } => {
+            Body::Attach { sectors, node, displaced } => {
                 if record.epoch <= current {
                     return Err(wrong_epoch);
                 }
@@ -326,6 +344,7 @@ impl Manifest {
                 self.attached = true;
                 self.node.clone_from(node);
                 self.attached_unix_ms = record.unix_ms;
+                self.displaced.clone_from(displaced);
                 // Whoever attaches has put away what was void.
                 self.void = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
@@ -382,6 +401,7 @@ impl Manifest {
         out.extend_from_slice(&self.identity.0);
         wire::put_text(&mut out, &self.node);
         out.extend_from_slice(&self.attached_unix_ms.to_le_bytes());
+        Displaced::put(self.displaced.as_ref(), &mut out);
         out.extend_from_slice(&self.covered.writer.0);
         out.extend_from_slice(&self.covered.generation.to_le_bytes());
         let attaches = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
@@ -423,6 +443,7 @@ impl Manifest {
         manifest.identity = Nonce(fields.array()?);
         manifest.node = fields.text()?;
         manifest.attached_unix_ms = fields.u64()?;
+        manifest.displaced = Displaced::take(&mut fields)?;
         manifest.covered = Covered { writer: Nonce(fields.array()?), generation: fields.u64()? };
         for _ in 0..fields.count(32)? {
             let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));

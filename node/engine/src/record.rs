@@ -5,11 +5,12 @@
 //! u8 length + text   volume id
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
 //! create (1): u64 sectors
-//! attach (2): u64 sectors, u8 length + text node
+//! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! commit (3): u8 void sides (1 A, 2 B), u64 generation, segment reference
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
+//! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds` behind it.
 //! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};
@@ -52,6 +53,8 @@ pub enum Body {
         sectors: u64,
         /// The writer's node: only the same node may attach the volume again without permission.
         node: String,
+        /// The writer that the node replaced when it took the volume. Its later attaches with the same data repeat it.
+        displaced: Option<Displaced>,
     },
     /// One seal is durable.
     Commit {
@@ -68,6 +71,36 @@ pub enum Body {
     Detach,
     /// The volume is gone for ever.
     Delete,
+}
+
+/// A writer that was replaced. What it had not uploaded is not in the volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Displaced {
+    /// Its epoch, never zero.
+    pub epoch: Epoch,
+    /// Its node.
+    pub node: String,
+    /// When it attached, milliseconds since 1970.
+    pub since_unix_ms: u64,
+}
+
+impl Displaced {
+    pub(crate) fn put(displaced: Option<&Self>, out: &mut Vec<u8>) {
+        let Some(Self { epoch, node, since_unix_ms }) = displaced else {
+            return out.extend_from_slice(&0u64.to_le_bytes());
+        };
+        out.extend_from_slice(&epoch.0.to_le_bytes());
+        wire::put_text(out, node);
+        out.extend_from_slice(&since_unix_ms.to_le_bytes());
+    }
+
+    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Option<Self>, DecodeError> {
+        let epoch = Epoch(fields.u64()?);
+        if epoch == Epoch(0) {
+            return Ok(None);
+        }
+        Ok(Some(Self { epoch, node: fields.text()?, since_unix_ms: fields.u64()? }))
+    }
 }
 
 /// Where a segment is and which chunks it touches.
@@ -99,10 +132,11 @@ impl Record {
                 out.push(1);
                 out.extend_from_slice(&sectors.to_le_bytes());
             }
-            Body::Attach { sectors, node } => {
+            Body::Attach { sectors, node, displaced } => {
                 out.push(2);
                 out.extend_from_slice(&sectors.to_le_bytes());
                 wire::put_text(&mut out, node);
+                Displaced::put(displaced.as_ref(), &mut out);
             }
             Body::Commit { segment, void, generation } => {
                 out.push(3);
@@ -131,7 +165,11 @@ impl Record {
         let unix_ms = fields.u64()?;
         let body = match fields.u8()? {
             1 => Body::Create { sectors: take_sectors(&mut fields)? },
-            2 => Body::Attach { sectors: take_sectors(&mut fields)?, node: fields.text()? },
+            2 => Body::Attach {
+                sectors: take_sectors(&mut fields)?,
+                node: fields.text()?,
+                displaced: Displaced::take(&mut fields)?,
+            },
             3 => {
                 let bits = fields.u8()?;
                 let void =
@@ -231,9 +269,11 @@ mod tests {
 
     #[test]
     fn every_body_survives_its_bytes() {
+        let displaced = Displaced { epoch: Epoch(1), node: "b".into(), since_unix_ms: 5 };
         for body in [
             Body::Create { sectors: 3 },
-            Body::Attach { sectors: 4, node: "a".into() },
+            Body::Attach { sectors: 4, node: "a".into(), displaced: None },
+            Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),
             Body::Commit { segment: segment(), void: SideSet::BOTH, generation: 7 },
             Body::Detach,
@@ -254,7 +294,8 @@ mod tests {
     #[test]
     fn sizes_that_no_volume_has_are_refused() {
         let sectors = MAX_SECTORS + 1;
-        for body in [Body::Create { sectors }, Body::Attach { sectors, node: String::new() }] {
+        for body in [Body::Create { sectors }, Body::Attach { sectors, node: String::new(), displaced: None }]
+        {
             let refused = Record::decode(&record(body).encode()).unwrap_err();
             assert_eq!(refused.to_string(), "log record: sectors cannot be 137438953473");
         }

@@ -230,7 +230,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         now: Millis,
     ) -> Result<Self, LiveMapError> {
         let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
-        setup.header.epoch = setup.header.epoch.max(map.epoch());
+        let own = setup.header.nonces.last().copied();
+        setup.header.is_ours_as_of(map.epoch(), own);
         let mut volume = Self::over(setup, map, now);
         volume.pending = pending;
         let sealed = volume.map.active().other();
@@ -482,7 +483,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
-        if manifest.is_deleted() || manifest.writer() != Some(self.nonce) {
+        // A log that was set back lacks what is clean here.
+        let is_set_back = manifest.seq() < self.header.seq;
+        if manifest.is_deleted() || manifest.writer() != Some(self.nonce) || is_set_back {
             return self.fence(manifest.seq(), out);
         }
         self.checkpointed = manifest.checkpointed();
@@ -500,7 +503,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         self.lifecycle = Lifecycle::Fenced;
         // What the last round names came after all that this writer's commits call void.
-        self.header.seq = known;
+        self.header.seq = self.header.seq.max(known);
         self.round.header_changed();
         reach(CrashPoint::Fenced);
         while let Some(id) = self.parked.pop_front() {

@@ -16,9 +16,10 @@ const SECTORS: u64 = 8192;
 fn volume() -> Volume<Vec<u8>> {
     let (volume, nonce): (VolumeId, _) = ("disk".parse().unwrap(), Nonce([7; 16]));
     let mut manifest = Manifest::empty(volume.clone());
-    for (epoch, body) in
-        [(0, Body::Create { sectors: SECTORS }), (1, Body::Attach { sectors: SECTORS, node: "a".to_owned() })]
-    {
+    for (epoch, body) in [
+        (0, Body::Create { sectors: SECTORS }),
+        (1, Body::Attach { sectors: SECTORS, node: "a".to_owned(), displaced: None }),
+    ] {
         let seq = manifest.seq().next();
         let record = Record { volume: volume.clone(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
         manifest.apply(&record).unwrap();
@@ -28,6 +29,7 @@ fn volume() -> Volume<Vec<u8>> {
         identity: manifest.identity(),
         sectors: SECTORS,
         epoch: Epoch(1),
+        writer: nonce,
         nonces: vec![nonce],
         active: Side::A,
         closed_clean: false,

@@ -27,7 +27,7 @@ impl Bench {
     /// An attached volume with its first chunk allocated and its first round done.
     fn new(durability: Durability) -> Self {
         let mut manifest = Manifest::empty("v".parse().unwrap());
-        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned() };
+        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
         for (epoch, body) in [(0, Body::Create { sectors: SECTORS }), (1, attach)] {
             let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
             manifest
@@ -39,6 +39,7 @@ impl Bench {
             identity: manifest.identity(),
             sectors: SECTORS,
             epoch: Epoch(1),
+            writer: NONCE,
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,

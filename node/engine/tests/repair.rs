@@ -39,7 +39,7 @@ fn segment() -> Event {
 impl Host {
     fn new() -> Self {
         let mut manifest = Manifest::empty("v".parse().unwrap());
-        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned() };
+        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
         for (epoch, body) in [(0, Body::Create { sectors: SECTORS }), (1, attach)] {
             let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
             let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
@@ -50,6 +50,7 @@ impl Host {
             identity: manifest.identity(),
             sectors: SECTORS,
             epoch: Epoch(1),
+            writer: NONCE,
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,

@@ -72,20 +72,27 @@ fn setup(header: Header) -> Setup {
     Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
 }
 
+/// The log of a volume after its first attach.
+fn attached(sectors: u64) -> Manifest {
+    let mut manifest = Manifest::empty("v".parse().unwrap());
+    let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
+    for (epoch, body) in [(0, Body::Create { sectors }), (1, attach)] {
+        let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+        let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+        manifest.apply(&record).unwrap();
+    }
+    manifest
+}
+
 impl Host {
     /// An attached volume of `sectors` sectors with one sector written in each map page, and never flushed.
     fn with_all_touched(sectors: u64, keeps_file: bool) -> Self {
-        let mut manifest = Manifest::empty("v".parse().unwrap());
-        let attach = Body::Attach { sectors, node: "n".to_owned() };
-        for (epoch, body) in [(0, Body::Create { sectors }), (1, attach)] {
-            let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
-            let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
-            manifest.apply(&record).unwrap();
-        }
+        let manifest = attached(sectors);
         let header = Header {
             volume: manifest.volume().clone(),
             sectors,
             epoch: Epoch(1),
+            writer: NONCE,
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
@@ -273,4 +280,17 @@ fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
     let found = host.found();
     let runs: Vec<_> = found.iter().flat_map(FoundPage::dirty_runs).collect();
     assert_eq!(runs, (0..pages).map(written).collect::<Vec<_>>());
+}
+
+/// A bucket was restored while the daemon was down: clean sectors that had been evicted were read from older objects.
+#[test]
+fn a_log_set_back_under_a_live_map_is_not_served() {
+    let sectors = 3 * PAGE_SECTORS;
+    for (known, is_fenced) in [(2, false), (3, true)] {
+        let mut host = Host::with_all_touched(sectors, false);
+        host.header.seq = Seq(known);
+        host.resume();
+        let told = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
+        assert_eq!(told.contains(&Action::Report(Report::Fenced)), is_fenced, "{told:?}");
+    }
 }

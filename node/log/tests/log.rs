@@ -42,7 +42,7 @@ fn commit(seq: u64) -> Record {
 async fn log_of(records: u64) -> MemoryStore {
     let store = MemoryStore::new();
     provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
-    let attach = record(2, Body::Attach { sectors: 1000, node: "n".into() });
+    let attach = record(2, Body::Attach { sectors: 1000, node: "n".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
     for seq in 3..=records {
         assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Won);
@@ -131,7 +131,7 @@ async fn checkpoint_and_trim(store: &dyn ObjectStore) {
 async fn long_log(records: u64) -> MemoryStore {
     let store = log_of(2).await;
     for seq in 3..=records {
-        let again = Body::Attach { sectors: 1000, node: "n".into() };
+        let again = Body::Attach { sectors: 1000, node: "n".into(), displaced: None };
         let next = match seq {
             ..40 => commit(seq),
             40 => Record { epoch: Epoch(2), ..record(seq, again) },
@@ -214,7 +214,7 @@ async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
 #[tokio::test]
 async fn a_record_in_a_trimmed_place_is_not_in_the_log() {
     let store = long_log(200).await;
-    let attach = record(50, Body::Attach { sectors: 1000, node: "late".into() });
+    let attach = record(50, Body::Attach { sectors: 1000, node: "late".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
     assert!(was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap(), "whoever created it can tell");
     assert!(!was_trimmed_after(&store, &volume(), Seq(128)).await.unwrap());

@@ -44,7 +44,7 @@ impl Stored {
     async fn new() -> Self {
         let mut stored = Self { store: MemoryStore::new(), segments: Vec::new() };
         provision(&stored.store, &volume(), SECTORS, NONCE, 0).await.unwrap();
-        stored.record(2, Body::Attach { sectors: SECTORS, node: "n".to_owned() }).await;
+        stored.record(2, Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None }).await;
         // Sectors 0 to 3, 32 to 63 and the first one of the second chunk; zeros in sector 64.
         stored.commit(3, &[(0, 0b1111), (1, u32::MAX), (2, 0), (1024, 1)]).await;
         stored.checkpoint().await;
@@ -227,7 +227,7 @@ async fn a_record_that_came_too_late_is_nothing_to_find() {
     let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
     trim(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
-    let attach = Body::Attach { sectors: SECTORS, node: "late".into() };
+    let attach = Body::Attach { sectors: SECTORS, node: "late".into(), displaced: None };
     for seq in [3, 4] {
         stored.record(seq, attach.clone()).await;
     }

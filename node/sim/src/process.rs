@@ -84,7 +84,7 @@ pub(crate) enum Ended {
     /// The manifest of a volume taken over.
     Manifest(Manifest),
     /// An attach.
-    Attached(Result<Won<()>, AttachError<LocalError>>),
+    Attached(Box<Result<Won<()>, AttachError<LocalError>>>),
 }
 
 /// The daemon.
@@ -151,7 +151,7 @@ impl Process {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             let Background { volume, objects, sides, .. } = &*background;
-            Ended::Attached(win(&**objects, volume, sides, &claim).await)
+            Ended::Attached(Box::new(win(&**objects, volume, sides, &claim).await))
         });
     }
 

@@ -345,7 +345,7 @@ impl World {
             }
             Ended::Tidied => return,
             Ended::Manifest(manifest) => Event::ManifestLoaded(Box::new(manifest)),
-            Ended::Attached(came_of) => return self.attach_ended(host, came_of),
+            Ended::Attached(came_of) => return self.attach_ended(host, *came_of),
             Ended::Cold { id, range, at, block } => {
                 let bytes = match block {
                     Ok(bytes) => bytes,

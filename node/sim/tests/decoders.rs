@@ -15,7 +15,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Displaced, Record};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::segment::{Frame, FrameIndex, unpack};
 use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
@@ -189,6 +189,12 @@ fn records() {
     let world = life();
     let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Commit { .. });
     renew("log-record/commit", world.log().find(is_commit).unwrap());
+    let is_attach = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Attach { .. });
+    let attach = Record::decode(world.log().find(is_attach).unwrap()).unwrap();
+    let Body::Attach { sectors, node, .. } = attach.body else { unreachable!("it is an attach") };
+    let displaced = Some(Displaced { epoch: Epoch(1), node: node.clone(), since_unix_ms: 7 });
+    let takeover = Record { body: Body::Attach { sectors, node, displaced }, ..attach };
+    renew("log-record/attach", &takeover.encode());
     withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(

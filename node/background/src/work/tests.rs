@@ -29,7 +29,7 @@ impl Sides for NoSides {
 
 fn record() -> Vec<u8> {
     let volume = "v".parse().unwrap();
-    let body = Body::Attach { sectors: 64, node: "b".to_owned() };
+    let body = Body::Attach { sectors: 64, node: "b".to_owned(), displaced: None };
     Record { volume, seq: Seq(7), epoch: Epoch(2), nonce: Nonce([2; 16]), unix_ms: 0, body }.encode()
 }
 

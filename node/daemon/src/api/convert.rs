@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::attach::Displaced;
+use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::Durability;
 use holdfast_objects::RequestCounts;
 use holdfast_proto::node::v1 as wire;

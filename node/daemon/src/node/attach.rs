@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use holdfast_background::{Background, PutAside, StoreKey, Won, win};
-use holdfast_engine::attach::{Claim, Displaced};
+use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
 use holdfast_service::chain;
@@ -147,7 +148,6 @@ impl Node {
         };
         let won = win(&*objects, &volume, &local, &claim).await?;
         tell(&volume, &won);
-        let displaced = won.displaced.clone();
         let sectors = won.header.sectors;
         let epoch = won.header.epoch.0;
         let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
@@ -186,6 +186,7 @@ impl Node {
             epoch,
             max_age_ms,
             durability,
+            displaced: won.displaced,
             detaching: false.into(),
             letting_go: false.into(),
             remembering: Mutex::default(),
@@ -210,8 +211,7 @@ impl Node {
                 "the device serves"
             );
         }
-        let attached = attached.ok_or(NodeError::NotAttached(volume))?;
-        Ok(Attached { displaced, ..attached })
+        attached.ok_or(NodeError::NotAttached(volume))
     }
 
     async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<(), NodeError> {
@@ -302,7 +302,16 @@ fn tell(volume: &VolumeId, won: &Won<VolumeFiles>) {
         );
     }
     if let Some(PutAside { epoch, why }) = won.put_aside {
-        tracing::warn!(%volume, %epoch, ?why, "kept local data aside that is not the volume's newest");
+        match why {
+            Foreign::LogSetBack => tracing::error!(
+                %volume, %epoch,
+                "the log was set back to an earlier state: kept local data aside, clean or dirty, that knows more than the log"
+            ),
+            Foreign::OtherVolume | Foreign::Outrun | Foreign::Older => tracing::warn!(
+                %volume, %epoch, ?why,
+                "kept local data aside that is not the volume's newest"
+            ),
+        }
     }
 }
 

@@ -198,6 +198,7 @@ mod tests {
             identity: Nonce([9; 16]),
             sectors: 256,
             epoch: Epoch(1),
+            writer: Nonce::default(),
             nonces: Vec::new(),
             active: Side::A,
             closed_clean,

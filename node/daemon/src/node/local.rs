@@ -27,6 +27,7 @@ use holdfast_background::{FoundMap, LocalState};
 use holdfast_engine::durable_map::{
     Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
+use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::{Durability, Pending};
 use holdfast_engine::wire::{self, Kind};
@@ -50,7 +51,7 @@ pub(crate) struct Local {
 }
 
 /// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
-pub(crate) const ATTACHED_VERSION: u32 = 2;
+pub(crate) const ATTACHED_VERSION: u32 = 3;
 
 /// What the tmpfs directory remembers of an attached volume.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -67,6 +68,8 @@ pub(crate) struct AttachedRecord {
     pub(crate) max_age_ms: u64,
     #[serde(with = "DurabilityWord")]
     pub(crate) durability: Durability,
+    /// The writer that was replaced when the node took the volume.
+    pub(crate) displaced: Option<DisplacedRecord>,
     pub(crate) detaching: bool,
     pub(crate) store_name: String,
     pub(crate) store: StoreRecord,
@@ -74,6 +77,28 @@ pub(crate) struct AttachedRecord {
 
 /// The file of an [`AttachedRecord`].
 const RECORD: &str = "attached";
+
+/// A [`Displaced`] writer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DisplacedRecord {
+    epoch: u64,
+    node: String,
+    since_unix_ms: u64,
+}
+
+impl From<Displaced> for DisplacedRecord {
+    fn from(Displaced { epoch, node, since_unix_ms }: Displaced) -> Self {
+        Self { epoch: epoch.0, node, since_unix_ms }
+    }
+}
+
+impl From<DisplacedRecord> for Displaced {
+    fn from(DisplacedRecord { epoch, node, since_unix_ms }: DisplacedRecord) -> Self {
+        Self { epoch: Epoch(epoch), node, since_unix_ms }
+    }
+}
+
 /// The live map of a fenced writer, kept beside its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
 

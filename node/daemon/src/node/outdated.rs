@@ -4,7 +4,7 @@
 //! no use any more and is removed. The log decides, not what anybody reports.
 
 use holdfast_background::LocalState;
-use holdfast_engine::attach::{LocalData, worth};
+use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
@@ -39,7 +39,8 @@ impl Node {
         let objects = self.store(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
         match worth(&manifest, Some(&found.header)) {
-            LocalData::Absent | LocalData::Ours { .. } => Ok(()),
+            // Nothing else may hold what a log that was set back lacks: an attach decides.
+            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
             LocalData::Foreign(_) if holds_dirty(&found.pages) => {
                 LocalState::set_aside(&local, found.header.epoch).await
             }

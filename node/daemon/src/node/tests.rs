@@ -104,6 +104,7 @@ impl Dirs {
             identity: nonce,
             sectors: SECTORS,
             epoch: Epoch(1),
+            writer: nonce,
             nonces: vec![nonce],
             active: Side::A,
             closed_clean: false,
@@ -116,7 +117,7 @@ impl Dirs {
         let mut manifest = Manifest::empty(volume());
         for (epoch, body) in [
             (0, Body::Create { sectors: SECTORS }),
-            (1, Body::Attach { sectors: SECTORS, node: "a".to_owned() }),
+            (1, Body::Attach { sectors: SECTORS, node: "a".to_owned(), displaced: None }),
         ] {
             let seq = manifest.seq().next();
             let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
@@ -136,6 +137,7 @@ impl Dirs {
             epoch: 1,
             max_age_ms: 1000,
             durability,
+            displaced: None,
             detaching: false,
             store_name: "main".to_owned(),
             store: (&nowhere()).into(),
@@ -446,6 +448,7 @@ async fn leave_volume_dirty(
         epoch: 1,
         max_age_ms: 1000,
         durability: Durability::Local,
+        displaced: None,
         detaching: true,
         store_name: store_name.to_owned(),
         store: (&bucket.config).into(),

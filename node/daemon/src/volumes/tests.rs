@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
-use holdfast_engine::attach::Displaced;
+use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::Durability;
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;

@@ -6,6 +6,7 @@ fn header() -> Header {
         identity: Nonce([9; 16]),
         sectors: 10,
         epoch: Epoch(3),
+        writer: Nonce([1; 16]),
         nonces: vec![Nonce([1; 16])],
         active: Side::B,
         closed_clean: true,

@@ -20,7 +20,7 @@ fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
 }
 
 fn attach(seq: u64, epoch: u64) -> Record {
-    record(seq, epoch, Body::Attach { sectors: 1 << 20, node: "n".into() })
+    record(seq, epoch, Body::Attach { sectors: 1 << 20, node: "n".into(), displaced: None })
 }
 
 fn attached() -> Manifest {
@@ -66,7 +66,7 @@ fn gaps_second_creation_shrinking_and_life_after_death_are_refused() {
         manifest.apply(&record(3, 0, Body::Create { sectors: 1 })),
         Err(LogError::CreatedTwice(_))
     ));
-    let small = record(3, 2, Body::Attach { sectors: 1, node: String::new() });
+    let small = record(3, 2, Body::Attach { sectors: 1, node: String::new(), displaced: None });
     assert!(matches!(manifest.apply(&small), Err(LogError::Shrunk { .. })));
     manifest.apply(&record(3, 0, Body::Delete)).unwrap();
     assert!(!manifest.exists());

@@ -208,6 +208,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         round.pages.append(&mut round.changed);
         round.next_page = 0;
         let first_pages = std::mem::take(&mut round.first_pages);
+        // What is clean on these pages is in the store only with these records.
+        let known = self.manifest.as_ref().map_or(self.header.seq, |manifest| manifest.seq());
+        if known > self.header.seq {
+            self.header.seq = known;
+            round.header_changed = true;
+        }
         if std::mem::take(&mut round.header_changed) || first_pages {
             self.header.synced_generation = round.generation;
             round.header = Some(self.header.clone());

@@ -139,6 +139,7 @@ impl World {
                 identity: self.store.manifest().identity(),
                 sectors: self.sectors,
                 epoch: Epoch(0),
+                writer: Nonce::default(),
                 nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
                 active: Side::A,
                 closed_clean: false,
@@ -161,7 +162,10 @@ impl World {
             let (epoch, body) = if manifest.is_attached() {
                 (manifest.epoch(), Body::Detach)
             } else {
-                (manifest.epoch().next(), Body::Attach { sectors: self.sectors, node: String::new() })
+                (
+                    manifest.epoch().next(),
+                    Body::Attach { sectors: self.sectors, node: String::new(), displaced: None },
+                )
             };
             let nonce =
                 manifest.writer().filter(|_| manifest.is_attached()).unwrap_or(Nonce([count as u8; 16]));

@@ -4,9 +4,9 @@
 //! What the model knows of such a disk it knows without looking at what the engine keeps there: how many commits came into the
 //! log since the disk was as it is, and whose it was.
 
-use holdfast_engine::attach::Displaced;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::manifest::Writer;
+use holdfast_engine::record::Displaced;
 use holdfast_types::{Epoch, Nonce};
 
 use super::World;
@@ -198,7 +198,10 @@ impl World {
             .check(is_named || !matches!(displaces, Displaces::Epoch(_)), || {
                 format!("host {host} replaces the writer of epoch {} without permission", writer.epoch.0)
             });
-        self.hosts[host].displaces = displaces;
+        // An attach that continues one of this host repeats what that one said.
+        if displaces != Displaces::Nobody {
+            self.hosts[host].displaces = displaces;
+        }
     }
 
     /// The attach says whom it replaced.

@@ -75,7 +75,7 @@ impl Writer {
         let mut manifest = Manifest::empty(volume.clone());
         for (epoch, body) in [
             (0, Body::Create { sectors: SECTORS }),
-            (1, Body::Attach { sectors: SECTORS, node: "n".to_owned() }),
+            (1, Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None }),
         ] {
             let seq = manifest.seq().next();
             let record = Record { volume: volume.clone(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
@@ -86,6 +86,7 @@ impl Writer {
             identity: Nonce([9; 16]),
             sectors: SECTORS,
             epoch: Epoch(1),
+            writer: nonce,
             nonces: vec![nonce],
             active: Side::A,
             closed_clean: false,

@@ -47,6 +47,7 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
         identity: Nonce([9; 16]),
         sectors: 64,
         epoch: Epoch(1),
+        writer: Nonce::default(),
         nonces: Vec::new(),
         active: Side::A,
         closed_clean,

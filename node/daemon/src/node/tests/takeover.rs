@@ -1,16 +1,19 @@
 //! Who may attach a volume that the log calls attached, and which local state counts: real files, a store in memory.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 
+use bytes::Bytes;
 use holdfast_background::{AttachError, Background, FoundMap, PutAside, StoreKey, Won, Work, win};
 use holdfast_engine::action::Report;
-use holdfast_engine::attach::{AttachRefused, Displaced, Foreign, LocalData, Missing, worth};
+use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::holds_dirty;
+use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
 use holdfast_log::{CreateOutcome, create_record, provision, read_manifest};
-use holdfast_objects::MemoryStore;
+use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
 use super::super::background::{LocalSides, NodeTime};
@@ -219,6 +222,146 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
         assert!(won.found.is_empty() && won.displaced.is_some());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
         assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
+    });
+}
+
+/// What `store` holds now.
+async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
+    let copy = MemoryStore::new();
+    for key in store.keys() {
+        let bytes = store.get(&key, u64::MAX).await.unwrap();
+        assert!(copy.create(&key, bytes).await.is_ok());
+    }
+    Arc::new(copy)
+}
+
+/// A bucket was restored from a backup: what was clean here was served from older objects, and the first commit broke the log.
+#[test]
+fn a_log_that_went_back_is_reported_and_breaks_no_log() {
+    alone(async {
+        let store = store_with(9).await;
+        let dirs = Dirs::new();
+        let never_attached = backup(&store).await;
+        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, won);
+        writer.write_and_commit().await;
+        let attached = backup(&store).await;
+        writer.write_and_commit().await;
+        writer.write_and_commit().await;
+        drop(writer);
+        let AttachRefused::LocalStateMissing { missing, .. } =
+            attach(&dirs, &attached, &claim("a", 2)).await.err().unwrap()
+        else {
+            panic!("older objects are served")
+        };
+        assert_eq!(missing, Missing::Unlike(Foreign::LogSetBack));
+
+        let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
+        for (store, claim) in [(never_attached, claim("a", 3)), (attached, accepted)] {
+            let restored = Dirs::new();
+            copy(&dirs.local().dir(), &restored.local().dir());
+            let won = attach(&restored, &store, &claim).await.unwrap();
+            assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::LogSetBack }));
+            assert_eq!(won.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
+            assert_eq!((won.header.epoch, won.found.is_empty()), (Epoch(2), true));
+            let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
+            kept.contents().unwrap();
+            let mut writer = Writer::over(&restored, &store, won);
+            writer.write_and_commit().await;
+            drop(writer);
+            let log = read_manifest(&*store, &volume()).await.unwrap();
+            assert_eq!(log.epoch(), Epoch(2));
+            let after = restored.local().read_map().unwrap().unwrap();
+            assert!(matches!(worth(&log, Some(&after.header)), LocalData::Ours { .. }));
+        }
+    });
+}
+
+/// LIST may show an older state of a log: that alone is no ground to put anything aside.
+#[test]
+fn a_list_that_is_behind_sets_no_log_back() {
+    alone(async {
+        let store = store_with(9).await;
+        let dirs = Dirs::new();
+        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, won);
+        for _ in 0..3 {
+            writer.write_and_commit().await;
+        }
+        drop(writer);
+        let behind = Behind(Arc::clone(&store));
+        let seen = read_manifest(&behind, &volume()).await.unwrap();
+        let found = dirs.local().read_map().unwrap().unwrap();
+        assert_eq!(worth(&seen, Some(&found.header)), LocalData::Foreign(Foreign::LogSetBack));
+        let won = win(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
+        assert_eq!((won.put_aside, won.header.epoch), (None, Epoch(2)));
+        assert!(!won.found.is_empty());
+    });
+}
+
+/// A store that lists the first record of a log only.
+#[derive(Debug)]
+struct Behind(Arc<MemoryStore>);
+
+#[async_trait::async_trait]
+impl ObjectStore for Behind {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.0.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.0.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.0.get_suffix(key, len).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.0.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.0.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, _limit: usize) -> Result<Page, StoreError> {
+        let page = self.0.list(prefix, start_after, 1).await?;
+        Ok(Page { more: false, ..page })
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.0.delete(key).await
+    }
+}
+
+/// A takeover whose create was answered ambiguously was never reported: the next attach went on from it.
+#[test]
+fn a_takeover_is_reported_after_a_lost_answer() {
+    alone(async {
+        for is_doubtful in [true, false] {
+            let store = store_with(9).await;
+            attach(&Dirs::new(), &store, &claim("gone", 1)).await.unwrap();
+            let dirs = Dirs::new();
+            let over = Claim { replaces: Some(Epoch(1)), ..claim("a", 2) };
+            if is_doubtful {
+                store.fail_next(Verb::Put, Fault::LostReply);
+                // Both records of the log are read before it is read back.
+                for _ in 0..2 {
+                    store.fail_next(Verb::Get, Fault::Delay(Duration::ZERO));
+                }
+                store.fail_next(Verb::Get, Fault::Before(holdfast_objects::ErrorKind::Unavailable));
+            }
+            let first = win(&*store, &volume(), &dirs.local(), &over).await;
+            // Else the process dies before it can report.
+            assert_eq!(first.is_err(), is_doubtful);
+            drop(first);
+            let displaced = Displaced { epoch: Epoch(1), node: "gone".to_owned(), since_unix_ms: 0 };
+            for turn in 3..5 {
+                let again = attach(&dirs, &store, &claim("a", turn)).await.unwrap();
+                assert_eq!(again.displaced.as_ref(), Some(&displaced));
+            }
+        }
     });
 }
 
