@@ -52,6 +52,7 @@ use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
+use tokio::sync::watch;
 
 pub(crate) use devices::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
@@ -64,6 +65,7 @@ pub(crate) use watched_store::{StoreAway, StoreHealth};
 
 use board::Board;
 use cold::ColdReads;
+use detach::Deletion;
 use device_tag::{DeviceTag, Installation};
 use devices::{Devices, Kernel};
 use error::file;
@@ -203,7 +205,7 @@ enum Entry {
     /// What the last run left of it is not on a ring thread yet, and why.
     Stranded(String),
     Present(Arc<Present>),
-    /// It is detached, and its cache is being thrown away: no attach may touch its files.
+    /// It is detached, and its local files are being put away: no attach may touch them.
     Evicting,
 }
 
@@ -233,6 +235,8 @@ struct Present {
     board: Arc<Board>,
     tag: DeviceTag,
     device: Mutex<Option<Device>>,
+    /// Its stopped device, until the kernel has deleted it.
+    deleting: watch::Sender<Option<Deletion>>,
     serving: Mutex<Serving>,
     sectors: u64,
     epoch: u64,

@@ -14,7 +14,7 @@ use holdfast_engine::volume::Setup;
 use holdfast_service::chain;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::background::{LocalSides, NodeTime, VolumeWork};
 use super::board::{Board, Phase};
@@ -83,7 +83,7 @@ impl Node {
                 Ok(None)
             }
             Some(Entry::Attaching { .. }) => busy("being attached"),
-            Some(Entry::Evicting) => busy("giving up its cache"),
+            Some(Entry::Evicting) => busy("putting its local files away"),
             Some(Entry::Stranded(why)) => {
                 Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
             }
@@ -122,6 +122,7 @@ impl Node {
             let devices = Arc::clone(&self.0.devices);
             blocking(move || Ok(or_gone(devices.stop(device))?)).await?;
             self.remove_device(present, device).await?;
+            present.await_deletion().await;
         }
         self.remove_from_ring(present).await
     }
@@ -181,6 +182,7 @@ impl Node {
             board,
             tag: self.0.installation.tag(&volume, epoch),
             device: None.into(),
+            deleting: watch::Sender::default(),
             serving: Serving::Attaching.into(),
             sectors,
             epoch,

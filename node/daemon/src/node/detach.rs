@@ -1,7 +1,10 @@
 //! Detaching a volume: device, last commit, local records, in this order.
+//!
+//! The kernel deletes a device once the last program has closed it. A commit does not wait for that, and a detach only shortly.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
@@ -10,12 +13,18 @@ use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
 use super::board::Phase;
+use super::devices::Devices;
 use super::ends_process::EndsProcess;
 use super::error::{NodeError, file};
 use super::local::Local;
-use super::off_runtime::blocking;
+use super::off_runtime::{blocking, off_runtime};
 use super::ring_thread::{Message, RemoveError};
 use super::{Node, Present, Serving};
+
+/// The longest wait of a detach for the deletion of its stopped device.
+const DELETED_WITHIN: Duration = Duration::from_secs(5);
+/// How long a deletion takes at most that no program holds up.
+const HELD_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Node {
     /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
@@ -69,6 +78,7 @@ impl Node {
                 return Err(error);
             }
         }
+        present.await_deletion().await;
         let removed = self.remove_from_ring(present).await;
         // Before the entry: an attach that finds none makes these files.
         if let Err(error) = removed.and_then(|()| present.local.forget_attached()) {
@@ -98,8 +108,9 @@ impl Node {
         stopped
     }
 
-    /// Takes a stopped device from the ring and from the kernel. Its record goes first: there is no moment in which it names a
-    /// number that the kernel may give to another device. Where it fails, it may be called again.
+    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its record goes first: there
+    /// is no moment in which it names a number that the kernel may give to another device. Where it fails, it may be called
+    /// again.
     pub(super) async fn remove_device(
         &self,
         present: &Arc<Present>,
@@ -112,15 +123,12 @@ impl Node {
             present.set_device(Some(device));
             return Err(error);
         }
-        let devices = Arc::clone(&self.0.devices);
-        if let Err(error) = blocking(move || Ok(devices.delete(device)?)).await {
-            // It has no block device, and its tag says whose it is.
-            tracing::warn!(
-                device = device.id(),
-                error = chain(&error),
-                "a stopped device was not deleted; the next start deletes it"
-            );
-        }
+        present.deleting.send_replace(Some(Deletion { device, since: Instant::now() }));
+        let (devices, present) = (Arc::clone(&self.0.devices), Arc::clone(present));
+        tokio::spawn(async move {
+            off_runtime(move || delete_stopped(&*devices, device)).await;
+            present.deleting.send_replace(None);
+        });
         Ok(())
     }
 
@@ -131,6 +139,46 @@ impl Node {
             RemoveError::Armed => NodeError::StillArmed(present.local.volume().clone()),
             RemoveError::Ring(error) => NodeError::Queue(error.into()),
         })
+    }
+}
+
+/// A stopped device that the kernel deletes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deletion {
+    pub(super) device: Device,
+    since: Instant,
+}
+
+impl Deletion {
+    /// Whether a program must have the device open.
+    pub(super) fn is_held_up(&self) -> bool {
+        self.since.elapsed() >= HELD_UP_AFTER
+    }
+}
+
+impl Present {
+    /// Waits for the deletion of the stopped device, but not for long on a program that has it open.
+    pub(super) async fn await_deletion(&self) {
+        let mut deleting = self.deleting.subscribe();
+        if tokio::time::timeout(DELETED_WITHIN, deleting.wait_for(Option::is_none)).await.is_err() {
+            tracing::warn!(
+                volume = %self.local.volume(),
+                device = deleting.borrow().map(|deletion| deletion.device.id()),
+                "a program still has the device open, which is stopped; the kernel deletes it once that has closed it"
+            );
+        }
+    }
+}
+
+/// Deletes a stopped device. Waits until the last program has closed it.
+pub(super) fn delete_stopped(devices: &dyn Devices, device: Device) {
+    if let Err(error) = devices.delete(device) {
+        // It has no block device, and its tag says whose it is.
+        tracing::warn!(
+            device = device.id(),
+            error = chain(&error),
+            "a stopped device was not deleted; the next start deletes it"
+        );
     }
 }
 

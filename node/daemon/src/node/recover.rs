@@ -13,10 +13,12 @@ use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
+use tokio::sync::watch;
 
 use super::attach::{Parts, need};
 use super::background::NodeTime;
 use super::board::Phase;
+use super::detach::delete_stopped;
 use super::device_tag::{DeviceTag, Installation};
 use super::devices::Devices;
 use super::ends_process::EndsProcess;
@@ -60,7 +62,7 @@ impl Left {
     /// files that are read here.
     fn find(
         local: &Local,
-        devices: &dyn Devices,
+        devices: &Arc<dyn Devices>,
         installation: Installation,
         quiesce_within: Duration,
     ) -> Result<Option<Self>, NodeError> {
@@ -229,7 +231,7 @@ impl Node {
         let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
         let found = blocking({
             let local = local.clone();
-            move || Left::find(&local, &*devices, installation, quiesce_within)
+            move || Left::find(&local, &devices, installation, quiesce_within)
         });
         let Some(left) = found.await? else { return Ok(None) };
         let Left { record, device, header_generation, header, pending, live_map, files } = left;
@@ -281,6 +283,7 @@ impl Node {
             board,
             tag: DeviceTag(tag),
             device: device.into(),
+            deleting: watch::Sender::default(),
             serving: device.map_or(Serving::NotYet, |_| Serving::Stranded(FIRST_TRY.to_owned())).into(),
             sectors,
             epoch,
@@ -379,7 +382,7 @@ fn taken_by(device: Option<Device>) -> (u32, Need) {
 /// The tag decides, not the number: another device may have the number by now, and the last daemon may have died before it
 /// noted the number.
 fn device_of(
-    devices: &dyn Devices,
+    devices: &Arc<dyn Devices>,
     local: &Local,
     record: &mut AttachedRecord,
 ) -> Result<Option<Device>, NodeError> {
@@ -390,7 +393,7 @@ fn device_of(
     };
     let found = match numbered {
         Some(device) => Some(device),
-        None => tagged(devices, &expected)?,
+        None => tagged(&**devices, &expected)?,
     };
     let served = match found {
         Some(device) if devices.look(device.id())?.state == DeviceState::Dead => None,
@@ -404,8 +407,9 @@ fn device_of(
     match (served, found) {
         (Some(device), _) => Ok(Some(device)),
         (None, Some(unused)) => {
-            // It was added and never started, or stopped.
-            devices.delete(unused)?;
+            // It was added and never started, or stopped. The volume does not wait for a program that has it open.
+            let devices = Arc::clone(devices);
+            tokio::task::spawn_blocking(move || delete_stopped(&*devices, unused));
             Ok(None)
         }
         (None, None) => Ok(None),

@@ -5,8 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use holdfast_engine::volume::{Delay, Durability, Status, Unreadable};
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
+use holdfast_ublk::Device;
 
 use super::board::{Counters, Phase};
+use super::detach::Deletion;
 use super::error::NodeError;
 use super::watched_store::{RefusedDeletes, StoreHealth};
 use super::{Attached, Entry, Present, Serving};
@@ -153,6 +155,12 @@ impl VolumeStatus {
             Err(not_taken_up) => (VolumeState::Quiesced, Some(not_taken_up.to_string())),
             Ok(()) => told(present.board.phase(), present.is_detaching(), &present.serving(), &status),
         };
+        let held_open = (*present.deleting.borrow()).filter(Deletion::is_held_up);
+        let held_open = held_open.map(|deletion| still_open(deletion.device));
+        let message = match (message, held_open) {
+            (Some(message), Some(held_open)) => Some(format!("{message}; {held_open}")),
+            (message, held_open) => message.or(held_open),
+        };
         Self {
             volume,
             store_name: present.store_name.clone(),
@@ -187,6 +195,13 @@ impl VolumeStatus {
             store_requests: Some(present.objects.current().counts()),
         }
     }
+}
+
+fn still_open(device: Device) -> String {
+    format!(
+        "{} is stopped and still open by a process; it is deleted once that has closed it",
+        device.block_path().display()
+    )
 }
 
 /// How far a volume on a ring thread is, and what a person should know of it first.

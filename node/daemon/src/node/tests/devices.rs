@@ -384,6 +384,58 @@ fn a_detach_during_an_attach_is_refused() {
     }
 }
 
+/// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for that.
+#[test]
+fn a_device_that_a_program_has_open_holds_up_no_commit() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        host.kernel.hold("delete", Some(1));
+        let x = id("x");
+        let told = async {
+            until(|| node.list().iter().any(|status| status.message.is_some())).await;
+            let log = holdfast_log::read_manifest(&*host.bucket.objects, &x).await.unwrap();
+            assert!(!log.is_attached(), "the commit does not wait at all");
+            only(&node)
+        };
+        let detach = tokio::time::timeout(LIMIT, node.detach(&x));
+        let (told, ended) = futures::join!(told, detach);
+        assert_eq!(told.state, VolumeState::Detaching);
+        let message = told.message.unwrap();
+        assert!(message.contains("/dev/ublkb1 is stopped and still open by a process"), "{message}");
+        ended.expect("the detach waits for the program").unwrap();
+        assert!(node.list().is_empty());
+        assert_eq!(host.kernel.devices()[&1].state, DeviceState::Dead);
+        // It is attached again meanwhile, with another device.
+        host.attach(&node, "x").await;
+        host.check(&node).await;
+        host.kernel.release();
+        until(|| !host.kernel.devices().contains_key(&1)).await;
+        host.end(&node).await;
+    });
+}
+
+/// The same for what a daemon does that takes over: the commit of a detach that the last one had begun.
+#[test]
+fn an_open_device_holds_up_no_detach_after_a_restart() {
+    let host = &Host::new(&["x"]);
+    // add, open, start, stop, delete
+    host.kernel.die(Some(Death::Before(4)));
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+        node.detach(&id("x")).await.unwrap();
+    });
+    host.kernel.hold("delete", Some(1));
+    host.daemon(|node| async move {
+        settled(&node, |_left| false).await;
+        let log = holdfast_log::read_manifest(&*host.bucket.objects, &id("x")).await.unwrap();
+        assert!(!log.is_attached());
+        host.kernel.release();
+        until(|| !host.kernel.devices().contains_key(&1)).await;
+        assert_eq!(host.kernel.wrong(), Vec::<String>::new());
+    });
+}
+
 /// Found by reading: a volume left its ring while its queues were with the kernel. The next volume got its index there, and
 /// with it the completions of those queues.
 #[test]
