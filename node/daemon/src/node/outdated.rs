@@ -3,6 +3,8 @@
 //! What such a volume had not uploaded here is kept aside, as it is when a fenced writer notices; what it had uploaded is of
 //! no use any more and is removed. The log decides, not what anybody reports.
 
+use std::collections::btree_map::Entry;
+
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::holds_dirty;
@@ -21,7 +23,7 @@ impl Node {
         !attached && local.map_path().exists()
     }
 
-    /// Clears away the local files of a volume that another writer holds.
+    /// Clears away the local files of a volume that another writer holds. An attach of it waits only while they are put away.
     ///
     /// # Errors
     /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot be read.
@@ -34,10 +36,12 @@ impl Node {
         if !self.keeps(volume) {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "served" });
         }
-        let local = self.local(volume);
-        let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         let objects = self.store(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
+        let _no_attach = NoAttach::of(self, volume)?;
+        let local = self.local(volume);
+        // Read last: what an attach wrote meanwhile knows more than this log, and stays.
+        let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         match worth(&manifest, Some(&found.header)) {
             // Nothing else may hold what a log that was set back lacks: an attach decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
@@ -46,5 +50,29 @@ impl Node {
             }
             LocalData::Foreign(_) => LocalState::discard(&local).await,
         }
+    }
+}
+
+/// Keeps attaches from the local files of a volume.
+struct NoAttach<'a> {
+    node: &'a Node,
+    volume: &'a VolumeId,
+}
+
+impl<'a> NoAttach<'a> {
+    fn of(node: &'a Node, volume: &'a VolumeId) -> Result<Self, NodeError> {
+        match node.volumes().entry(volume.clone()) {
+            Entry::Occupied(_) => Err(NodeError::Busy { volume: volume.clone(), doing: "served" }),
+            Entry::Vacant(place) => {
+                place.insert(super::Entry::Evicting);
+                Ok(Self { node, volume })
+            }
+        }
+    }
+}
+
+impl Drop for NoAttach<'_> {
+    fn drop(&mut self) {
+        self.node.volumes().remove(self.volume);
     }
 }

@@ -16,7 +16,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 /// The running server; it ends when this is dropped.
@@ -37,6 +37,8 @@ struct Rules {
     tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
     /// Requests that name it are not answered.
     closed: watch::Sender<Option<String>>,
+    /// Told of each of them.
+    waiting: Notify,
 }
 
 impl Bucket {
@@ -58,6 +60,11 @@ impl Bucket {
     /// Answers no request for what has this in its name, until [`Self::open`].
     pub(super) fn close(&self, name: &str) {
         self.rules.closed.send_replace(Some(name.to_owned()));
+    }
+
+    /// Waits for a request that is not answered.
+    pub(super) async fn arrival(&self) {
+        self.rules.waiting.notified().await;
     }
 
     pub(super) fn open(&self) {
@@ -102,6 +109,9 @@ async fn serve(listener: TcpListener, objects: Arc<MemoryStore>, rules: Arc<Rule
                     let asked = request.uri().to_string().replace("%2F", "/");
                     let is_open =
                         |name: &Option<String>| !name.as_ref().is_some_and(|name| asked.contains(name));
+                    if !is_open(&rules.closed.borrow()) {
+                        rules.waiting.notify_one();
+                    }
                     rules.closed.subscribe().wait_for(is_open).await.unwrap();
                     Ok::<_, Infallible>(answer(request, &objects, &rules).await)
                 }

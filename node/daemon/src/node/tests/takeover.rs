@@ -237,7 +237,7 @@ async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
 
 /// A bucket was restored from a backup: what was clean here was served from older objects, and the first commit broke the log.
 #[test]
-fn a_log_that_went_back_is_reported_and_breaks_no_log() {
+fn a_log_set_back_is_reported_and_breaks_no_log() {
     alone(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
@@ -335,7 +335,7 @@ impl ObjectStore for Behind {
     }
 }
 
-/// A takeover whose create was answered ambiguously was never reported: the next attach went on from it.
+/// A takeover whose create was answered ambiguously was never reported: the next attach continued it.
 #[test]
 fn a_takeover_is_reported_after_a_lost_answer() {
     alone(async {
@@ -362,6 +362,39 @@ fn a_takeover_is_reported_after_a_lost_answer() {
                 assert_eq!(again.displaced.as_ref(), Some(&displaced));
             }
         }
+    });
+}
+
+/// Local files that another writer had superseded were moved away below an attach that had begun meanwhile.
+#[test]
+fn outdated_files_are_not_moved_below_an_attach() {
+    alone(async {
+        let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
+        let node = Node::start(dirs.config()).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        let won = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
+        Writer::over(&dirs, &bucket.objects, won).write_and_commit().await;
+        dirs.local().forget_attached().unwrap();
+        let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
+        attach(&Dirs::new(), &bucket.objects, &over).await.unwrap();
+        let before = fs::read(dirs.durable_map()).unwrap();
+
+        bucket.close("log");
+        let clearing = tokio::spawn({
+            let (node, store) = (node.clone(), bucket.config.clone());
+            async move { node.clear_outdated(&volume(), "main", &store).await }
+        });
+        tokio::time::timeout(LIMIT, bucket.arrival()).await.expect("the log is read");
+        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
+        node.volumes().insert(volume(), attaching);
+        bucket.open();
+        let refused = clearing.await.unwrap().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Busy);
+        assert!(fs::read(dirs.durable_map()).unwrap() == before);
+        assert!(matches!(node.volumes().remove(&volume()), Some(Entry::Attaching { .. })));
+        node.clear_outdated(&volume(), "main", &bucket.config).await.unwrap();
+        assert!(!dirs.durable_map().exists() && node.volumes().is_empty());
+        node.shutdown().await;
     });
 }
 
