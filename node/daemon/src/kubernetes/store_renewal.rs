@@ -2,7 +2,8 @@
 //!
 //! Owns: when a store's configuration is read again. That is when the ObjectStore changed (its uid, its spec, or
 //! `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume finds that the store
-//! does not answer or denies its requests, and after a reading that failed; the last two at most once in [`RETRY`].
+//! does not answer or denies its requests, after a volume came to this node, whose attach may have read it before it changed, and after a
+//! reading that failed; the last three at most once in [`RETRY`].
 //! Does not own: how a configuration is checked and replaced (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! On failure: the configuration of before stays in use; the condition `StoreReachable` of the volumes says why.
@@ -13,6 +14,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_crds::ObjectStore;
 use holdfast_service::chain;
+use holdfast_types::VolumeId;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
@@ -39,6 +41,8 @@ fn version(store: &ObjectStore) -> Version {
 struct Renewals {
     read: BTreeMap<String, Version>,
     failed: BTreeSet<String>,
+    /// The volumes that were there, and their stores.
+    volumes: BTreeSet<(VolumeId, String)>,
 }
 
 impl Renewals {
@@ -57,8 +61,15 @@ impl Renewals {
         }
     }
 
-    /// The stores to be read again now and then: those that do not answer, and those whose reading failed.
-    fn due(&self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
+    /// The stores to be read again now and then: those that do not answer, those of volumes that came, and those whose reading
+    /// failed.
+    fn due(&mut self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
+        // The store of a volume that is not recovered yet is not known.
+        let named = volumes.iter().filter(|volume| !volume.store_name.is_empty());
+        let there: BTreeSet<_> =
+            named.map(|volume| (volume.volume.clone(), volume.store_name.clone())).collect();
+        self.failed.extend(there.difference(&self.volumes).map(|(_, store)| store.clone()));
+        self.volumes = there;
         let silent = volumes.iter().filter(|volume| volume.store.away().is_some());
         let silent = silent.map(|volume| volume.store_name.clone());
         silent.chain(self.failed.iter().filter(|name| is_used(name, volumes)).cloned()).collect()
@@ -162,10 +173,29 @@ mod tests {
         assert!(renewals.changed(&made_again));
     }
 
+    /// An attach that had read the store just before it changed served with the former configuration permanently.
+    #[test]
+    fn a_store_is_read_again_after_an_attach() {
+        let mut renewals = Renewals::default();
+        renewals.changed(&store(1, "a/1"));
+        let first = [attached("v")];
+        let main: BTreeSet<_> = ["main".to_owned()].into();
+        assert_eq!(renewals.due(&first), main);
+        assert_eq!(renewals.due(&first), main, "until it succeeded");
+        renewals.ended("main", true);
+        assert!(renewals.due(&first).is_empty());
+        assert_eq!(renewals.due(&[attached("v"), attached("w")]), main);
+        renewals.ended("main", true);
+        let unknown = VolumeStatus { store_name: String::new(), ..attached("x") };
+        assert!(renewals.due(&[attached("v"), unknown]).is_empty());
+    }
+
     #[test]
     fn a_store_that_denies_is_read_again() {
         let mut renewals = Renewals::default();
         let mut volume = attached("v");
+        renewals.due(&[volume.clone()]);
+        renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         renewals.ended("main", false);
         renewals.ended("unused", false);

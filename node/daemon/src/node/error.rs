@@ -189,6 +189,17 @@ pub(crate) enum NodeError {
         /// The store's name.
         name: String,
     },
+    /// A store's configuration changed while a volume of it was being attached, perhaps with the former one.
+    #[error(
+        "object store {name}: volume {volume} is being attached and may bring the former configuration back. The new one is applied \
+         again"
+    )]
+    StoreAttaching {
+        /// The store's name.
+        name: String,
+        /// The volume.
+        volume: VolumeId,
+    },
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
@@ -398,7 +409,9 @@ impl NodeError {
             }
             Self::StoreUnfit { source, .. } if source.is_passing() => ErrorKind::Unavailable,
             Self::StoreUnfit { .. } => ErrorKind::Invalid,
-            Self::StoreUnchecked { .. } | Self::StoreBusy { .. } => ErrorKind::Unavailable,
+            Self::StoreUnchecked { .. } | Self::StoreBusy { .. } | Self::StoreAttaching { .. } => {
+                ErrorKind::Unavailable
+            }
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,

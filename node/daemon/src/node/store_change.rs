@@ -5,7 +5,8 @@
 //!    be recovered: new credentials and endpoints may lead to another bucket of the same name. Where no volume uses it and
 //!    something is being done in it (an attach), the change waits;
 //! 3. the client is replaced: uploads, log records and reads that wait use it with their next try;
-//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with it.
+//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with it;
+//! 5. while a volume of the store is being attached, the change is to be repeated: its attach may bring back what it began with.
 //!
 //! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not valid yet, and a server
 //! that is away, are failures; requests go on with the former configuration until then, or wait as they did.
@@ -59,8 +60,10 @@ impl Node {
     /// # Errors
     /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays as it was.
     /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed later.
+    /// [`NodeError::StoreAttaching`]: make the same call again.
     pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
+        let attaching = self.attaching_from(name);
         let mut moved = Ok(());
         for (volume, present) in self.presents() {
             let used = present.objects.current();
@@ -75,7 +78,21 @@ impl Node {
         // A volume that is recovered later, with what the last daemon knew, finds the newest.
         let _alone = self.0.stores.change(name).await;
         let store = self.0.stores.open(name, &record);
-        self.renew(name, &store, record).await.and(moved)
+        self.renew(name, &store, record).await.and(moved)?;
+        match attaching.or_else(|| self.attaching_from(name)) {
+            Some(volume) => Err(NodeError::StoreAttaching { name: name.to_owned(), volume }),
+            None => Ok(()),
+        }
+    }
+
+    /// A volume that is being attached from the store called `name`.
+    fn attaching_from(&self, name: &str) -> Option<VolumeId> {
+        let volumes = self.volumes();
+        let mut attaching = volumes.iter().filter(|(_, entry)| match entry {
+            Entry::Attaching { store_name, .. } => store_name == name,
+            Entry::Present(_) | Entry::Stranded(_) | Entry::Evicting => false,
+        });
+        attaching.next().map(|(volume, _)| volume.clone())
     }
 
     async fn renew(

@@ -94,6 +94,34 @@ fn an_endpoint_does_not_change_under_an_attach() {
     });
 }
 
+/// An attach that was in progress when its store changed could bring the former configuration back, or serve from another bucket:
+/// nothing applied the change again.
+#[test]
+fn a_change_during_an_attach_is_applied_again() {
+    alone(async {
+        let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
+        let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        bucket.close("log");
+        let attach = tokio::spawn({
+            let (node, store) = (node.clone(), bucket.config.clone());
+            async move { node.attach(AttachRequest { store, ..request() }).await }
+        });
+        wait(&node, |status| status.state == VolumeState::Attaching).await;
+        let moved = S3Config { bucket: "elsewhere".to_owned(), ..bucket.config.clone() };
+        let again = node.renew_store("main", &moved).await.unwrap_err();
+        assert!(matches!(again, NodeError::StoreAttaching { .. }), "{again}");
+        assert_eq!(again.kind(), ErrorKind::Unavailable, "it is tried again");
+        bucket.open();
+        attach.await.unwrap().unwrap();
+        let refused = node.renew_store("main", &moved).await.unwrap_err();
+        assert!(matches!(refused, NodeError::StoreMoved { .. }), "{refused}");
+        node.renew_store("main", &bucket.config).await.unwrap();
+        node.shutdown().await;
+        kernel.bury();
+    });
+}
+
 /// A volume stays where its log is: another bucket, or another server that has a bucket of that name, would split it.
 #[test]
 fn a_store_that_moves_elsewhere_is_refused_and_named() {
