@@ -88,7 +88,10 @@ impl VolumeFailure {
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
                 "restore the object from a backup of the bucket"
             }
-            Self::Api(_) | Self::Changed | Self::Log(_) => "it will be tried again",
+            Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
+                "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"
+            }
+            Self::Api(_) | Self::Changed | Self::Log(_) => "it is retried",
         }
     }
 }
@@ -132,6 +135,7 @@ mod tests {
         };
         let first = message("request 1");
         assert!(first.starts_with("spec.objectStore: ") && first.contains("(AccessDenied)"), "{first}");
+        assert!(first.contains("`s3:DeleteObject`"), "a Volume may wait for it to be deleted: {first}");
         assert_eq!(first, message("request 2"));
         assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
     }
