@@ -38,10 +38,11 @@ impl World {
     }
 
     /// Invariant 1, at once and not only where a guest reads next: what the durable map names dirty is what the side holds, and
-    /// no older than what was flushed.
+    /// no older than what was flushed. Only of the disk that the last writer has: a record that arrives late makes a host the
+    /// last writer whose disk is another one by then.
     pub(super) fn check_left(&self, host: usize) {
         let here = &self.hosts[host];
-        if self.last_writer != Some(host) {
+        if self.last_writer != Some(host) || here.other_disk.is_some() {
             return;
         }
         let mut disk = lock(&here.disk);
