@@ -1,7 +1,7 @@
 //! Which lines of the crates that hold the data the simulation alone runs.
 //!
 //! The simulation is compiled with the compiler's own counters, into a target directory of its own, and played: random
-//! seeds and deaths at crash points. No unit test counts.
+//! seeds, fleets and deaths at crash points. No unit test counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,9 +18,13 @@ const CRATES: [&str; 4] = ["background", "engine", "log", "objects"];
 /// Parts of these that only tests use: the reference store, its faults, the suite that every store passes.
 const FOR_TESTS: [&str; 3] =
     ["node/objects/src/conformance", "node/objects/src/memory.rs", "node/objects/src/fault.rs"];
-/// What is played. Few operations a seed: deaths and attaches count more than long lives.
-const PLAYED: [&[&str]; 2] =
-    [&["--seeds", "96", "--operations", "4000"], &["crash-points", "--seeds", "1", "--outcomes", "4"]];
+/// What is played. Few operations a seed: deaths and attaches count more than long lives. What volumes share on a host runs in
+/// fleets only.
+const PLAYED: [&[&str]; 3] = [
+    &["--seeds", "96", "--operations", "4000"],
+    &["--volumes", "4", "--seeds", "8", "--operations", "8000"],
+    &["crash-points", "--seeds", "1", "--outcomes", "4"],
+];
 
 /// What was found.
 #[derive(Debug)]
