@@ -3,7 +3,7 @@
 //! 1. the log is read, and the local map; where that knows more of the log than LIST showed, the log is read to its end;
 //! 2. local data that is not the volume's newest is preserved if anything of it is dirty (invariant 6) or the log was set back,
 //!    else discarded (`OutrunPutAway`);
-//! 3. the header with this attach's nonce is written and synced, so that data written under it is known as ours
+//! 3. the local files are opened with all the room that serving needs, and the header with this attach's nonce is written and synced, so that data written under it is known as ours
 //!    (`IntentStored`);
 //! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
 //!    writer may be replaced is asked of the log as it is then;
@@ -128,7 +128,7 @@ pub async fn win<L: LocalState>(
         if matches!(data, LocalData::Foreign(_)) {
             reach(CrashPoint::OutrunPutAway);
         }
-        let files = local.open(header.sectors).await.map_err(AttachError::Local)?;
+        let files = local.open(header.sectors, &found).await.map_err(AttachError::Local)?;
         generation += 1;
         local.write_header(&files, &header, generation).await.map_err(AttachError::Local)?;
         reach(CrashPoint::IntentStored);

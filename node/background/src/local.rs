@@ -78,11 +78,16 @@ pub trait LocalState: Send + Sync {
     /// The local disk's.
     fn discard(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Opens the files, making or growing them for `sectors`.
+    /// Opens the files, making or growing them for `sectors`, with all the room that a volume needs which begins with `found`:
+    /// what fails here fences no writer.
     ///
     /// # Errors
     /// The local disk's.
-    fn open(&self, sectors: u64) -> impl Future<Output = Result<Self::Files, Self::Error>> + Send;
+    fn open(
+        &self,
+        sectors: u64,
+        found: &[FoundPage],
+    ) -> impl Future<Output = Result<Self::Files, Self::Error>> + Send;
 
     /// Writes the durable map's header as `generation` and syncs it.
     ///

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_background::{FoundMap, LocalState, SegmentBuild, SideReader, Sides, TimeAndChance, Unreadable};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
-use holdfast_engine::durable_map::{Header, header_offset};
+use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{
@@ -177,7 +177,7 @@ impl LocalState for SimFiles {
         self.ask(LocalAsk::Discard).await.map(drop)
     }
 
-    async fn open(&self, _sectors: u64) -> Result<(), LocalError> {
+    async fn open(&self, _sectors: u64, _found: &[FoundPage]) -> Result<(), LocalError> {
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Attaching a volume: log, local files, ring thread, device, in this order.
+//! Attaching a volume: place on a ring thread, local files, log, device, in this order.
 
 use std::fs::File;
 use std::sync::{Arc, Mutex};
@@ -6,13 +6,11 @@ use std::time::Instant;
 
 use holdfast_background::{Background, PutAside, StoreKey, Won, win};
 use holdfast_engine::attach::{Claim, Foreign};
-use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::record::Displaced;
-use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Setup;
 use holdfast_service::chain;
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, VolumeId};
+use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
 use tokio::sync::{mpsc, watch};
 
@@ -22,7 +20,7 @@ use super::detach::or_gone;
 use super::ends_process::EndsProcess;
 use super::error::{Damage, NodeError, file};
 use super::live_map::LiveMap;
-use super::local::{Local, VolumeFiles, random};
+use super::local::{AttachFiles, Local, VolumeFiles, random};
 use super::off_runtime::blocking;
 use super::own_log::OwnLog;
 use super::planned::Start;
@@ -147,13 +145,13 @@ impl Node {
             grow_to: bytes.map(sectors_of).transpose()?,
             replaces: replaces.map(Epoch),
         };
+        // What the node lacks shows before a writer is fenced.
+        let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
         let won = win(&*objects, &volume, &local, &claim).await?;
         tell(&volume, &won);
         let sectors = won.header.sectors;
         let epoch = won.header.epoch.0;
         let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
-        let (live_map_path, chunks) = (local.live_map_path(), prepared_chunks(&won.found));
-        let live_map = blocking(move || LiveMap::create(&live_map_path, sectors, &chunks)).await?;
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
         let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
         let setup = Setup {
@@ -169,8 +167,8 @@ impl Node {
             found: won.found,
             trust_clean: won.trust_clean,
         };
-        let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
-        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files: won.files, place };
+        let AttachFiles { files, live_map } = won.files;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
         let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
         let present = Arc::new(Present {
             local,
@@ -293,7 +291,7 @@ impl Node {
 }
 
 /// Logs what an attach lost or kept aside.
-fn tell(volume: &VolumeId, won: &Won<VolumeFiles>) {
+fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
     if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
         tracing::warn!(
             %volume,
@@ -333,11 +331,4 @@ pub(super) fn need(transport: Transport, queues: u16, depth: u16) -> Need {
         Transport::UserCopy => 0,
     };
     Need { files: VOLUME_FILES + u32::from(queues), buffers }
-}
-
-fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
-    let mut chunks: Vec<Chunk> =
-        found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
-    chunks.dedup();
-    chunks
 }

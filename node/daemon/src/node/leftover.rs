@@ -206,7 +206,7 @@ mod tests {
             seq: Seq(3),
             synced_generation: 0,
         };
-        let files = local.open(256).await.unwrap();
+        let files = local.open(256, &[]).await.unwrap();
         local.write_header(&files, &header, 1).await.unwrap();
         std::os::unix::fs::FileExt::write_all_at(
             &fs::File::options().write(true).open(local.dir().join("a.data")).unwrap(),
@@ -214,7 +214,7 @@ mod tests {
             0,
         )
         .unwrap();
-        files.map.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used)).unwrap();
+        files.files.map.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used)).unwrap();
         local.forget_attached().unwrap();
     }
 

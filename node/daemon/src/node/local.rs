@@ -25,18 +25,19 @@ use std::path::{Path, PathBuf};
 
 use holdfast_background::{FoundMap, LocalState};
 use holdfast_engine::durable_map::{
-    Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::{Durability, Pending};
 use holdfast_engine::wire::{self, Kind};
 use holdfast_ring::HeapBuffer;
-use holdfast_types::{Epoch, SECTOR_BYTES, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
 use rustix::fs::SeekFrom;
 use serde::{Deserialize, Serialize};
 
 use super::error::{Damage, NodeError, file};
+use super::live_map::LiveMap;
 use super::off_runtime::blocking;
 use super::quota::allocated_bytes;
 use super::record_file::{replace_reserved, spare};
@@ -149,6 +150,12 @@ enum DurabilityWord {
 pub(crate) struct VolumeFiles {
     pub(crate) sides: [File; 2],
     pub(crate) map: File,
+}
+
+/// The open files of a volume that is being attached.
+pub(crate) struct AttachFiles {
+    pub(crate) files: VolumeFiles,
+    pub(crate) live_map: LiveMap,
 }
 
 impl Local {
@@ -357,7 +364,7 @@ impl Local {
 
 impl LocalState for Local {
     type Error = NodeError;
-    type Files = VolumeFiles;
+    type Files = AttachFiles;
 
     async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         let local = self.clone();
@@ -377,18 +384,20 @@ impl LocalState for Local {
         blocking(move || local.discard()).await
     }
 
-    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
-        let local = self.clone();
+    async fn open(&self, sectors: u64, found: &[FoundPage]) -> Result<AttachFiles, NodeError> {
+        let (local, chunks) = (self.clone(), prepared_chunks(found));
         blocking(move || {
             local.make_dirs()?;
-            local.open_files(sectors)
+            let files = local.open_files(sectors)?;
+            let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
+            Ok(AttachFiles { files, live_map })
         })
         .await
     }
 
     async fn write_header(
         &self,
-        files: &VolumeFiles,
+        AttachFiles { files, .. }: &AttachFiles,
         header: &Header,
         generation: u64,
     ) -> Result<(), NodeError> {
@@ -396,6 +405,13 @@ impl LocalState for Local {
         let (local, header) = (self.clone(), header.clone());
         blocking(move || local.write_header(&map, &header, generation)).await
     }
+}
+
+fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> =
+        found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
+    chunks.dedup();
+    chunks
 }
 
 /// The durable map at `path`, with what a predecessor wrote synced; nothing when there is none.

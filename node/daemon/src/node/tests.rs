@@ -112,7 +112,7 @@ impl Dirs {
             seq: Seq(0),
             synced_generation: 0,
         };
-        let files = local.open(SECTORS).await.unwrap();
+        let files = local.open(SECTORS, &[]).await.unwrap();
         local.write_header(&files, &header, 1).await.unwrap();
         let mut manifest = Manifest::empty(volume());
         for (epoch, body) in [

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use holdfast_background::{AttachError, Background, FoundMap, PutAside, StoreKey, Won, Work, win};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
-use holdfast_engine::durable_map::holds_dirty;
+use holdfast_engine::durable_map::{FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
@@ -16,8 +16,9 @@ use holdfast_log::{CreateOutcome, create_record, provision, read_manifest};
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
+use super::super::attach::need;
 use super::super::background::{LocalSides, NodeTime};
-use super::super::local::VolumeFiles;
+use super::super::local::AttachFiles;
 use super::*;
 
 /// One volume on one node, with everything done at once that its engine asks for.
@@ -29,7 +30,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, won: Won<VolumeFiles>) -> Self {
+    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, won: Won<AttachFiles>) -> Self {
         let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 1000 };
         let setup = Setup {
             requests: 4,
@@ -40,7 +41,7 @@ impl Writer {
             unix_ms_at_zero: 0,
         };
         let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
-        let sides = won.files.sides.map(Arc::new);
+        let sides = won.files.files.sides.map(Arc::new);
         let objects = Arc::clone(objects) as Arc<dyn ObjectStore>;
         let sides = LocalSides { local: dirs.local(), sides };
         let pools = Pools {
@@ -151,7 +152,7 @@ async fn store_with(identity: u8) -> Arc<MemoryStore> {
     store
 }
 
-async fn attach(dirs: &Dirs, store: &MemoryStore, claim: &Claim) -> Result<Won<VolumeFiles>, AttachRefused> {
+async fn attach(dirs: &Dirs, store: &MemoryStore, claim: &Claim) -> Result<Won<AttachFiles>, AttachRefused> {
     match win(store, &volume(), &dirs.local(), claim).await {
         Ok(won) => Ok(won),
         Err(AttachError::Refused(refused)) => Err(refused),
@@ -398,6 +399,46 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
+/// An attach that failed for want of room on its node had fenced the writer that it was to replace, and served nothing.
+#[test]
+fn an_attach_without_room_fences_no_writer() {
+    alone(async {
+        let (dirs, bucket, kernel) = (Dirs::new(), Bucket::start().await, Arc::new(FakeKernel::new()));
+        let node = Node::start_with(dirs.config(), kernel.clone(), LIMIT).await.unwrap();
+        node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
+        attach(&Dirs::new(), &bucket.objects, &claim("b", 1)).await.unwrap();
+        let over = || AttachRequest { store: bucket.config.clone(), replaces: Some(1), ..request() };
+        let is_held = || async {
+            let log = read_manifest(&*bucket.objects, &volume()).await.unwrap();
+            log.attached().is_some_and(|writer| writer.node == "b")
+        };
+
+        fs::create_dir_all(dirs.live_map()).unwrap();
+        let refused = node.attach(over()).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Local, "{refused}");
+        assert!(is_held().await, "the live map comes first");
+        fs::remove_dir(dirs.live_map()).unwrap();
+
+        let device = need(Transport::UserCopy, QUEUES, QUEUE_DEPTH);
+        let mut places = Vec::new();
+        while let Ok((_, place)) = node.0.rings.reserve(device) {
+            places.push(place);
+        }
+        let refused = node.attach(over()).await.unwrap_err();
+        assert!(matches!(refused, NodeError::RingsFull(_)), "{refused}");
+        assert!(is_held().await, "the place on a ring comes first");
+        drop(places);
+
+        let attached = node.attach(over()).await.unwrap();
+        let displaced = Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 };
+        assert_eq!(attached.displaced.as_ref(), Some(&displaced));
+        let again = node.attach(AttachRequest { replaces: None, ..over() }).await.unwrap();
+        assert_eq!(again.displaced, Some(displaced), "it is said of the attach, not of the request");
+        node.shutdown().await;
+        kernel.bury();
+    });
+}
+
 /// After every commit, the disk as it is then is the volume's newest.
 #[test]
 fn a_disk_as_its_last_commit_left_it_is_trusted() {
@@ -425,7 +466,7 @@ struct Slow {
 
 impl LocalState for Slow {
     type Error = NodeError;
-    type Files = VolumeFiles;
+    type Files = AttachFiles;
 
     async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
         LocalState::read_map(&self.local).await
@@ -439,13 +480,13 @@ impl LocalState for Slow {
         LocalState::discard(&self.local).await
     }
 
-    async fn open(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
-        self.local.open(sectors).await
+    async fn open(&self, sectors: u64, found: &[FoundPage]) -> Result<AttachFiles, NodeError> {
+        self.local.open(sectors, found).await
     }
 
     async fn write_header(
         &self,
-        files: &VolumeFiles,
+        files: &AttachFiles,
         header: &Header,
         generation: u64,
     ) -> Result<(), NodeError> {
