@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use holdfast_objects::ErrorKind;
+use holdfast_types::Backoff;
 
 /// How long a failure is expected to last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,15 +26,14 @@ impl Retry {
         }
     }
 
-    /// Time to wait. `random` in `0..1` spreads the waits over 80 % to 120 % of their mean, so that many objects which
-    /// failed together do not come back together.
+    /// Time to wait. `random` is a number from 0 up to 1.
     pub(crate) fn delay(self, random: f64) -> Duration {
         let mean = match self {
             Self::Soon => Duration::from_secs(1),
             Self::Later => Duration::from_secs(10),
             Self::Rarely => Duration::from_secs(60),
         };
-        mean.mul_f64(0.8 + 0.4 * random)
+        Backoff::steady(mean).delay(1, random)
     }
 }
 

@@ -1,21 +1,22 @@
-//! How long is waited before something is tried again.
+//! The waits of one job between its attempts.
 
 use std::time::Duration;
 
 use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_types::Jitter;
 
 use crate::TimeAndChance;
 
 /// Waits that double up to a limit. Each is by chance between half and all of its length: volumes that began to wait at
 /// one moment, when the store went away, do not all ask at one moment when it is back.
 pub(crate) struct Backoff {
-    next: Duration,
-    longest: Duration,
+    waits: holdfast_types::Backoff,
+    attempts: u32,
 }
 
 impl Backoff {
-    pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
-        Self { next: first, longest }
+    pub(crate) const fn new(first: Duration, last: Duration) -> Self {
+        Self { waits: holdfast_types::Backoff { first, last, jitter: Jitter::Half }, attempts: 0 }
     }
 
     /// For what a volume's commit waits for.
@@ -33,9 +34,8 @@ impl Backoff {
             std::future::pending::<()>().await;
         }
         let [chance] = time.random();
-        let half = self.next / 2;
-        time.sleep(half + half * u32::from(chance) / u32::from(u8::MAX)).await;
-        self.next = (self.next * 2).min(self.longest);
+        self.attempts = self.attempts.saturating_add(1);
+        time.sleep(self.waits.delay(self.attempts, f64::from(chance) / f64::from(u8::MAX))).await;
     }
 }
 

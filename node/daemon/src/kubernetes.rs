@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use holdfast_crds::TransportName;
 use holdfast_service::chain;
+use holdfast_types::Backoff;
 use holdfast_ublk::Transport;
 use kube::Client;
 use kube::runtime::reflector;
@@ -30,7 +31,7 @@ use kube::runtime::reflector;
 use crate::volumes::Volumes;
 
 /// Pause before the configuration of the API server is looked for again.
-const CONNECT_RETRY: Duration = Duration::from_secs(5);
+const CONNECT_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
 /// Runs until `stop` ends. Operations under way are not waited for: a detach may wait for its store for ever.
 pub(crate) async fn run<V: Volumes>(
@@ -64,7 +65,7 @@ async fn connect() -> Client {
                     error = chain(&error),
                     "no configuration of an API server; serving goes on without"
                 );
-                tokio::time::sleep(CONNECT_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+                tokio::time::sleep(CONNECT_RETRY.delay(1, fastrand::f64())).await;
             }
         }
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use holdfast_types::{Backoff, Jitter};
+
 use crate::ErrorKind;
 
 /// How often and how long a request is repeated.
@@ -55,9 +57,8 @@ impl RetryPolicy {
         if attempt >= self.max_attempts {
             return Decision::Fail;
         }
-        let doubled = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
-        let backoff = self.first_delay.saturating_mul(scale).saturating_mul(doubled).min(self.max_delay);
-        let wait = backoff.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+        let first = self.first_delay.saturating_mul(scale);
+        let wait = Backoff { first, last: self.max_delay, jitter: Jitter::Half }.delay(attempt, jitter);
         if elapsed.saturating_add(wait) > self.deadline { Decision::Fail } else { Decision::RetryAfter(wait) }
     }
 }

@@ -1,13 +1,16 @@
-//! Leaf words of the data plane: sectors, byte lengths, blocks, masks, identifiers and object keys.
+//! Leaf words of the data plane: sectors, byte lengths, blocks, masks, identifiers, object keys and waits between
+//! attempts.
 //!
 //! Owns: the units every other crate speaks in and their checked arithmetic.
 //! Does not own: any I/O, any policy.
 
+mod backoff;
 mod extent;
 mod identity;
 pub mod key;
 mod mask;
 
+pub use backoff::{Backoff, Jitter};
 pub use extent::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, CHUNK_BLOCKS, CHUNK_SECTORS, Chunk, SECTOR_BYTES, Sector, SectorRange,
 };

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::call;
 use holdfast_crds::{StorageNode, Volume};
-use holdfast_types::VolumeId;
+use holdfast_types::{Backoff, VolumeId};
 use kube::api::ListParams;
 use kube::core::ObjectMeta;
 use kube::runtime::events::{Event, EventType};
@@ -28,7 +28,7 @@ use crate::node::{ErrorKind, VolumeState};
 use crate::volumes::Volumes;
 
 /// Time between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Backoff = Backoff::steady(Duration::from_secs(30));
 /// How far two lists without the object are from each other, at least.
 const APART: Duration = Duration::from_secs(60);
 
@@ -78,7 +78,7 @@ pub(super) async fn run<V: Volumes>(
     let being_detached = Arc::new(Mutex::new(BTreeSet::new()));
     let mut is_told = false;
     loop {
-        tokio::time::sleep(LOOK_EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+        tokio::time::sleep(LOOK_EVERY.delay(1, fastrand::f64())).await;
         let here = served(&volumes);
         let watched = known.state();
         if here.is_subset(&ids(watched.iter().map(AsRef::as_ref))) {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use holdfast_types::{Backoff, Jitter};
+
 use crate::failure::Failure;
 use crate::node::ErrorKind;
 
@@ -29,15 +31,13 @@ pub(crate) enum Retry {
 }
 
 impl Retry {
-    /// Time until the next try, after `failures` in a row. `random` in `0..1` spreads the tries over 80 % to 120 % of their
-    /// mean, so that many volumes which failed together do not come back together.
+    /// Time until the next attempt, after `failures` in a row. `random` is a number from 0 up to 1.
     pub(crate) fn delay(self, failures: u32, random: f64) -> Duration {
         let (first, last) = match self {
             Self::Later => (Duration::from_secs(1), Duration::from_secs(15)),
             Self::Rarely => (Duration::from_secs(5), Duration::from_secs(60)),
         };
-        let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(10));
-        doubled.min(last).mul_f64(0.8 + 0.4 * random)
+        Backoff { first, last, jitter: Jitter::Fifth }.delay(failures, random)
     }
 }
 

@@ -8,7 +8,7 @@ use holdfast_crds::{
     Condition, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time,
     TransportSupport, condition,
 };
-use holdfast_types::SECTOR_BYTES;
+use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -26,7 +26,7 @@ const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
 /// How often the node looks at itself; an unchanged report is not written again.
-const EVERY: Duration = Duration::from_secs(15);
+const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Free space is told in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
@@ -45,7 +45,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
                 written = None;
             }
         }
-        tokio::time::sleep(EVERY.mul_f64(0.8 + 0.4 * fastrand::f64())).await;
+        tokio::time::sleep(EVERY.delay(1, fastrand::f64())).await;
     }
 }
 

@@ -8,7 +8,7 @@ use futures::channel::mpsc;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
 use holdfast_engine::volume::Durability;
-use holdfast_types::VolumeId;
+use holdfast_types::{Backoff, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
@@ -28,7 +28,7 @@ use crate::node::{AttachRequest, ErrorKind};
 use crate::volumes::Volumes;
 
 /// How soon a volume is looked at again after the API server failed.
-const API_RETRY: Duration = Duration::from_secs(5);
+const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
 /// What every reconciliation needs.
 struct Context<V> {
@@ -88,7 +88,7 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
         error = holdfast_service::chain(error),
         "serving goes on without"
     );
-    Action::requeue(API_RETRY.mul_f64(0.8 + 0.4 * fastrand::f64()))
+    Action::requeue(API_RETRY.delay(1, fastrand::f64()))
 }
 
 pub(super) fn identity(volume: &Volume) -> Option<VolumeId> {
