@@ -37,7 +37,7 @@ pub struct AttachRequest {
 pub struct AttachResponse {
     #[prost(message, optional, tag = "1")]
     pub device: ::core::option::Option<Device>,
-    /// The writer that was replaced; absent where none was attached, or this node's own with its data.
+    /// The writer that this node replaced when it took the volume; absent where none was attached, and after a detach.
     #[prost(message, optional, tag = "2")]
     pub displaced: ::core::option::Option<Displaced>,
 }

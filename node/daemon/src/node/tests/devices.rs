@@ -251,6 +251,24 @@ async fn host_attaches(host: &Host, node: &Node) {
     host.check(node).await;
 }
 
+/// A daemon that died after a takeover: the next one answered a repeated attach without a word on the replaced writer.
+#[test]
+fn a_takeover_is_reported_after_a_restart() {
+    let host = &Host::new(&["x"]);
+    let (elsewhere, x) = (&Dirs::new(), &id("x"));
+    host.daemon(|node| async move {
+        win(&*host.bucket.objects, x, &elsewhere.local_of(x), &claim("b", 1)).await.unwrap();
+        node.attach(AttachRequest { replaces: Some(1), ..host.request("x") }).await.unwrap();
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        let displaced = host.attach(&node, "x").await.displaced;
+        assert_eq!(displaced, Some(Displaced { epoch: Epoch(1), node: "b".to_owned(), since_unix_ms: 0 }));
+        host.end(&node).await;
+        assert_eq!(host.attach(&node, "x").await.displaced, None, "it was said until the detach");
+    });
+}
+
 /// Found by reading: a daemon that died before a deletion left the number of the device in the record.
 #[test]
 fn a_record_names_no_device_once_its_deletion_begins() {
