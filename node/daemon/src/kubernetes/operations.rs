@@ -4,15 +4,21 @@
 //! Invariants: an operation that was begun runs to its end; its end is announced, so that nobody has to poll for it.
 
 use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures::channel::mpsc::UnboundedSender;
+use futures::FutureExt;
 use holdfast_crds::Volume;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;
+use tokio::sync::mpsc;
 
-use super::retry::OperationFailure;
+use super::retry::{OperationFailure, Retry};
+
+/// Ends that wait for the controller, at most; it only queues the volume's name. A task that
+/// finds no place waits for one: there is one task for each volume.
+const MOST_ENDS: usize = 64;
 
 /// What is done with a volume now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,13 +86,14 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
     entries: Arc<Mutex<HashMap<VolumeId, Entry>>>,
-    ended: UnboundedSender<ObjectRef<Volume>>,
+    ended: mpsc::Sender<ObjectRef<Volume>>,
 }
 
 impl Operations {
-    /// None yet; the end of each is sent to `ended`.
-    pub(crate) fn new(ended: UnboundedSender<ObjectRef<Volume>>) -> Self {
-        Self { entries: Arc::default(), ended }
+    /// None yet, and the ends of those that will be.
+    pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<Volume>>) {
+        let (ended, ends) = mpsc::channel(MOST_ENDS);
+        (Self { entries: Arc::default(), ended }, ends)
     }
 
     /// What is known of a volume's operations.
@@ -122,12 +129,19 @@ impl Operations {
         }
         let operations = self.clone();
         tokio::spawn(async move {
-            let mut guard = EndGuard { operations, volume, object, ended: None };
-            let ended = operation.await;
+            let ended = AssertUnwindSafe(operation).catch_unwind().await.unwrap_or_else(|_panic| {
+                Err(OperationFailure {
+                    reason: "NodeFailed",
+                    message: "the operation ended by a bug of the daemon; its log says more".to_owned(),
+                    retry: Retry::Rarely,
+                })
+            });
             if let Err(failure) = &ended {
-                tracing::warn!(volume = %guard.volume, ?doing, reason = failure.reason, "{}", failure.message);
+                tracing::warn!(%volume, ?doing, reason = failure.reason, "{}", failure.message);
             }
-            guard.ended = Some(ended);
+            operations.entries().entry(volume).or_default().end(ended, Instant::now(), fastrand::f64());
+            // The controller is gone while the daemon stops.
+            let _stopped = operations.ended.send(object).await;
         });
     }
 
@@ -136,46 +150,16 @@ impl Operations {
     }
 }
 
-/// Notes the end of an operation, also of one that panicked.
-struct EndGuard {
-    operations: Operations,
-    volume: VolumeId,
-    object: ObjectRef<Volume>,
-    ended: Option<Result<Outcome, OperationFailure>>,
-}
-
-impl Drop for EndGuard {
-    fn drop(&mut self) {
-        let ended = self.ended.take().unwrap_or_else(|| {
-            Err(OperationFailure {
-                reason: "NodeFailed",
-                message: "the operation ended by a bug of the daemon; its log says more".to_owned(),
-                retry: super::retry::Retry::Rarely,
-            })
-        });
-        let mut entries = self.operations.entries();
-        entries.entry(self.volume.clone()).or_default().end(ended, Instant::now(), fastrand::f64());
-        drop(entries);
-        // Nobody listens any more while the daemon stops.
-        let _stopped = self.operations.ended.unbounded_send(self.object.clone());
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use futures::StreamExt;
-    use futures::channel::mpsc;
-
     use super::*;
-    use crate::kubernetes::retry::Retry;
 
     #[tokio::test]
     async fn the_end_of_an_operation_is_announced_even_if_it_panics() {
-        let (sender, mut ended) = mpsc::unbounded();
-        let operations = Operations::new(sender);
+        let (operations, mut ended) = Operations::new();
         let volume: VolumeId = "v".parse().unwrap();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { panic!("planted") });
-        assert_eq!(ended.next().await, Some(ObjectRef::new("v")));
+        assert_eq!(ended.recv().await, Some(ObjectRef::new("v")));
         let entry = operations.of(&volume);
         assert_eq!(entry.doing, None);
         assert!(matches!(entry.last, Some(Outcome::Failed(_))));
@@ -183,7 +167,7 @@ mod tests {
 
         operations
             .begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { Ok(Outcome::Attached) });
-        assert_eq!(ended.next().await, Some(ObjectRef::new("v")));
+        assert_eq!(ended.recv().await, Some(ObjectRef::new("v")));
         let entry = operations.of(&volume);
         assert_eq!(
             (entry.last.clone(), entry.wait(Instant::now())),
@@ -193,8 +177,7 @@ mod tests {
 
     #[tokio::test]
     async fn one_operation_at_a_time() {
-        let (sender, mut ended) = mpsc::unbounded();
-        let operations = Operations::new(sender);
+        let (operations, mut ended) = Operations::new();
         let volume: VolumeId = "v".parse().unwrap();
         let (finish, finished) = tokio::sync::oneshot::channel::<()>();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Detaching, async {
@@ -205,8 +188,29 @@ mod tests {
             .begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { panic!("must not run") });
         assert_eq!(operations.of(&volume).doing, Some(Doing::Detaching));
         finish.send(()).unwrap();
-        ended.next().await;
+        ended.recv().await;
         assert_eq!(operations.of(&volume).last, Some(Outcome::Detached));
+    }
+
+    /// The channel had no bound.
+    #[tokio::test]
+    async fn ends_beyond_the_bound_wait_for_the_controller() {
+        let (operations, mut ended) = Operations::new();
+        let volumes = (0..3 * MOST_ENDS).map(|number| format!("v{number}")).collect::<Vec<_>>();
+        for name in &volumes {
+            let (volume, object) = (name.parse().unwrap(), ObjectRef::new(name));
+            operations.begin(volume, object, Doing::Attaching, async { Ok(Outcome::Attached) });
+        }
+        let is_done = |name: &String| operations.of(&name.parse().unwrap()).last == Some(Outcome::Attached);
+        while !volumes.iter().all(is_done) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(ended.len(), MOST_ENDS);
+        let mut seen = Vec::new();
+        while seen.len() < volumes.len() {
+            seen.push(ended.recv().await.unwrap().name);
+        }
+        assert!(volumes.iter().all(|name| seen.contains(name)));
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
-use futures::channel::mpsc;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
 use holdfast_engine::volume::Durability;
@@ -16,6 +15,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
+use tokio_stream::wrappers::ReceiverStream;
 
 use super::event::Recorder;
 use super::object_store::{self, StoreError};
@@ -47,8 +47,7 @@ pub(crate) async fn run<V: Volumes>(
     volumes: V,
     object_stores: Store<ObjectStore>,
 ) {
-    let (ended, ends) = mpsc::unbounded();
-    let operations = Operations::new(ended);
+    let (operations, ends) = Operations::new();
     let recorder = Recorder::new(client.clone(), &me);
     let context = Context { client: client.clone(), me, volumes, operations, recorder, object_stores };
     // All Volumes: one that shall be served elsewhere now may still be here.
@@ -56,13 +55,14 @@ pub(crate) async fn run<V: Volumes>(
     let Context { client, me, volumes, recorder, .. } = &context;
     let orphans =
         orphan::run(client.clone(), me.clone(), volumes.clone(), controller.store(), recorder.clone());
-    let served = controller.reconcile_on(ends).run(reconcile, retry, Arc::new(context)).for_each(
-        |outcome| async move {
+    let served = controller
+        .reconcile_on(ReceiverStream::new(ends))
+        .run(reconcile, retry, Arc::new(context))
+        .for_each(|outcome| async move {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "volume controller");
             }
-        },
-    );
+        });
     tokio::join!(served, orphans);
 }
 
