@@ -53,7 +53,7 @@ pub enum Report {
     UploadUnreadable(SectorRange),
     /// What was unreadable is committed, or what was written there since.
     UploadReadable,
-    /// A commit is in the log.
+    /// A commit is in the log, and what it holds is clean.
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
@@ -137,6 +137,8 @@ pub enum Action {
     WriteMap(Vec<MapWrite>),
     /// Sync the durable map's file. Answer: `MapSynced`.
     SyncMap,
+    /// Go on in a later turn of the ring thread with what is too long for one. Answer: `NextTurn`.
+    NextTurn,
     /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
     /// `SidesUnreadable`.
     Upload(Vec<DirtyBlock>),

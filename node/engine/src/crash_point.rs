@@ -106,7 +106,9 @@ crash_points! {
     RecordReadBack,
     /// The record is in the log; the live map knows nothing of it.
     RecordWon,
-    /// The committed pages are clean in the live map.
+    /// Some of the committed pages are clean in the live map.
+    SomeCleared,
+    /// All of them are.
     DirtyCleared,
     /// What the loss of the host left is committed: the volume is about to serve.
     Recovered,

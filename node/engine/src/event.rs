@@ -135,6 +135,8 @@ pub enum Event {
     },
     /// The manifest was read after a takeover of running state.
     ManifestLoaded(Box<Manifest>),
+    /// A turn after the one that asked for `NextTurn`.
+    NextTurn,
     /// `Upload` ended: the segment is in the store.
     Uploaded(SegmentRef),
     /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is at least one;

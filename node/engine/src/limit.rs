@@ -18,7 +18,8 @@ pub const REMEMBERED_UNREADABLE: usize = 64;
 /// that a round takes whatever the size of the volume. A busy volume pays for a small number with syncs.
 pub const ROUND_PAGES: usize = 512;
 /// Map pages that are encoded in one turn of the ring thread, and whose slots (one of 4 KiB, at first two) are written at
-/// once: about a millisecond, and at most 512 KiB of buffers.
+/// once: about a millisecond, and at most 512 KiB of buffers. As many are looked through in one turn for what is dirty, or made
+/// clean after a commit.
 pub const MAP_WRITE_PAGES: usize = 64;
 /// Map pages (16 MiB of volume each) given up between two rounds.
 pub const EVICT_PAGES: u64 = 64;

@@ -16,7 +16,7 @@
 //!              resume                      Tick: limit reached / Detach
 //! Serving ──────────────┐      Open ───────────────────────────────► Draining ──in flight 0──► Round
 //!    │ Detach           │        ▲                                                               │
-//!    ▼                  │        └─────── Committing ◄── Uploaded ── Uploading ◄──round done─────┘
+//!    ▼                  │        └─ Clearing ◄─ Committing ◄─ Uploading ◄─ Listing ◄─round done──┘
 //! Detaching ─► Closing ─► Detached          (any state ─► Fenced when the log holds another writer)
 //! ```
 
@@ -53,7 +53,7 @@ use durability::Seals;
 use evict::Evict;
 use flush::Round;
 use repair::Repair;
-use seal::Seal;
+use seal::{Listed, Seal};
 pub use status::{Delay, Status};
 use unreadable::Lost;
 pub use unreadable::Unreadable;
@@ -151,6 +151,7 @@ pub struct Volume<M> {
     durability: Durability,
     seals: Seals,
     seal: Seal,
+    listed: Listed,
     commit: Commit,
     pending: Option<Pending>,
     checkpointed: Seq,
@@ -277,6 +278,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             dirty_pages: PerSide::from_fn(|_side| PageSet::new(pages)),
             evict: Evict::after_takeover(pages),
             seal: Seal::Open,
+            listed: Listed::default(),
             commit: Commit::Idle,
             pending: None,
             checkpointed: Seq(0),
@@ -332,6 +334,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::MapWritten { result } => self.map_written(result, out),
             Event::MapSynced { result } => self.map_synced(result, out),
             Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
+            Event::NextTurn if self.is_fenced() => {}
+            Event::NextTurn => self.next_turn(out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
             Event::PendingStored { result } => self.pending_stored(result, out),

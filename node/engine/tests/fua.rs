@@ -98,6 +98,7 @@ impl Bench {
             Action::SyncMap => Event::MapSynced { result },
             Action::StorePending { .. } => Event::PendingStored { result },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::NextTurn => Event::NextTurn,
             Action::Upload(_) => {
                 let id = SegmentId::new(1, [0; 10]);
                 let chunks = vec![(0, 1)];

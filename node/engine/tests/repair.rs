@@ -122,6 +122,7 @@ impl Host {
                 Event::MapWritten { result: done }
             }
             Action::SyncMap => Event::MapSynced { result: done },
+            Action::NextTurn => Event::NextTurn,
             Action::Upload(dirty) => {
                 self.uploads.push(dirty);
                 return self.store_answers.then(segment);

@@ -1,5 +1,5 @@
 //! The work of a round in one turn of its ring thread, and what it holds in memory, for a volume of which all was touched.
-#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::{FoundPage, Header, file_bytes, newest_pages, page_offset};
-use holdfast_engine::event::{Errno, Event, Op, RequestId};
+use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
-use holdfast_types::{Epoch, Nonce, SectorRange, Seq};
+use holdfast_types::{Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);
 /// 1 TiB: 65,536 map pages.
@@ -53,6 +53,11 @@ struct Turns {
     side_syncs: u64,
     map_syncs: u64,
     map_writes: u64,
+    /// Turns that went on with what was too long for one.
+    next_turns: u64,
+    /// The most sectors that became clean in one turn.
+    most_cleared: u64,
+    uploaded_blocks: usize,
 }
 
 struct Host {
@@ -64,10 +69,14 @@ struct Host {
     turns: Turns,
     /// Writes of the map fail from this one on.
     fails_at: Option<u64>,
+    /// What the next upload cannot read.
+    unreadable: Option<SectorRange>,
 }
 
+/// The sides are sealed once the writes of `Host::with_all_touched` are followed by another.
 fn setup(header: Header) -> Setup {
-    let limits = DirtyLimits { seal_bytes: 1 << 50, most_bytes: 1 << 50, max_age_ms: 1 << 40 };
+    let seal_bytes = (header.sectors.div_ceil(PAGE_SECTORS) + 1) * 4096;
+    let limits = DirtyLimits { seal_bytes, most_bytes: 1 << 50, max_age_ms: 1 << 40 };
     let durability = Durability::Local;
     Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
 }
@@ -106,8 +115,15 @@ impl Host {
         let volume = Volume::attach(setup(header.clone()), memory, manifest, &[], false, 0, &mut Vec::new());
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let file = if keeps_file { vec![0; file_bytes(pages) as usize] } else { Vec::new() };
-        let mut host =
-            Self { volume: Some(volume), tmpfs, header, file, turns: Turns::default(), fails_at: None };
+        let mut host = Self {
+            volume: Some(volume),
+            tmpfs,
+            header,
+            file,
+            turns: Turns::default(),
+            fails_at: None,
+            unreadable: None,
+        };
         for page in 0..pages {
             host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
         }
@@ -140,9 +156,13 @@ impl Host {
 
     fn turn(&mut self, event: Event) -> Vec<Action> {
         let mut out = Vec::new();
+        let volume = self.volume.as_mut().unwrap();
+        let dirty_bytes = volume.status().dirty_bytes;
         let begun = Instant::now();
-        self.volume.as_mut().unwrap().handle(0, event, &mut out);
+        volume.handle(0, event, &mut out);
         self.turns.longest = self.turns.longest.max(begun.elapsed());
+        let cleared = dirty_bytes.saturating_sub(volume.status().dirty_bytes) / 4096;
+        self.turns.most_cleared = self.turns.most_cleared.max(cleared);
         self.turns.most_actions = self.turns.most_actions.max(out.len());
         out
     }
@@ -163,8 +183,9 @@ impl Host {
                     return Some(Event::MapWritten { result: Err(Errno::EIO) });
                 }
                 for write in &writes {
-                    if let Some(place) = self.file.get_mut(write.offset as usize..) {
-                        place[..write.bytes.len()].copy_from_slice(&write.bytes);
+                    let at = write.offset as usize;
+                    if let Some(place) = self.file.get_mut(at..at + write.bytes.len()) {
+                        place.copy_from_slice(&write.bytes);
                     }
                 }
                 Event::MapWritten { result }
@@ -177,14 +198,36 @@ impl Host {
                 assert_eq!(result.is_err(), self.fails_at.is_some());
                 return None;
             }
+            Action::NextTurn => {
+                self.turns.next_turns += 1;
+                Event::NextTurn
+            }
+            Action::Upload(dirty) => {
+                self.turns.uploaded_blocks = dirty.len();
+                if let Some(range) = self.unreadable.take() {
+                    return Some(Event::SidesUnreadable(vec![range]));
+                }
+                Event::Uploaded(SegmentRef {
+                    id: SegmentId::new(1, [0; 10]),
+                    bytes: 100,
+                    index_offset: 0,
+                    index_bytes: 100,
+                    chunks: vec![(0, 1)],
+                })
+            }
+            Action::StorePending { .. } => Event::PendingStored { result },
+            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::Report(Report::LocalDiskFailed(_)) if self.fails_at.is_some() => return None,
+            Action::Report(
+                Report::Committed(_)
+                | Report::Detached
+                | Report::UploadUnreadable(_)
+                | Report::UploadReadable,
+            ) => return None,
             Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Punch { .. }
             | Action::Evict { .. }
-            | Action::Upload(_)
-            | Action::StorePending { .. }
-            | Action::CreateRecord { .. }
             | Action::ReadRecord { .. }
             | Action::WriteCheckpoint { .. }
             | Action::Report(_) => unreachable!("{action:?}"),
@@ -201,13 +244,27 @@ impl Host {
     }
 }
 
-/// Memory of this process in bytes: now, and at most so far.
-fn resident() -> [u64; 2] {
+/// A figure of this process's memory in bytes: `VmRSS` is what it has now, `VmHWM` the most it had.
+fn resident(figure: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    ["VmRSS:", "VmHWM:"].map(|name| {
-        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-    })
+    let line = status.lines().find(|line| line.starts_with(figure)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// Forgets the most memory that the process had. Returns what it has now, in bytes.
+fn forget_peak() -> u64 {
+    // Source: `/proc/pid/clear_refs` in proc(5).
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    resident("VmRSS:")
+}
+
+/// Prints the line that `cargo e2e bench proof-turns` reads. Other tests of the process must not run meanwhile for it to be right.
+fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
+    let memory_bytes = resident("VmHWM:").saturating_sub(before_bytes);
+    let (longest_ns, most_pages) = (turns.longest.as_nanos(), turns.most_writes / 2);
+    println!(
+        "{{\"turns_of\":\"{turns_of}\",\"longest_ns\":{longest_ns},\"most_pages\":{most_pages},\"memory_bytes\":{memory_bytes}}}"
+    );
 }
 
 /// A round once planned, encoded and wrote the whole map in one turn: seconds for every device of the ring thread, and
@@ -218,17 +275,13 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     let begun = Instant::now();
     host.resume();
     let resumed = begun.elapsed();
-    let before = resident();
+    let before_bytes = forget_peak();
     let begun = Instant::now();
     host.ask(Op::Flush, SectorRange::new(0, 0));
     let pages = TEBIBYTE / PAGE_SECTORS;
     let turns = &host.turns;
-    println!(
-        "resume {resumed:?}, flush {:?}, longest turn {:?}, memory grew by {} MiB; {turns:?}",
-        begun.elapsed(),
-        turns.longest,
-        (resident()[1].saturating_sub(before[1])) >> 20,
-    );
+    println!("resume {resumed:?}, flush {:?}; {turns:?}", begun.elapsed());
+    print_figures("flush", turns, before_bytes);
     assert!(turns.most_writes <= 2 * MAP_WRITE_PAGES, "{turns:?}");
     assert!(turns.most_actions <= 3, "{turns:?}");
     // What is copied and what is being written at once, whatever the size of the volume.
@@ -237,6 +290,64 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     assert_eq!(turns.map_writes, 2 * pages + 1, "each page into both of its slots, and the header");
     assert_eq!(turns.side_syncs, 2, "nothing was written meanwhile");
     assert_eq!(turns.map_syncs, pages.div_ceil(ROUND_PAGES as u64) + 1);
+}
+
+/// A seal listed all that was dirty in one turn, and its commit made all of it clean in another.
+#[test]
+fn no_turn_of_a_seal_grows_with_the_volume() {
+    let mut host = Host::with_all_touched(TEBIBYTE, false);
+    host.turns = Turns::default();
+    let before_bytes = forget_peak();
+    // The last commit.
+    let actions = host.turn(Event::Detach);
+    host.drive(actions);
+    let turns = &host.turns;
+    println!("{turns:?}");
+    print_figures("seal", turns, before_bytes);
+    let (pages, most) = (TEBIBYTE / PAGE_SECTORS, MAP_WRITE_PAGES as u64);
+    assert_eq!(turns.uploaded_blocks as u64, pages, "a block of each page");
+    assert_eq!(turns.most_cleared, most, "a sector of each page");
+    assert_eq!(turns.next_turns, 2 * (pages / most - 1), "as many list them as make them clean");
+    assert!(turns.most_writes <= 2 * MAP_WRITE_PAGES && turns.most_actions <= 3, "{turns:?}");
+    assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
+}
+
+/// Both sides are committed as one after data was lost: a write between two turns would become clean with them.
+#[test]
+fn a_write_waits_until_both_sides_are_clean() {
+    let pages = 2 * MAP_WRITE_PAGES as u64;
+    let mut host = Host::with_all_touched(pages * PAGE_SECTORS, false);
+    let lost = SectorRange::new(0, 1);
+    host.unreadable = Some(lost);
+    host.ask(Op::Write, SectorRange::new(9, 1));
+    assert!(
+        host.volume.as_ref().unwrap().status().unreadable.is_some(),
+        "one side is sealed, and cannot be read"
+    );
+    // Written anew on the other side: now both are sealed.
+    let mut actions =
+        VecDeque::from(host.turn(Event::Request { id: RequestId(0), op: Op::Write, range: lost }));
+    let late = Event::Request {
+        id: RequestId(1),
+        op: Op::Write,
+        range: SectorRange::new(pages * PAGE_SECTORS - 1, 1),
+    };
+    let mut late = Some(late);
+    let mut is_committed = false;
+    while let Some(action) = actions.pop_front() {
+        is_committed |= matches!(action, Action::CreateRecord { .. });
+        if is_committed
+            && matches!(action, Action::NextTurn)
+            && let Some(late) = late.take()
+        {
+            assert_eq!(host.turn(late), [], "it waits");
+        }
+        if let Some(event) = host.answer(action) {
+            actions.extend(host.turn(event));
+        }
+    }
+    assert!(late.is_none(), "the marks fell in one turn");
+    assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 4096, "the late write is dirty");
 }
 
 /// A volume whose rounds have three groups after a takeover.

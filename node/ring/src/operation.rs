@@ -99,6 +99,13 @@ impl Ring {
         unsafe { self.push(entry) };
     }
 
+    /// Does nothing: its completion comes in a later turn of the thread.
+    pub fn no_operation(&mut self, user_data: UserData) {
+        let entry = opcode::Nop::new().build().user_data(user_data.to_bits());
+        // SAFETY: the entry names no memory.
+        unsafe { self.push(entry) };
+    }
+
     /// Makes the data of a file durable (`fdatasync`).
     pub fn sync_data(&mut self, file: FileSlot, user_data: UserData) {
         let entry = opcode::Fsync::new(file.fixed())

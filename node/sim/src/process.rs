@@ -245,6 +245,7 @@ impl Process {
             | Action::Complete { .. }
             | Action::PrepareMap { .. }
             | Action::WriteMap(_)
+            | Action::NextTurn
             | Action::Report(_) => {}
         }
         self.add(What::Action(action), mark, now, None);

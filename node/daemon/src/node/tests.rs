@@ -432,6 +432,7 @@ async fn leave_volume_dirty(
                 | Action::SyncSide { .. }
                 | Action::WriteMap(_)
                 | Action::SyncMap
+                | Action::NextTurn
                 | Action::Upload(_)
                 | Action::StorePending { .. }
                 | Action::CreateRecord { .. }

@@ -67,15 +67,4 @@ impl PageSet {
         }
         other.count = 0;
     }
-
-    /// Empties the set into a list, lowest page first.
-    pub(crate) fn take(&mut self) -> Vec<u64> {
-        if self.is_empty() {
-            return Vec::new();
-        }
-        let pages = self.iter().collect();
-        self.words.fill(0);
-        self.count = 0;
-        pages
-    }
 }

@@ -165,10 +165,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.heard_from_log = self.now;
         reach(CrashPoint::RecordWon);
         match record.body {
-            Body::Commit { .. } => {
-                out.push(Action::Report(Report::Committed(record.seq)));
-                self.sealed_is_committed(out);
-            }
+            Body::Commit { .. } => self.sealed_is_committed(out),
             Body::Detach => self.close(record.seq, out),
             Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
                 unreachable!("a running writer makes none of these")

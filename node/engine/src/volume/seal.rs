@@ -3,11 +3,13 @@
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
 //! 3. a round begun after that makes its map durable (`SealDurable`), unless the disk is not believed (`volume/distrust.rs`);
-//! 4. its dirty sectors become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
+//! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
-//! 6. the sides' dirty marks fall (`DirtyCleared`), and a volume that was recovering serves (`Recovered`).
+//! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves (`Recovered`).
 //!
-//! The names are crash points. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
+//! The names are crash points. The sectors are listed, and the marks fall, `MAP_WRITE_PAGES` pages in each turn of the ring thread.
+//! Nothing is written to the sealed sides meanwhile; rounds and evictions go on. Pages that are clean already are in the
+//! commit, and those that are not yet are committed once more by a successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
 //! segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
@@ -20,6 +22,7 @@ use crate::log_length::most_records_after_checkpoint;
 use crate::manifest::Manifest;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
+use crate::round_size::map_write_pages;
 use crate::sector_map::{Side, SideSet, Union};
 
 /// Where the seal stands. It covers one side, or both (after the loss of the host, or when one could not be read).
@@ -31,10 +34,14 @@ pub(super) enum Seal {
     Draining(SideSet),
     /// The side is still; the round with this number makes the map durable first.
     Round(SideSet, u64),
+    /// What is dirty is being listed for the upload.
+    Listing(SideSet),
     /// The segment is on its way.
     Uploading(SideSet),
     /// The commit record is on its way.
     Committing(SideSet),
+    /// The commit is in the log, and the dirty marks are falling.
+    Clearing(SideSet),
     /// The local disk could not read all of it (`volume/unreadable.rs`).
     Unreadable(SideSet),
 }
@@ -50,10 +57,20 @@ impl Seal {
             Self::Open | Self::Unreadable(_) => false,
             Self::Draining(sides)
             | Self::Round(sides, _)
+            | Self::Listing(sides)
             | Self::Uploading(sides)
-            | Self::Committing(sides) => sides.contains(side),
+            | Self::Committing(sides)
+            | Self::Clearing(sides) => sides.contains(side),
         }
     }
+}
+
+/// What an upload is to cover, as far as it is listed.
+#[derive(Default)]
+pub(super) struct Listed {
+    blocks: Vec<DirtyBlock>,
+    /// The first page that was not looked at.
+    next_page: u64,
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -76,10 +93,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     self.seal = Seal::Committing(sides);
                     self.repeat_record(pending, out);
                 }
-                Some(_) | None if is_planted(Bug::CommitBeforeRound) => {
-                    self.seal = Seal::Uploading(sides);
-                    out.push(Action::Upload(self.dirty_blocks(sides)));
-                }
+                Some(_) | None if is_planted(Bug::CommitBeforeRound) => self.upload(sides, out),
                 Some(_) | None => {
                     let number = self.want_sealing_round(out);
                     self.seal = Seal::Round(sides, number);
@@ -89,8 +103,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if let Seal::Round(sides, number) = self.seal {
             if self.round.ended >= number || self.is_distrusted() {
                 reach(CrashPoint::SealDurable);
-                self.seal = Seal::Uploading(sides);
-                out.push(Action::Upload(self.dirty_blocks(sides)));
+                self.upload(sides, out);
             } else if self.round.begun >= number && self.may_retry_round() {
                 // The round failed: ask again.
                 let number = self.want_sealing_round(out);
@@ -152,31 +165,64 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         manifest.seq().0.saturating_sub(self.checkpointed.0)
     }
 
-    pub(super) fn dirty_blocks(&self, sides: SideSet) -> Vec<DirtyBlock> {
+    /// Lists what is dirty in `sides` and has it uploaded.
+    pub(super) fn upload(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+        self.seal = Seal::Listing(sides);
+        self.listed = Listed::default();
+        self.list(sides, out);
+    }
+
+    /// The next turn of what is too long for one.
+    pub(super) fn next_turn(&mut self, out: &mut Vec<Action>) {
+        match self.seal {
+            Seal::Listing(sides) => self.list(sides, out),
+            Seal::Clearing(sides) => self.clear(sides, out),
+            seal @ (Seal::Open
+            | Seal::Draining(_)
+            | Seal::Round(..)
+            | Seal::Uploading(_)
+            | Seal::Committing(_)
+            | Seal::Unreadable(_)) => unreachable!("no turn was asked for in {seal:?}"),
+        }
+    }
+
+    fn list(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+        let most = map_write_pages();
         let mut pages: Vec<u64> = Vec::new();
         for side in sides.iter() {
-            pages.extend(self.dirty_pages[side].iter());
+            pages.extend(self.dirty_pages[side].iter_from(self.listed.next_page).take(most + 1));
         }
         pages.sort_unstable();
         pages.dedup();
-        let mut blocks: Vec<DirtyBlock> = Vec::new();
+        let next = pages.get(most).copied();
+        pages.truncate(most);
         for page in pages {
-            let from = blocks.len();
-            for side in sides.iter() {
-                for (block, mask) in self.map.dirty_blocks(page, side) {
-                    add(&mut blocks, from, block, mask, side);
-                }
-            }
-            blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
+            self.list_page(page, sides);
         }
+        if let Some(next) = next {
+            self.listed.next_page = next;
+            return out.push(Action::NextTurn);
+        }
+        self.seal = Seal::Uploading(sides);
+        out.push(Action::Upload(std::mem::take(&mut self.listed).blocks));
+    }
+
+    fn list_page(&mut self, page: u64, sides: SideSet) {
+        let blocks = &mut self.listed.blocks;
+        let from = blocks.len();
+        for side in sides.iter() {
+            for (block, mask) in self.map.dirty_blocks(page, side) {
+                add(blocks, from, block, mask, side);
+            }
+        }
+        blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
         // Of what is dirty on both, the active side has the newest.
-        for dirty in &mut blocks {
+        for dirty in &mut blocks[from..] {
             match self.map.active() {
                 Side::A => dirty.b = dirty.b.minus(dirty.a),
                 Side::B => dirty.a = dirty.a.minus(dirty.b),
             }
         }
-        blocks
     }
 
     pub(super) fn uploaded(&mut self, segment: SegmentRef, out: &mut Vec<Action>) {
@@ -196,11 +242,31 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// The commit of the sealed sides is in the log: their data is clean from here on.
     pub(super) fn sealed_is_committed(&mut self, out: &mut Vec<Action>) {
         let Seal::Committing(sides) = self.seal else { unreachable!("a commit belongs to a seal") };
+        self.seal = Seal::Clearing(sides);
+        self.clear(sides, out);
+    }
+
+    fn clear(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+        let mut left = map_write_pages();
         for side in sides.iter() {
-            for page in self.dirty_pages[side].take() {
+            let dirty = &mut self.dirty_pages[side];
+            let pages: Vec<u64> = dirty.iter().take(left).collect();
+            left -= pages.len();
+            for page in pages {
+                dirty.remove(page);
                 self.map.clear_dirty(page, side);
                 self.round.page_changed(page);
             }
+        }
+        if sides.iter().any(|side| !self.dirty_pages[side].is_empty()) {
+            reach(CrashPoint::SomeCleared);
+            return out.push(Action::NextTurn);
+        }
+        self.all_is_clear(sides, out);
+    }
+
+    fn all_is_clear(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+        for side in sides.iter() {
             self.map.set_vouched(self.map.vouched().without(side));
             self.round.names = self.round.names.without(side);
             self.may_hold_more(side);
@@ -208,6 +274,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.dirty_since[side] = None;
         }
         reach(CrashPoint::DirtyCleared);
+        let manifest = self.manifest.as_ref().expect("the commit was made from it");
+        out.push(Action::Report(Report::Committed(manifest.seq())));
         self.seal = Seal::Open;
         self.everything_was_read(out);
         self.seal_committed(out);

@@ -121,9 +121,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         if !mended && sides != SideSet::BOTH {
-            self.seal = Seal::Uploading(sides);
-            out.push(Action::Upload(self.dirty_blocks(sides)));
-            return;
+            return self.upload(sides, out);
         }
         self.map.set_union(Union::Serving);
         self.begin_seal(SideSet::BOTH);

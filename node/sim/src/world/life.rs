@@ -145,7 +145,8 @@ impl World {
             Action::SyncSide { .. } | Action::SyncMap if open => {}
             Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
             Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
-            Action::Upload(_)
+            Action::NextTurn
+            | Action::Upload(_)
             | Action::StorePending { .. }
             | Action::CreateRecord { .. }
             | Action::WriteCheckpoint { .. }

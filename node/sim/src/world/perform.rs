@@ -115,6 +115,7 @@ impl World {
                 }
                 Event::MapSynced { result }
             }
+            Action::NextTurn => Event::NextTurn,
             Action::Report(report) => {
                 drop(disk);
                 self.reported(host, *report);

@@ -144,6 +144,7 @@ impl Writer {
                 Event::MapWritten { result: done }
             }
             Action::SyncMap => Event::MapSynced { result: done },
+            Action::NextTurn => Event::NextTurn,
             Action::Upload(_) if self.store => Event::Uploaded(SegmentRef {
                 id: SegmentId::new(1, [0; 10]),
                 bytes: 100,

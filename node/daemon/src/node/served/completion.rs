@@ -9,7 +9,7 @@ use holdfast_ublk::{Operation, Part, QueueEvent, Request};
 use super::Served;
 use super::kind::{
     COLD_KIND, EVICT_KIND, LENGTH_BITS, MAP_WRITE_KIND, MOVE_KIND, PREPARE_DURABLE_KIND, PREPARE_KIND,
-    PUNCH_KIND, SYNC_MAP_KIND, SYNC_SIDE_KIND, bytes,
+    PUNCH_KIND, SYNC_MAP_KIND, SYNC_SIDE_KIND, TURN_KIND, bytes,
 };
 use crate::node::slab::SlabSlot;
 
@@ -118,6 +118,7 @@ impl Served {
                 Ok(()) => Event::MapPrepared { chunk: Chunk(data.aux().into()), result: Ok(()) },
                 Err(errno) => self.unprepared(data.aux(), Unprepared::Disk(errno), now),
             },
+            TURN_KIND => Event::NextTurn,
             kind => unreachable!("nothing of kind {kind} was started"),
         };
         self.tell(ring, event, now);

@@ -20,6 +20,8 @@ pub(super) const PREPARE_KIND: u8 = 22;
 pub(super) const PREPARE_DURABLE_KIND: u8 = 24;
 /// A hole punched where clean data was given up.
 pub(super) const EVICT_KIND: u8 = 23;
+/// Nothing: the turn after the one that asked for it.
+pub(super) const TURN_KIND: u8 = 25;
 
 /// Bits of a move's aux that hold its length in sectors.
 pub(super) const LENGTH_BITS: u32 = 14;

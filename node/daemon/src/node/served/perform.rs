@@ -12,7 +12,7 @@ use holdfast_ublk::Part;
 
 use super::kind::{
     EVICT_KIND, LENGTH_BITS, MAP_WRITE_KIND, MOVE_KIND, PREPARE_DURABLE_KIND, PREPARE_KIND, PUNCH_KIND,
-    SYNC_MAP_KIND, SYNC_SIDE_KIND, bytes,
+    SYNC_MAP_KIND, SYNC_SIDE_KIND, TURN_KIND, bytes,
 };
 use super::{Served, Ticket};
 use crate::node::background::Work;
@@ -69,6 +69,10 @@ impl Served {
             Action::WriteMap(writes) => self.write_map(ring, writes),
             Action::SyncMap => {
                 ring.sync_data(self.slots.map, UserData::new(SYNC_MAP_KIND, self.index, 0, 0));
+                self.operations += 1;
+            }
+            Action::NextTurn => {
+                ring.no_operation(UserData::new(TURN_KIND, self.index, 0, 0));
                 self.operations += 1;
             }
             Action::Upload(blocks) => self.send_other(background::Work::Upload(blocks)),

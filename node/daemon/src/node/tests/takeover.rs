@@ -103,6 +103,10 @@ impl Writer {
                         assert_eq!(result, Ok(()));
                         continue;
                     }
+                    Action::NextTurn => {
+                        events.push(Event::NextTurn);
+                        continue;
+                    }
                     Action::Upload(dirty) => Work::Upload(dirty),
                     Action::StorePending { seq, bytes } => Work::StorePending(Pending { seq, bytes }),
                     Action::CreateRecord { seq, bytes } => Work::CreateRecord { seq, bytes },
