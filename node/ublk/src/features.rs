@@ -71,7 +71,7 @@ pub enum Unsupported {
     #[error("the kernel release could not be read")]
     Release(#[source] std::io::Error),
     /// There is no `/dev/ublk-control`.
-    #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.3 or newer)")]
+    #[error("{CONTROL_PATH} does not exist; load the ublk_drv module (Linux 6.5 or newer)")]
     NoDriver,
     /// `/dev/ublk-control` is there but cannot be opened.
     #[error("{CONTROL_PATH} cannot be opened; run as root with access to the device")]
@@ -264,7 +264,7 @@ impl Features {
 
 #[cfg(test)]
 mod tests {
-    use super::{Features, REQUIRED, Transport};
+    use super::{Features, REQUIRED, Transport, sys};
     use crate::KernelRelease;
 
     fn features(bits: u64) -> Features {
@@ -282,6 +282,22 @@ mod tests {
         assert_eq!(refusal, "the ublk driver of kernel 6.8.0 lacks SUPPORT_ZERO_COPY, AUTO_BUF_REG");
 
         assert!(features(REQUIRED).best_transport().unwrap_err().to_string().ends_with("lacks USER_COPY"));
+    }
+
+    /// A kernel that scans for partitions when a device starts can hang when the server ends meanwhile (`docs/kernels.md`).
+    #[test]
+    fn a_device_asks_for_no_partition_scan_where_it_can() {
+        let with = |more: u32| {
+            let known = REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags();
+            features(known | u64::from(more)).device_flags(Transport::ZeroCopy)
+        };
+        let (scans, quiesces) = (sys::UBLK_F_NO_AUTO_PART_SCAN, sys::UBLK_F_QUIESCE);
+        let either = u64::from(scans | quiesces);
+        assert_eq!(with(scans) & either, u64::from(scans));
+        // Linux before 7.0 refuses a flag that it does not know.
+        assert_eq!(with(quiesces) & either, u64::from(quiesces));
+        let old = features(REQUIRED | Transport::UserCopy.flags());
+        assert_eq!(old.device_flags(Transport::UserCopy), REQUIRED | Transport::UserCopy.flags());
     }
 
     #[test]
