@@ -228,6 +228,27 @@ fn with_durability_object_a_fua_write_waits_for_its_commit() {
     assert_eq!(bench.completed, [(0, Ok(()))]);
 }
 
+/// The store is away: FUA writes hold all requests but one.
+#[test]
+fn reads_are_served_while_fua_writes_wait_for_the_store() {
+    let mut bench = Bench::new(Durability::Object);
+    for id in 0..7 {
+        bench.ask(id, Op::WriteFua, 3 + u64::from(id));
+        bench.store(id);
+    }
+    let is_local = |action: &Action| !matches!(action, Action::Upload(_));
+    while bench.asked.iter().any(is_local) {
+        bench.answer(is_local, Ok(()));
+    }
+    assert_eq!((bench.completed.len(), bench.volume.status().parked), (0, 7));
+    bench.ask(7, Op::Read, 4);
+    let Some(Action::Read { id, .. }) = bench.asked.pop() else { panic!("{:?}", bench.asked) };
+    bench.tell(Event::Moved { id, result: Ok(()) });
+    assert_eq!(bench.completed, [(7, Ok(()))]);
+    bench.finish();
+    assert_eq!(bench.completed.len(), 8);
+}
+
 #[test]
 fn a_fua_write_without_space_is_written_again() {
     let mut bench = Bench::new(Durability::Local);
