@@ -37,8 +37,8 @@ pub use storage_node::{
     FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
 };
 pub use volume::{
-    AccessMode, Backend, CloneSource, CutOff, DeletionPolicy, Durability, Empty, FORCE_DETACH, ImageSource,
-    SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, FORCE_DETACH, ForcedDetach,
+    ImageSource, SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 

@@ -88,7 +88,7 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.source is immutable: restore the old value, or create another Volume"))]
     pub source: VolumeSource,
-    /// Name of the node that shall serve the volume. Empty: nobody serves it.
+    /// Name of the node that should serve the volume. Empty: no node serves it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 253))]
     #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
@@ -241,7 +241,7 @@ pub enum DeletionPolicy {
 pub enum VolumePhase {
     /// Not provisioned yet; the condition `Provisioned` says what is missing.
     Pending,
-    /// Provisioned, served by nobody.
+    /// Provisioned; no node serves it.
     Ready,
     /// Granted to a node that has not attached it yet.
     Attaching,
@@ -251,7 +251,7 @@ pub enum VolumePhase {
     Detaching,
     /// Being deleted.
     Deleting,
-    /// Cannot go on without a user; the conditions say why.
+    /// Cannot proceed without a user; the conditions say why.
     Failed,
 }
 
@@ -301,16 +301,16 @@ pub struct VolumeStatus {
     pub oldest_dirty_seconds: Option<u64>,
     /// Every write that completed before then is in the object store; not renewed while nothing is dirty. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub durable_up_to: Option<Time>,
+    pub durable_through: Option<Time>,
     /// What the node that was cut off by force had reported last. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub cut_off: Option<CutOff>,
+    pub forced_detach: Option<ForcedDetach>,
     /// Size of the attached device, in bytes. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub attached_size_bytes: Option<u64>,
     /// Operator: `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Daemon: `Attached`, `StoreReachable`,
-    /// `Writable`, `LocalDataReadable`, `LocalDiskTrusted`.
+    /// `Writable`, `LocalDataReadable`, `LocalDiskHealthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
@@ -319,7 +319,7 @@ pub struct VolumeStatus {
 /// A node that a volume was taken from by force, as it reported last.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct CutOff {
+pub struct ForcedDetach {
     /// The node. It keeps what it had not uploaded.
     pub node: String,
     /// When the volume was given to another.
@@ -337,5 +337,5 @@ pub struct CutOff {
     pub dirty_bytes: Option<u64>,
     /// Every write that completed before then is in the object store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub durable_up_to: Option<Time>,
+    pub durable_through: Option<Time>,
 }

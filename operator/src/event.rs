@@ -6,7 +6,7 @@ use kube::Client;
 use kube::runtime::events::{self, Event, EventType, Reporter};
 
 use crate::object_store::READY;
-use crate::volume::cut_off::DATA_LOST;
+use crate::volume::forced_detach::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
 
 /// Writes events in the operator's name.
@@ -34,11 +34,11 @@ impl Recorder {
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
         .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
-        .map(|new| event(new, if is_trouble(new) { EventType::Warning } else { EventType::Normal }))
+        .map(|new| event(new, if is_fault(new) { EventType::Warning } else { EventType::Normal }))
         .collect()
 }
 
-fn is_trouble(condition: &Condition) -> bool {
+fn is_fault(condition: &Condition) -> bool {
     condition.type_ == DATA_LOST
         || condition.status != "True"
             && [PROVISIONED, READY].contains(&condition.type_.as_str())
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_turned_is_told_and_only_trouble_is_a_warning() {
+    fn events_name_changes_and_only_faults_are_warnings() {
         let pending = one(PROVISIONED, ConditionStatus::False, "ObjectStoreMissing");
         let created = one(PROVISIONED, ConditionStatus::True, "Created");
         let told = changes(&[], &pending);

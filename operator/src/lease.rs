@@ -6,10 +6,10 @@
 //! Leader --(stopped)--> released: the lease is free at once
 //! ```
 //! Owns: the Lease object.
-//! Invariants: the holder stops before another may begin, because it gives up after [`RENEW_DEADLINE`] while others wait
+//! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while others wait
 //! for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the moment it saw the last
 //! change, never by comparing clocks of two machines. Every write carries the resource version it is based on.
-//! On failure: an API server that does not answer is asked again; a leader gives up when the deadline passes.
+//! On failure: an API server that does not answer is asked again; a leader stops when the deadline passes.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How long a silent holder keeps the lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// How long a leader goes on without renewing.
+/// How long a leader stays leader without renewing.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two looks at the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);

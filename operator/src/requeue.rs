@@ -8,7 +8,7 @@ use holdfast_types::Backoff;
 /// How long a failure is expected to last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
-    /// Somebody was faster: look again at once.
+    /// Another writer was faster: reconcile again at once.
     Soon,
     /// Something is away or busy and will come back by itself.
     Later,

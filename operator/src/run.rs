@@ -96,7 +96,7 @@ async fn lead(
             ended.context("a controller failed")?;
             anyhow::bail!("the controllers ended by themselves");
         }
-        () = stop => tracing::info!("stopping: finishing what is under way"),
+        () = stop => tracing::info!("stopping: finishing work in progress"),
     }
     stopping.send_replace(true);
     tokio::select! {

@@ -92,7 +92,7 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     disk.fail_reads(extents(node.vm(), DIRTY)?);
     let error = read(node.vm(), &device, DIRTY_MIB).err().context("what the disk cannot read was served")?;
     ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
-    node.vm().wait_log(PROGRAM, "the local disk cannot read data that is nowhere else", LIMIT)?;
+    node.vm().wait_log(PROGRAM, "the local disk cannot read the only copy of data", LIMIT)?;
     wait_counted(node, "holdfast_volume_failed_requests_total", DIRTY)?;
     disk.fail_reads(Vec::new());
     ensure!(read(node.vm(), &device, DIRTY_MIB)? == sum, "what was read is not what was written");
@@ -116,7 +116,7 @@ fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
     vm.wait_log(PROGRAM, "nothing is uploaded until it can", LIMIT)?;
     wait_counted(node, "holdfast_volume_unreadable_bytes", OVERWRITTEN)?;
     let refused = node.cli(&["detach", OVERWRITTEN]).err().context("a detach that cannot end has begun")?;
-    ensure!(format!("{refused:#}").contains("write or discard them on its device first"), "{refused:#}");
+    ensure!(format!("{refused:#}").contains("Overwrite or discard that range on its device"), "{refused:#}");
     vm.exec(&format!(
         "dd if={device} bs=1M skip=2 count=4 iflag=direct status=none | cmp - <(tail -c 4M /tmp/overwritten)"
     ))?;

@@ -61,8 +61,8 @@ pub(super) fn run(world: &World) -> Result<()> {
         let committed = reported.parse().is_ok_and(|dirty: usize| dirty > 0 && dirty <= 1 << 20);
         Ok((committed && here.as_ref() == Some(&reported)).then_some(reported))
     })?;
-    let durable_up_to = field(world, "{.status.durableUpTo}")?;
-    ensure!(!durable_up_to.is_empty(), "no daemon reports what is durable");
+    let durable_through = field(world, "{.status.durableThrough}")?;
+    ensure!(!durable_through.is_empty(), "no daemon reports what is durable");
 
     report::step("node a flushes a volume whose flushes reach the store");
     let safe = serve(world, &a, "safe")?;
@@ -110,7 +110,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let missing = BLOCKS * 4096 - there;
     ensure!(missing.to_string() == dirty, "{missing} bytes are missing, {dirty} were reported");
     let lost = condition(world, VOLUME, "UnuploadedDataLost")?;
-    for part in ["ForceDetached: node a ", &durable_up_to, &format!("at least {dirty} bytes")] {
+    for part in ["ForceDetached: node a ", &durable_through, &format!("at least {dirty} bytes")] {
         ensure!(lost.contains(part), "{part} is not in {lost}");
     }
     b.vm().exec(&format!(

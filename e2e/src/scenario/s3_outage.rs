@@ -115,7 +115,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
     ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
     for volume in [busy, calm[0]] {
-        let told = node.metric("holdfast_volume_store_away_seconds", &volume.id)?;
+        let told = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
         ensure!(told >= Some(away.as_secs_f64()), "{} says that the store is away for {told:?} s", volume.id);
     }
     let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
@@ -158,7 +158,10 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
     for part in
         ["ObjectStore store has not answered node a since 2", " bytes wait to be uploaded", "Last error: "]
     {
-        ensure!(away.what == "False/StoreAway" && away.message.contains(part), "{part:?} is not in {away:?}");
+        ensure!(
+            away.what == "False/StoreUnreachable" && away.message.contains(part),
+            "{part:?} is not in {away:?}"
+        );
     }
     for part in ["none fails", "data.most_dirty"] {
         ensure!(
@@ -168,10 +171,10 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
     }
     ensure!(turned_later(before, &busy), "{busy:?} is not later than {before:?}");
     let [away, delayed] = conditions(world, CALM[0])?;
-    ensure!(away.what == "False/StoreAway", "{away:?}");
+    ensure!(away.what == "False/StoreUnreachable", "{away:?}");
     ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
     world.wait_for("volumes", "condition=Attached")?;
-    wait_events(world, BUSY, &["Warning/StoreAway", "Warning/DirtyLimit"])?;
+    wait_events(world, BUSY, &["Warning/StoreUnreachable", "Warning/DirtyLimit"])?;
     Ok(busy)
 }
 
@@ -204,7 +207,7 @@ fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>
     for volume in volumes {
         until("everything to be committed", LIMIT, || {
             let dirty = node.metric("holdfast_volume_dirty_bytes", &volume.id)?;
-            let away = node.metric("holdfast_volume_store_away_seconds", &volume.id)?;
+            let away = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
             Ok((dirty == Some(0.0) && away == Some(0.0)).then_some(()))
         })?;
     }

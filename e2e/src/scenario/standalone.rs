@@ -69,7 +69,7 @@ fn held(node: &Node, device: &str) -> Result<()> {
     ensure!(!list.contains(device), "the device is not served: {list}");
     for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
         let refused = node.cli(refused).err().context("the device is not served")?;
-        ensure!(format!("{refused:#}").contains("could not be taken up"), "{refused:#}");
+        ensure!(format!("{refused:#}").contains("recovery after a daemon restart failed"), "{refused:#}");
     }
     node.vm().signal("holder", SIGKILL)?;
     until("the device to be recovered", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))

@@ -22,7 +22,7 @@ pub(super) struct Served {
 /// One condition as it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Told {
-    /// Its status and its reason, as in `False/StoreAway`.
+    /// Its status and its reason, as in `False/StoreUnreachable`.
     pub(super) what: String,
     /// What a person reads.
     pub(super) message: String,

@@ -2,13 +2,13 @@
 //!
 //! 1. the log is read, and the local map; where that knows more of the log than LIST showed, the log is read to its end;
 //! 2. local data that is not the volume's newest is preserved if anything of it is dirty (invariant 6) or the log was set back,
-//!    else discarded (`OutrunPutAway`);
+//!    else discarded (`SupersededPreserved`);
 //! 3. the local files are opened with all the room that serving needs, and the header with this attach's nonce is written and synced, so that data written under it is known as ours
 //!    (`IntentStored`);
 //! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
 //!    writer may be replaced is asked of the log as it is then;
 //! 5. the log that was read was not trimmed meanwhile, so that nothing had been in the record's place before (`AttachWon`).
-//!    Else everything begins again (`AttachOutrun`), and the record stays where nobody reads it.
+//!    Else everything begins again (`AttachSuperseded`), and the record stays where no reader looks.
 //!
 //! What would put local data away, or refuse the attach, is looked up in the same way first.
 //!
@@ -30,7 +30,7 @@ use holdfast_types::{Epoch, VolumeId};
 
 use crate::{FoundMap, LocalState};
 
-/// How often a log that others extend is read anew.
+/// How often a log that others extend is read again.
 const TRIES: usize = 5;
 
 /// The volume's state after its attach record won.
@@ -47,15 +47,15 @@ pub struct Won<F> {
     pub trust_clean: bool,
     /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is not in the volume.
     pub displaced: Option<Displaced>,
-    /// Local data was kept aside, and why.
-    pub put_aside: Option<PutAside>,
+    /// Local data that was preserved, and why.
+    pub preserved: Option<Preserved>,
     /// The open files.
     pub files: F,
 }
 
-/// Local data that was kept aside, never to be uploaded.
+/// Local data that was preserved and is never uploaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PutAside {
+pub struct Preserved {
     /// Of which epoch it is.
     pub epoch: Epoch,
     /// Why it is not the volume's newest.
@@ -84,7 +84,7 @@ fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     holds_dirty(&map.pages) || (why == Foreign::LogSetBack && !map.pages.is_empty())
 }
 
-/// Reads the log and the local files, decides, and creates the attach record; begins again when somebody was faster.
+/// Reads the log and the local files, decides, and creates the attach record; begins again when another writer was faster.
 ///
 /// # Errors
 /// [`AttachError`].
@@ -94,7 +94,7 @@ pub async fn win<L: LocalState>(
     local: &L,
     claim: &Claim,
 ) -> Result<Won<L::Files>, AttachError<L::Error>> {
-    let mut put_aside = None;
+    let mut preserved = None;
     for _ in 0..TRIES {
         let mut manifest = read_manifest(objects, volume).await?;
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
@@ -103,9 +103,9 @@ pub async fn win<L: LocalState>(
             manifest = read_manifest_to_end(objects, volume).await?;
         }
         let plan = plan_attach(&manifest, found_header, claim);
-        let goes_on = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
+        let proceeds = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();
-        if !goes_on && manifest.exists() && was_trimmed_after(objects, volume, begun_at).await? {
+        if !proceeds && manifest.exists() && was_trimmed_after(objects, volume, begun_at).await? {
             continue;
         }
         let AttachPlan { local: data, displaced, mut header, record } = plan?;
@@ -117,16 +117,16 @@ pub async fn win<L: LocalState>(
                 }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
-            (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && !is_planted(Bug::NoSetAside) => {
+            (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && !is_planted(Bug::NotPreserved) => {
                 let epoch = map.header.epoch;
-                local.set_aside(epoch).await.map_err(AttachError::Local)?;
-                put_aside = Some(PutAside { epoch, why });
+                local.preserve(epoch).await.map_err(AttachError::Local)?;
+                preserved = Some(Preserved { epoch, why });
             }
             (LocalData::Foreign(_), _) => local.discard().await.map_err(AttachError::Local)?,
             (LocalData::Absent | LocalData::Ours { .. }, _) => {}
         }
         if matches!(data, LocalData::Foreign(_)) {
-            reach(CrashPoint::OutrunPutAway);
+            reach(CrashPoint::SupersededPreserved);
         }
         let files = local.open(header.sectors, &found).await.map_err(AttachError::Local)?;
         generation += 1;
@@ -137,7 +137,7 @@ pub async fn win<L: LocalState>(
             continue;
         }
         if was_trimmed_after(objects, volume, begun_at).await? && !is_planted(Bug::NoTrimCheck) {
-            reach(CrashPoint::AttachOutrun);
+            reach(CrashPoint::AttachSuperseded);
             continue;
         }
         reach(CrashPoint::AttachWon);
@@ -151,7 +151,7 @@ pub async fn win<L: LocalState>(
             found,
             trust_clean,
             displaced,
-            put_aside,
+            preserved,
             files,
         });
     }

@@ -164,7 +164,7 @@ impl Indexes {
     /// The frames that make up the sectors `wanted` of `block` as `layers` compose it.
     ///
     /// # Errors
-    /// [`ColdError`], when an index cannot be had.
+    /// [`ColdError`], when an index is unavailable.
     pub async fn compose(
         &self,
         objects: &dyn ObjectStore,
@@ -201,7 +201,7 @@ impl Indexes {
 /// Fills `block`, 128 KiB of zeros, as `plan` composes it.
 ///
 /// # Errors
-/// [`ColdError`], when a frame cannot be had or is not what was written.
+/// [`ColdError`], when a frame is unavailable or is not what was written.
 pub async fn fetch(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

@@ -18,7 +18,7 @@ mod upload;
 mod upload_memory;
 mod work;
 
-pub use attach::{AttachError, PutAside, Won, win};
+pub use attach::{AttachError, Preserved, Won, win};
 pub use cold::{ColdError, Indexes, fetch, patiently};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;

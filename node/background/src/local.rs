@@ -52,7 +52,7 @@ pub struct FoundMap {
     pub pages: Vec<FoundPage>,
 }
 
-/// The local files of a volume that is being attached. Nobody else uses them.
+/// The local files of a volume that is being attached. Nothing else uses them.
 pub trait LocalState: Send + Sync {
     /// Why they could not be used.
     type Error: Error + Send + Sync + 'static;
@@ -70,7 +70,7 @@ pub trait LocalState: Send + Sync {
     ///
     /// # Errors
     /// The local disk's.
-    fn set_aside(&self, epoch: Epoch) -> impl Future<Output = Result<(), Self::Error>> + Send;
+    fn preserve(&self, epoch: Epoch) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Throws the files away: nothing in them is the volume's newest data.
     ///

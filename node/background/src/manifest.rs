@@ -11,7 +11,7 @@ use crate::backoff::Backoff;
 
 /// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a detach wait for
 /// it. What LIST shows is not enough: a writer that knows less than its predecessor committed takes its own records for
-/// another's, and gives up its volume.
+/// another's, and releases its volume.
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

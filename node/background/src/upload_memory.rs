@@ -422,10 +422,10 @@ mod tests {
             busy.turn();
             (&mut large).now_or_never()
         });
-        let room = granted.expect("it waits for ever");
+        let room = granted.expect("it waits without end");
         assert!(memory.held_bytes() <= 256 * MIB);
         drop(room);
-        assert!(busy.turn() > [0, 0], "the others go on");
+        assert!(busy.turn() > [0, 0], "the others continue");
     }
 
     /// A store with one volume is idle while the record of each upload is created: that it gives back was forgotten.
@@ -441,7 +441,7 @@ mod tests {
             rooms[store] = take(&memory, store + 1, NEED);
             granted
         });
-        assert!(granted.is_some(), "it waits for ever");
+        assert!(granted.is_some(), "it waits without end");
     }
 
     #[test]

@@ -47,7 +47,7 @@ const ADDRESS_POLL: Duration = Duration::from_millis(50);
 /// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
 ///
 /// # Errors
-/// What kept it from starting, or an end of its listeners that nobody asked for.
+/// What kept it from starting, or an unrequested end of its listeners.
 pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
     // Every thread that is started later inherits it.
     let io_flusher = become_io_flusher();

@@ -8,6 +8,7 @@
 //! `Attached` and tried again.
 
 mod event;
+mod fault;
 mod object_store;
 mod operations;
 mod orphan;
@@ -15,7 +16,6 @@ mod plan;
 mod retry;
 mod storage_node;
 mod store_renewal;
-mod trouble;
 mod volume;
 
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ use crate::volumes::Volumes;
 /// Pause before the configuration of the API server is looked for again.
 const CONNECT_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
-/// Runs until `stop` ends. Operations under way are not waited for: a detach may wait for its store for ever.
+/// Runs until `stop` ends. Operations in progress are not waited for: a detach may wait for its store without limit.
 pub(crate) async fn run<V: Volumes>(
     node_name: String,
     state_dir: PathBuf,
@@ -61,10 +61,7 @@ async fn connect() -> Client {
         match Client::try_default().await {
             Ok(client) => return client,
             Err(error) => {
-                tracing::warn!(
-                    error = chain(&error),
-                    "no configuration of an API server; serving goes on without"
-                );
+                tracing::warn!(error = chain(&error), "no Kubernetes configuration; running standalone");
                 tokio::time::sleep(CONNECT_RETRY.delay(1, fastrand::f64())).await;
             }
         }

@@ -1,4 +1,4 @@
-//! The daemon's metrics: one table, read off the data plane whenever somebody asks.
+//! The daemon's metrics: one table, read off the data plane at each scrape.
 //!
 //! Owns: names, units and labels of all metrics.
 //! Invariants: asking changes nothing and waits for nothing but a look at the volumes.
@@ -82,10 +82,10 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
         |v| Some(v.oldest_dirty.map_or(0.0, |age| age.as_secs_f64())),
     ),
     gauge(
-        "holdfast_volume_durable_up_to_timestamp",
+        "holdfast_volume_durable_through_timestamp",
         Some(Unit::Seconds),
         "Unix time; every write that completed before then is committed",
-        |v| v.durable_up_to?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
+        |v| v.durable_through?.duration_since(UNIX_EPOCH).ok().map(|since| since.as_secs_f64()),
     ),
     gauge(
         "holdfast_volume_object_durability",
@@ -94,7 +94,7 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
         |v| v.durability.map(|class| f64::from(class == Durability::Object)),
     ),
     gauge(
-        "holdfast_volume_store_away",
+        "holdfast_volume_store_unreachable",
         Some(Unit::Seconds),
         "How long the volume's store has not answered this node, 0 while it does",
         |v| {
@@ -115,10 +115,10 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
         |v| Some(f64::from(matches!(v.delayed, Some((Delay::RunDirFull, _))))),
     ),
     gauge(
-        "holdfast_volume_local_disk_distrusted",
+        "holdfast_volume_local_disk_sync_failed",
         None,
         "1 if the local disk failed a sync since the attach: flushes wait for commits until the next one",
-        |v| Some(f64::from(v.disk_distrusted)),
+        |v| Some(f64::from(v.disk_sync_failed)),
     ),
     gauge(
         "holdfast_volume_unreadable",

@@ -1,7 +1,7 @@
 //! The node's data plane: volumes in, block devices out.
 //!
 //! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of Kubernetes or gRPC.
-//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is taken up
+//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is recovered
 //! again before anything else happens; a device is driven only if its tag is the one its volume gave it; only a detach deletes
 //! a device that served.
 
@@ -61,7 +61,7 @@ pub(crate) use owner::Owner;
 pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use state_disk::StateDisk;
 pub(crate) use status::{ServedCounts, VolumeState, VolumeStatus};
-pub(crate) use watched_store::{StoreAway, StoreHealth};
+pub(crate) use watched_store::{StoreHealth, StoreUnreachable};
 
 use board::Board;
 use cold::ColdReads;
@@ -101,7 +101,7 @@ pub(crate) enum TransportChoice {
     Only(Transport),
 }
 
-/// How the node runs. All fields were validated by whoever read them.
+/// Configuration of the node. Its reader validated all fields.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeConfig {
     /// The node's name, for people and for attach records.
@@ -202,8 +202,8 @@ enum Entry {
         store_name: String,
         durability: Durability,
     },
-    /// What the last run left of it is not on a ring thread yet, and why.
-    Stranded(String),
+    /// Recovery failed before it was on a ring thread, and why.
+    RecoveryFailed(String),
     Present(Arc<Present>),
     /// It is detached, and its local files are being put away: no attach may touch them.
     Evicting,
@@ -212,14 +212,14 @@ enum Entry {
 /// Whether a volume on a ring thread has a device that serves requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Serving {
-    /// Its attach is under way.
+    /// Its attach is in progress.
     Attaching,
     /// It has no device.
     NotYet,
     Yes,
-    /// The device that the last run left could not be taken up, and why: its requests wait.
-    Stranded(String),
-    /// The device is gone, another writer holds the volume, and what was not uploaded could not be kept aside.
+    /// The device of the previous process could not be recovered, and why: its requests wait.
+    RecoveryFailed(String),
+    /// The device is gone, another writer holds the volume, and what was not uploaded could not be preserved.
     NotKept(String),
 }
 
@@ -244,16 +244,16 @@ struct Present {
     durability: Durability,
     /// The writer that was replaced when this node took the volume.
     displaced: Option<Displaced>,
-    /// A detach was asked for; a restarted daemon goes on with it.
+    /// A detach was requested; a restarted daemon resumes it.
     detaching: AtomicBool,
-    /// A detach is under way in this process.
-    letting_go: AtomicBool,
+    /// A detach is in progress in this process.
+    detach_running: AtomicBool,
     /// Held while the record in the tmpfs directory is written.
     remembering: Mutex<()>,
 }
 
 impl Node {
-    /// Starts the ring threads and takes up every device a predecessor left, before it returns. A device that takes longer than
+    /// Starts the ring threads and recovers every device of the previous process, before it returns. A device that takes longer than
     /// others holds up no other: it is tried again in the background.
     ///
     /// # Errors
@@ -381,8 +381,8 @@ impl Node {
             Some(Entry::Attaching { .. }) => {
                 Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
             }
-            Some(Entry::Stranded(why)) => {
-                Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
+            Some(Entry::RecoveryFailed(why)) => {
+                Err(NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() })
             }
             Some(Entry::Evicting) | None => Err(NodeError::NotAttached(volume.clone())),
         }
@@ -416,9 +416,9 @@ impl Present {
         std::mem::replace(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner), serving)
     }
 
-    fn check_taken_up(&self, volume: &VolumeId) -> Result<(), NodeError> {
+    fn check_recovered(&self, volume: &VolumeId) -> Result<(), NodeError> {
         match self.serving() {
-            Serving::Stranded(why) => Err(NodeError::NotTakenUp { volume: volume.clone(), why }),
+            Serving::RecoveryFailed(why) => Err(NodeError::RecoveryFailed { volume: volume.clone(), why }),
             Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::NotKept(_) => Ok(()),
         }
     }

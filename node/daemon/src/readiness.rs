@@ -1,4 +1,4 @@
-//! How far this process is on its way to serve the node, for `/readyz` and `/metrics`.
+//! Progress of this process towards serving the node, for `/readyz` and `/metrics`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -46,10 +46,10 @@ pub enum Report {
     LocalDiskFailed(Errno),
     /// The local disk cannot read data that the store has: it is read from there. Which, within one request.
     CleanUnreadable(SectorRange),
-    /// The local disk cannot read data that is nowhere else: the read failed. Which, within one request.
+    /// The local disk cannot read the only copy of data: the read failed. Which, within one request.
     DirtyUnreadable(SectorRange),
-    /// The local disk cannot read data that is nowhere else and is to be uploaded: nothing is committed before it is
-    /// readable, or written anew. Said once for each range.
+    /// The local disk cannot read the only copy of data that is to be uploaded: nothing is committed before it is
+    /// readable, or overwritten. Said once for each range.
     UploadUnreadable(SectorRange),
     /// What was unreadable is committed, or what was written there since.
     UploadReadable,
@@ -57,7 +57,7 @@ pub enum Report {
     Committed(Seq),
     /// The detach record is in the log and the local state is closed.
     Detached,
-    /// The device of a fenced writer is gone: its sides may be set aside.
+    /// The device of a fenced writer is gone: its sides may be preserved.
     Kept {
         /// The durable map tells all that they hold. Where it does not, it may even name nothing.
         whole: bool,
@@ -137,7 +137,7 @@ pub enum Action {
     WriteMap(Vec<MapWrite>),
     /// Sync the durable map's file. Answer: `MapSynced`.
     SyncMap,
-    /// Go on in a later turn of the ring thread with what is too long for one. Answer: `NextTurn`.
+    /// Continue in a later turn of the ring thread with what is too long for one. Answer: `NextTurn`.
     NextTurn,
     /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
     /// `SidesUnreadable`.

@@ -51,7 +51,7 @@ pub enum LocalData {
         /// Clean data is what the log's end says, too.
         trust_clean: bool,
     },
-    /// Not the volume's newest data: what is dirty must be kept aside and never uploaded.
+    /// Not the volume's newest data: what is dirty must be preserved and never uploaded.
     Foreign(Foreign),
 }
 
@@ -61,7 +61,7 @@ pub enum Foreign {
     /// It is of another volume of the same name: of another store, or of one that was created later.
     OtherVolume,
     /// Another writer has attached the volume since.
-    Outrun,
+    Superseded,
     /// Its own writer committed what it lacks: the disk was set back or copied, or lost what it had synced.
     Older,
     /// It knows records that the log does not have: the bucket was set back to an earlier state, or lost objects.
@@ -82,7 +82,7 @@ impl Missing {
     fn remedy(self) -> &'static str {
         match self {
             Self::Unlike(Foreign::LogSetBack) => "Restore the bucket's newest state",
-            Self::Gone | Self::Unlike(Foreign::OtherVolume | Foreign::Outrun | Foreign::Older) => {
+            Self::Gone | Self::Unlike(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
                 "Mount or restore the state directory"
             }
         }
@@ -94,7 +94,7 @@ impl fmt::Display for Missing {
         out.write_str(match self {
             Self::Gone => "is missing",
             Self::Unlike(Foreign::OtherVolume) => "belongs to another volume of this name",
-            Self::Unlike(Foreign::Outrun) => "was written before that attach",
+            Self::Unlike(Foreign::Superseded) => "was written before that attach",
             Self::Unlike(Foreign::Older) => "is older than the last commit",
             Self::Unlike(Foreign::LogSetBack) => {
                 "is newer than the log, which was set back to an earlier state or lost records"
@@ -199,7 +199,7 @@ pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     } else if !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq() {
         LocalData::Foreign(Foreign::LogSetBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
-        LocalData::Foreign(Foreign::Outrun)
+        LocalData::Foreign(Foreign::Superseded)
     } else if manifest.is_beyond(&header.nonces, header.synced_generation)
         && !is_planted(Bug::TrustsOlderState)
     {
@@ -228,7 +228,7 @@ fn displace(
             return Ok(None);
         }
         LocalData::Absent => Missing::Gone,
-        LocalData::Ours { .. } => Missing::Unlike(Foreign::Outrun),
+        LocalData::Ours { .. } => Missing::Unlike(Foreign::Superseded),
         LocalData::Foreign(why) => Missing::Unlike(why),
     };
     let is_named = match claim.replaces {
@@ -402,9 +402,9 @@ mod tests {
         assert_eq!(lost(None), Missing::Gone);
         // The intent of an attach that never came into the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
-        assert_eq!(lost(Some(&intent)), Missing::Unlike(Foreign::Outrun));
+        assert_eq!(lost(Some(&intent)), Missing::Unlike(Foreign::Superseded));
         assert_eq!(won(&held, None, MINE).0, LocalData::Absent);
-        // A stale name in the grant does not turn it into somebody else's volume.
+        // A stale name in the grant does not turn it into another volume.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
     }
 
@@ -424,16 +424,16 @@ mod tests {
     /// log. What the log lost was mixed with what is older.
     #[test]
     fn a_log_set_back_is_reported_and_breaks_no_log() {
-        let let_go = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
-        let (_, header) = won(&log(&let_go), None, MINE);
-        let served = [&let_go[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
+        let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
+        let (_, header) = won(&log(&released), None, MINE);
+        let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
         let header = Header { seq: Seq(6), ..header };
         assert!(matches!(worth(&log(&served), Some(&header)), LocalData::Ours { .. }));
-        let longer = |records: &[(u64, Nonce, Body)]| log(&[&let_go[..], records].concat());
+        let longer = |records: &[(u64, Nonce, Body)]| log(&[&released[..], records].concat());
         let commits = vec![commit(2, THEIRS, 0); 5];
         for set_back in [
             // Before its attach, and before its last commit.
-            log(&let_go),
+            log(&released),
             log(&served[..5]),
             // Its epoch was given again, and the log is longer than it was.
             longer(&[&[attach_of("other", 2, THEIRS)], &commits[..], &[(2, THEIRS, Body::Detach)]].concat()),
@@ -527,10 +527,10 @@ mod tests {
         let (_, header) = won(&log(&[create()]), None, MINE);
         let after = log(&[create(), attach(1, MINE)]);
         assert_eq!(won(&after, Some(&header), THEIRS).0, LocalData::Ours { trust_clean: false });
-        // The intent to attach as epoch 2 was recorded, but somebody else became epoch 2.
+        // The intent to attach as epoch 2 was recorded, but another writer became epoch 2.
         let intent = plan_attach(&after, Some(&header), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
-        assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Outrun));
+        assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Superseded));
     }
 
     /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
@@ -564,7 +564,7 @@ mod tests {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
         assert_eq!(won(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
         let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
-        assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign(Foreign::Outrun));
+        assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign(Foreign::Superseded));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which frames make up a remote block, and the block made from them.
 //!
-//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and those nobody wants.
+//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and unwanted ones.
 
 use std::sync::Arc;
 

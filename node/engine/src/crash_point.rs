@@ -24,14 +24,14 @@ macro_rules! crash_points {
 
 crash_points! {
     // An attach (`node/background/src/attach.rs`).
-    /// Step 2: what another writer has outrun is put away.
-    OutrunPutAway,
+    /// Step 2: superseded local state is moved to where it is preserved.
+    SupersededPreserved,
     /// Step 3: the header with this attach's nonce is synced.
     IntentStored,
     /// Step 4: another record stands in its place: everything begins again.
     AttachLost,
     /// Step 5: its place had been trimmed: everything begins again.
-    AttachOutrun,
+    AttachSuperseded,
     /// Step 5: the attach record is in the log, and nothing serves yet.
     AttachWon,
 
@@ -90,7 +90,7 @@ crash_points! {
     SegmentBuilt,
     /// The local disk could not read all of them (`volume/unreadable.rs`).
     UploadFailed,
-    /// What was lost was written anew, and both sides are sealed as one.
+    /// What was unreadable was overwritten, and both sides are sealed as one.
     BothSealed,
     /// It is in the store.
     SegmentStored,
@@ -118,11 +118,11 @@ crash_points! {
     CheckpointStored,
     /// The mark up to which records may be gone is stored, and all of them are there (`node/log/src/trim.rs`).
     TrimMarked,
-    /// The records up to the mark that nobody needs are gone.
+    /// The unneeded records up to the marker are gone.
     Trimmed,
     /// An idle writer has looked at its next place in the log.
     LogLookedAt,
-    /// Another writer was seen; nobody was told.
+    /// Another writer was seen; not reported yet.
     Fenced,
 
     // An eviction (`volume/evict.rs`).
@@ -134,10 +134,10 @@ crash_points! {
     Punched,
 
     // A repair of the object store (`volume/repair.rs`).
-    /// Clean data is marked to be uploaded anew.
+    /// Clean data is marked to be uploaded again.
     MarkedForRepair,
 
-    // Letting go (`volume/detach.rs`).
+    // Release (`volume/detach.rs`).
     /// Nothing is dirty any more: the detach record is to be made.
     Clean,
     /// The detach record is in the log; the local state does not say so.

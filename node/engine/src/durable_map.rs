@@ -13,7 +13,7 @@
 //! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
 //! one of the two is whole.
 //!
-//! Whoever attaches syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
+//! An attach syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
 //! reason to write over the other one.
 //!
 //! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one decides whether
@@ -306,7 +306,7 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
     let slot = usize::from(whole(&slots[1]) > whole(&slots[0]));
     let Some(held) = whole(&slots[slot]) else {
         // Nothing was promised of a first write that was torn. It counts as found, empty, so that the next round fills
-        // both slots before the header can vouch for them.
+        // both slots before the header can cover them.
         let torn = slots
             .iter()
             .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));
@@ -372,7 +372,7 @@ impl Slot {
         match self.newest {
             // It is the older one: the newest would say so in the units that are left.
             Some(newest) if newest <= held => true,
-            // It is newer, and was torn unless it decayed or was vouched for.
+            // It is newer, and was torn unless it is corrupted or the header covers it.
             Some(newest) => !decayed && newest > synced,
             None => !decayed,
         }

@@ -67,7 +67,7 @@ pub enum CreateAnswer {
     Created,
     /// The object was there, made by whomever.
     Exists,
-    /// Nobody can say: a time-out, a lost connection.
+    /// Ambiguous: a time-out, a lost connection.
     Ambiguous,
 }
 
@@ -94,7 +94,7 @@ pub enum Event {
     Fetched {
         /// The request.
         id: RequestId,
-        /// How; an error is one that no other try can mend.
+        /// Outcome; an error is permanent.
         result: Result<(), Errno>,
     },
     /// One `Evict` ended.
@@ -102,9 +102,9 @@ pub enum Event {
         /// How.
         result: Result<(), Errno>,
     },
-    /// The space of the volume's sides was measured anew.
+    /// The space of the volume's sides was measured again.
     Space {
-        /// Bytes they hold beyond the volume's share of the node's cache: to be given up.
+        /// Bytes they hold beyond the volume's share of the node's cache: to be evicted.
         excess_bytes: u64,
         /// Bytes that may still be written before the next measurement.
         room_bytes: u64,
@@ -163,12 +163,12 @@ pub enum Event {
         /// Whether it is in the store.
         written: bool,
     },
-    /// The device is gone and takes no more requests: commit what is dirty and let go. A fenced writer commits nothing, but
+    /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced writer commits nothing, but
     /// its durable map is brought up to date ([`crate::action::Report::Kept`]).
     Detach,
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`].
     Repair {
-        /// The bytes stored for these sectors are lost: what of them is clean here is stored anew.
+        /// The bytes stored for these sectors are lost: what of them is clean here is stored again.
         ranges: Vec<SectorRange>,
         /// Part of the log is lost: a checkpoint is made that replaces it.
         checkpoint: bool,

@@ -21,9 +21,9 @@ pub const ROUND_PAGES: usize = 512;
 /// once: about a millisecond, and at most 512 KiB of buffers. As many are looked through in one turn for what is dirty, or made
 /// clean after a commit.
 pub const MAP_WRITE_PAGES: usize = 64;
-/// Map pages (16 MiB of volume each) given up between two rounds.
+/// Map pages (16 MiB of volume each) evicted between two rounds.
 pub const EVICT_PAGES: u64 = 64;
-/// Clean bytes given up when a write finds the disk full.
+/// Bytes to evict when a write hits ENOSPC.
 pub const DISK_FULL_EVICT_BYTES: u64 = 64 << 20;
 /// How often a side may be sealed only because its clean data is needed, in milliseconds.
 pub const EARLY_SEAL_EVERY_MS: u64 = 1000;

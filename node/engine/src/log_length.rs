@@ -1,7 +1,7 @@
 //! How long a log gets: how often there is a checkpoint, when a writer waits for it, and where a trim may end.
 //!
 //! Every program that reads or writes a volume must have the same numbers: they are part of the format
-//! (`docs/formats/trim-mark.md`). Only a simulation makes its logs shorter, so that a short run comes to their end; without
+//! (`docs/formats/truncation-marker.md`). Only a simulation makes its logs shorter, so that a short run comes to their end; without
 //! the feature `simulation` nothing can.
 
 use holdfast_types::Seq;

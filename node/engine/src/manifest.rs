@@ -289,7 +289,7 @@ impl Manifest {
         !forgotten && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
     }
 
-    /// Whether nobody needs the record at `seq` once this manifest is stored as a checkpoint.
+    /// Whether the record at `seq` is unneeded once this manifest is stored as a checkpoint.
     ///
     /// The record that created the volume stays, so that no other creates it again; so does every attach record, at whose
     /// place a writer that it fenced tries to create its own next one.
@@ -345,7 +345,7 @@ impl Manifest {
                 self.node.clone_from(node);
                 self.attached_unix_ms = record.unix_ms;
                 self.displaced.clone_from(displaced);
-                // Whoever attaches has put away what was void.
+                // An attach has moved away what was void.
                 self.void = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
                 while self.attaches.len() > REMEMBERED_ATTACHES {

@@ -3,7 +3,7 @@
 //!
 //! Without the feature `simulation` nothing can be taken out, and the compiler drops every question. With it a bug must
 //! still be planted at run time, in the thread that runs the engine: a build that has the feature only because the
-//! simulation was built beside it behaves as one without. A test over `cargo metadata` lets nobody but `node/sim` ask for
+//! simulation was built beside it behaves as one without. A test over `cargo metadata` lets only `node/sim` ask for
 //! the feature.
 
 /// A safeguard that is missing.
@@ -48,7 +48,7 @@ pub enum Bug {
     /// Sectors of a block that lie apart are packed as if they lay together.
     SparseIsDense,
     /// What a fenced writer never uploaded is thrown away.
-    NoSetAside,
+    NotPreserved,
     /// A fenced writer leaves its durable map as it is.
     NoLastRound,
     /// A commit is made before its segment is stored.
@@ -133,7 +133,7 @@ impl Bug {
         Self::PunchBeforeRound,
         Self::PunchUnderReads,
         Self::SparseIsDense,
-        Self::NoSetAside,
+        Self::NotPreserved,
         Self::NoLastRound,
         Self::SegmentNotStored,
         Self::NeverRetries,
@@ -188,7 +188,7 @@ impl Bug {
             Self::SparseIsDense | Self::NoFrameChecksum | Self::SlotFreedTwice => 3,
             Self::StaleClean | Self::LateCompletionHides | Self::OldestFirst | Self::SkipUnreadable => 4,
             Self::RecordNotStored | Self::ListIsTheEnd => 5,
-            Self::NoSetAside | Self::NoLastRound => 6,
+            Self::NotPreserved | Self::NoLastRound => 6,
             Self::SegmentNotStored => 7,
             Self::DoubleCompletion => 8,
             Self::NoZeroFill => 9,

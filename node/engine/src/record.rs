@@ -67,9 +67,9 @@ pub enum Body {
         /// with an older header lacks what the commit holds.
         generation: u64,
     },
-    /// The writer let go after its last commit.
+    /// The writer released the volume after its last commit.
     Detach,
-    /// The volume is gone for ever.
+    /// The volume is deleted permanently.
     Delete,
 }
 

@@ -3,7 +3,7 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 union (0 none, 1 recovering, 2 serving), u8 vouched, at 48 u64[2] since when each side is
+//!              u8 union (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
 //!              dirty, milliseconds since the host started, u64 epoch
 //! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
@@ -46,8 +46,8 @@ const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
 const HEAD_BYTES: u64 = 4096;
 const MAGIC: [u8; 4] = *b"HFLM";
 const VERSION: u32 = 1;
-/// In the byte of [`SectorMap::vouched`].
-const DISTRUSTED: u8 = 128;
+/// In the byte of [`SectorMap::flushed_sides`].
+const SYNC_FAILED: u8 = 128;
 
 /// Why a live map left by a predecessor cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -203,22 +203,22 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable
     /// map names what they hold.
-    pub(crate) fn vouched(&self) -> SideSet {
+    pub(crate) fn flushed_sides(&self) -> SideSet {
         SideSet::from_bits(self.memory.as_ref()[42] & 3).expect("two bits")
     }
 
-    pub(crate) fn set_vouched(&mut self, sides: SideSet) {
+    pub(crate) fn set_flushed_sides(&mut self, sides: SideSet) {
         let byte = &mut self.bytes_mut()[42];
         *byte = (*byte & !3) | sides.bits();
     }
 
     /// Whether a sync of a side failed since the attach.
-    pub(crate) fn is_distrusted(&self) -> bool {
-        self.memory.as_ref()[42] & DISTRUSTED != 0
+    pub(crate) fn is_sync_failed(&self) -> bool {
+        self.memory.as_ref()[42] & SYNC_FAILED != 0
     }
 
-    pub(crate) fn set_distrusted(&mut self) {
-        self.bytes_mut()[42] |= DISTRUSTED;
+    pub(crate) fn set_sync_failed(&mut self) {
+        self.bytes_mut()[42] |= SYNC_FAILED;
     }
 
     fn number(&self, at: usize) -> u64 {
@@ -468,10 +468,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
                 Side::A => (nibbles & elsewhere) >> 1,
                 Side::B => (nibbles & elsewhere) << 1,
             };
-            let given_up = nibbles & newest & !both;
-            if given_up != 0 {
-                released += u64::from(given_up.count_ones());
-                self.bytes_mut()[at..at + 16].copy_from_slice(&(nibbles & !given_up).to_ne_bytes());
+            let punchable = nibbles & newest & !both;
+            if punchable != 0 {
+                released += u64::from(punchable.count_ones());
+                self.bytes_mut()[at..at + 16].copy_from_slice(&(nibbles & !punchable).to_ne_bytes());
             }
             append(ranges, block);
         }

@@ -22,7 +22,6 @@
 
 mod commit;
 mod detach;
-mod distrust;
 mod durability;
 mod evict;
 mod flush;
@@ -30,6 +29,7 @@ mod read;
 mod repair;
 mod seal;
 mod status;
+mod sync_failed;
 mod unreadable;
 mod write;
 
@@ -117,7 +117,7 @@ struct Request {
     failed: Option<Errno>,
     /// Of a read: a part on a side failed.
     unreadable: Option<Errno>,
-    /// It was planned anew for that.
+    /// It was planned again for that.
     again: bool,
     /// A read with parts on a side: what [`Evict::read_ended`] wants to know.
     on_side: Option<u8>,
@@ -446,7 +446,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.parked_since = self.parked_since.or(Some(self.now));
     }
 
-    /// Plans every parked request anew; those that still cannot go are parked again.
+    /// Plans every parked request again; those that still cannot start are parked again.
     fn unpark(&mut self, out: &mut Vec<Action>) {
         for _ in 0..self.parked.len() {
             let Some(id) = self.parked.pop_front() else { break };

@@ -1,4 +1,4 @@
-//! A volume on a host of memory that answers at once: what is stored anew when the store lost it, and what a fenced writer
+//! A volume on a host of memory that answers at once: what is stored again when the store lost it, and what a fenced writer
 //! leaves in its map.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
@@ -166,7 +166,7 @@ fn block(a: u32, b: u32) -> Vec<DirtyBlock> {
 }
 
 #[test]
-fn what_is_clean_on_either_side_is_stored_anew() {
+fn clean_data_of_either_side_is_stored_again() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.tell(Event::Repair {
         ranges: vec![SectorRange::new(2, 30), SectorRange::new(999, 10)],
@@ -179,7 +179,7 @@ fn what_is_clean_on_either_side_is_stored_anew() {
 }
 
 #[test]
-fn what_is_not_here_cannot_be_stored_anew_and_that_is_said_at_once() {
+fn a_repair_of_data_that_is_not_here_fails_at_once() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.tell(Event::Repair { ranges: vec![SectorRange::new(500, 10)], checkpoint: false });
     assert!(host.uploads.is_empty());
@@ -187,7 +187,7 @@ fn what_is_not_here_cannot_be_stored_anew_and_that_is_said_at_once() {
 }
 
 #[test]
-fn the_guest_goes_on_while_the_inactive_side_is_stored_anew() {
+fn requests_continue_while_the_inactive_side_is_stored_again() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.store_answers = false;
     host.tell(Event::Repair { ranges: vec![SectorRange::new(10, 2)], checkpoint: false });
@@ -204,7 +204,7 @@ fn the_guest_goes_on_while_the_inactive_side_is_stored_anew() {
 }
 
 #[test]
-fn a_repair_waits_for_the_commit_under_way() {
+fn a_repair_waits_for_the_commit_in_progress() {
     let mut host = Host::with_clean_sectors_on_both_sides();
     host.store_answers = false;
     host.write(3, 1);
@@ -262,10 +262,10 @@ fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
     Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach }.encode()
 }
 
-/// Found by pausing hosts in the simulation: a process that was letting go died, its detach record came late, and its
+/// Found by pausing hosts in the simulation: a process died during its detach, its detach record came late, and its
 /// successor took it for another writer's.
 #[test]
-fn a_late_detach_of_its_own_fences_nobody() {
+fn a_late_detach_of_its_own_fences_no_writer() {
     for (nonce, end) in [(NONCE, Report::Detached), (Nonce([8; 16]), Report::Fenced)] {
         let mut host = Host::new();
         host.late = Some(detach_record(Seq(3), nonce));

@@ -53,7 +53,7 @@ struct Turns {
     side_syncs: u64,
     map_syncs: u64,
     map_writes: u64,
-    /// Turns that went on with what was too long for one.
+    /// Turns that continued what was too long for one.
     next_turns: u64,
     /// The most sectors that became clean in one turn.
     most_cleared: u64,
@@ -64,7 +64,7 @@ struct Host {
     volume: Option<Volume<Mapping>>,
     tmpfs: Rc<RefCell<Vec<u8>>>,
     header: Header,
-    /// The durable map's file; empty where nobody reads it.
+    /// The durable map's file; empty where it is not read.
     file: Vec<u8>,
     turns: Turns,
     /// Writes of the map fail from this one on.
@@ -324,7 +324,7 @@ fn a_write_waits_until_both_sides_are_clean() {
         host.volume.as_ref().unwrap().status().unreadable.is_some(),
         "one side is sealed, and cannot be read"
     );
-    // Written anew on the other side: now both are sealed.
+    // Overwritten on the other side: now both are sealed.
     let mut actions =
         VecDeque::from(host.turn(Event::Request { id: RequestId(0), op: Op::Write, range: lost }));
     let late = Event::Request {

@@ -26,7 +26,7 @@ pub enum CreateOutcome {
 /// Creates `log/<seq>` once.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: the record is not there, or nobody can say; the same record may be tried again.
+/// [`LogFailure::Store`]: the record is not there, or that is unknown; the same record may be retried.
 pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result<CreateOutcome, LogFailure> {
     let volume = &record.volume;
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
@@ -94,7 +94,7 @@ pub async fn write_checkpoint(
 ) -> Result<(), LogFailure> {
     let key = ObjectKey::Checkpoint(volume.clone(), seq).to_string();
     match objects.create(&key, bytes).await {
-        // Whoever made a checkpoint of this seq made the same one.
+        // A checkpoint of this seq is the same, whichever writer made it.
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
             Err(store("write a checkpoint", volume)(source))
@@ -122,6 +122,6 @@ pub async fn drop_checkpoints(
     let mut newest_first = page.entries[surplus..].iter().rev();
     Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
-        Some(ObjectKey::Log(..) | ObjectKey::Segment(..) | ObjectKey::TrimMark(..)) | None => None,
+        Some(ObjectKey::Log(..) | ObjectKey::Segment(..) | ObjectKey::TruncationMarker(..)) | None => None,
     }))
 }

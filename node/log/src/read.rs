@@ -17,7 +17,7 @@ use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
-/// A store may answer a LIST as of some time ago, and the log may be trimmed meanwhile. For whoever goes on by creating the
+/// A store may answer a LIST as of some time ago, and the log may be trimmed meanwhile. For a caller that then creates the
 /// next record that is enough: its create meets what was not shown, or [`was_trimmed_after`] tells it that the log was
 /// trimmed since [`Manifest::checkpointed`]. Everybody else needs [`read_manifest_to_end`].
 ///
@@ -26,7 +26,7 @@ use crate::{LogFailure, MAX_METADATA_BYTES, store};
 pub async fn read_manifest(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, LogFailure> {
     for _ in 0..TRIES {
         if let Some(manifest) = try_read(objects, volume).await? {
-            // Nobody is told that a volume does not exist because of a LIST alone.
+            // LIST may be stale: "does not exist" is never concluded from it alone.
             return if manifest.exists() || manifest.is_deleted() {
                 Ok(manifest)
             } else {
@@ -147,8 +147,8 @@ pub(crate) async fn seqs_under(
         for entry in &page.entries {
             match ObjectKey::parse(&entry.key) {
                 Some(ObjectKey::Log(_, seq) | ObjectKey::Checkpoint(_, seq)) => seqs.push(seq),
-                // Not ours: somebody's own object under our prefix says nothing about the volume.
-                Some(ObjectKey::Segment(..) | ObjectKey::TrimMark(..)) | None => {}
+                // Not ours: a foreign object under our prefix says nothing about the volume.
+                Some(ObjectKey::Segment(..) | ObjectKey::TruncationMarker(..)) | None => {}
             }
         }
         match page.entries.last() {

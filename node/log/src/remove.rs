@@ -13,7 +13,7 @@ use crate::{LogFailure, store};
 
 /// How often the end of a growing log is chased.
 pub(crate) const TRIES: usize = 8;
-/// Deletes under way at once.
+/// Deletes in flight at once.
 pub(crate) const PARALLEL_DELETES: usize = 16;
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be called
@@ -38,14 +38,14 @@ pub async fn remove(
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
             .await
             .map_err(store("list the objects", volume))?;
-        let doomed: Vec<&str> =
+        let unneeded: Vec<&str> =
             page.entries.iter().map(|entry| entry.key.as_str()).filter(|key| *key != tombstone).collect();
-        for batch in doomed.chunks(PARALLEL_DELETES) {
+        for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
                 .await
                 .map_err(store("delete an object", volume))?;
         }
-        found_any |= !doomed.is_empty();
+        found_any |= !unneeded.is_empty();
         match page.entries.last() {
             Some(last) if page.more => start_after = Some(last.key.clone()),
             Some(_) | None if std::mem::take(&mut found_any) => start_after = None,

@@ -82,7 +82,7 @@ pub enum Fault {
 /// Whom a fault hurts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Nobody: something newer replaces what is damaged, or no reader needs it.
+    /// None: something newer replaces what is damaged, or no reader needs it.
     Harmless,
     /// Reads of these sectors fail, unless the node that serves the volume holds them. Ascending, apart.
     Unreadable(Vec<SectorRange>),

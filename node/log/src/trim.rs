@@ -1,17 +1,17 @@
-//! Trimming a log: what checkpoints hold needs no records, and whoever knows only an older part of the log can tell.
+//! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can detect it.
 //!
 //! 1. there are two checkpoints at or after the place where the trim is to end: readers begin at one of them;
 //! 2. the mark of that place is stored, after the marks of all places before it (`TrimMarked`);
-//! 3. the records up to it are deleted, but for those that somebody may still try to create another in the place of
+//! 3. the records up to it are deleted, except where a late create of another writer could still take the place of one
 //!    (`Trimmed`): the first one, and every attach record. Only then is the next mark stored.
 //!
 //! The names are crash points. A mark is never deleted while the volume exists, so that none can be missing again. Hence
 //! what readers and writers rely on ([`was_trimmed_after`]): while the first mark after a seq is not there, no record after
 //! that seq was ever deleted, and a record that was created there is the only one that ever stood in its place. Where a
-//! record was trimmed, another may be created, and stays: nobody reads it as the log's, because of that mark.
+//! record was trimmed, another may be created, and stays: because of that marker no reader takes it as part of the log.
 //!
 //! What a wrong answer about a mark would do:
-//! - *not there*, believed wrongly, makes a reader take an outrun log for the log, and an attach that came where a record was
+//! - *not there*, believed wrongly, makes a reader take a superseded log for the log, and an attach that came where a record was
 //!   trimmed take itself for the winner: two writers. Only the store's own word counts (`StoreError::NotFound` is nothing
 //!   else); whatever else is said is an error, and the reader begins again;
 //! - *there*, believed wrongly, only makes a reader begin again, or a trim delete less. A mark is empty all the same, so a page
@@ -47,7 +47,7 @@ struct Foreign {
 /// log where not, and may not be where so.
 ///
 /// # Errors
-/// [`LogFailure::Store`]: nobody can say.
+/// [`LogFailure::Store`]: the answer is unknown.
 pub async fn was_trimmed_after(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -56,7 +56,7 @@ pub async fn was_trimmed_after(
     is_marked(objects, volume, mark_after(seq)).await
 }
 
-/// Deletes the records that nobody needs. `newest` are the seq and the bytes of the writer's newest checkpoint, `older` is
+/// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest checkpoint, `older` is
 /// the seq of the one before it.
 ///
 /// # Errors
@@ -85,13 +85,13 @@ pub async fn trim(
             store_mark(objects, volume, mark).await?;
             reach(CrashPoint::TrimMarked);
         }
-        let doomed: Vec<Seq> = listed
+        let unneeded: Vec<Seq> = listed
             .iter()
             .copied()
             .filter(|seq| (before.next()..=mark).contains(seq) && manifest.may_be_trimmed(*seq))
             .collect();
-        if !doomed.is_empty() {
-            delete_records(objects, volume, &doomed).await?;
+        if !unneeded.is_empty() {
+            delete_records(objects, volume, &unneeded).await?;
             reach(CrashPoint::Trimmed);
         }
     }
@@ -115,7 +115,7 @@ pub(crate) async fn newest_mark(
 }
 
 async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<bool, LogFailure> {
-    let key = ObjectKey::TrimMark(volume.clone(), mark).to_string();
+    let key = ObjectKey::TruncationMarker(volume.clone(), mark).to_string();
     match objects.get(&key, MOST_MARK_BYTES).await {
         Ok(mark) if mark.is_empty() => Ok(true),
         Ok(page) => {
@@ -128,7 +128,7 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> R
 }
 
 async fn store_mark(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<(), LogFailure> {
-    let key = ObjectKey::TrimMark(volume.clone(), mark).to_string();
+    let key = ObjectKey::TruncationMarker(volume.clone(), mark).to_string();
     match objects.create(&key, Bytes::new()).await {
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
@@ -140,9 +140,9 @@ async fn store_mark(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> 
 async fn delete_records(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    doomed: &[Seq],
+    unneeded: &[Seq],
 ) -> Result<(), LogFailure> {
-    for batch in doomed.chunks(PARALLEL_DELETES) {
+    for batch in unneeded.chunks(PARALLEL_DELETES) {
         let keys: Vec<String> =
             batch.iter().map(|seq| ObjectKey::Log(volume.clone(), *seq).to_string()).collect();
         try_join_all(keys.iter().map(|key| objects.delete(key)))

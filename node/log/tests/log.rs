@@ -159,7 +159,7 @@ async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints
     assert_eq!(seqs_of(&store, "log").await, kept);
     let read = read_manifest_to_end(&store, &volume()).await.unwrap();
     assert_eq!((read.seq(), read.segments().len()), (Seq(300), 297));
-    // It goes on as if nothing had been trimmed.
+    // It continues as if nothing had been truncated.
     provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
     let stale = Record { epoch: Epoch(1), ..commit(40) };
     assert_eq!(
@@ -173,7 +173,7 @@ async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints
 
 /// What failed half-way is done by the next trim.
 #[tokio::test]
-async fn a_trim_that_failed_is_taken_up_again() {
+async fn a_failed_truncation_is_retried() {
     let store = long_log(127).await;
     let next = Record { epoch: Epoch(2), ..commit(128) };
     assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
@@ -216,7 +216,7 @@ async fn a_record_in_a_trimmed_place_is_not_in_the_log() {
     let store = long_log(200).await;
     let attach = record(50, Body::Attach { sectors: 1000, node: "late".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
-    assert!(was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap(), "whoever created it can tell");
+    assert!(was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap(), "its creator can detect it");
     assert!(!was_trimmed_after(&store, &volume(), Seq(128)).await.unwrap());
     assert_eq!(read_manifest_to_end(&store, &volume()).await.unwrap().seq(), Seq(200));
     // An older LIST shows no checkpoint, and the log as it was then.
@@ -226,7 +226,7 @@ async fn a_record_in_a_trimmed_place_is_not_in_the_log() {
     let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
     assert!(
         matches!(failed, LogFailure::Contended(_)),
-        "the record of nobody is not taken for the end: {failed}"
+        "a foreign record is not taken for the end: {failed}"
     );
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
@@ -325,12 +325,12 @@ async fn records_that_list_does_not_show_yet_are_found() {
     let behind = Behind { hidden: keys[3..].to_vec(), store: store.clone() };
     assert_eq!(read_manifest_to_end(&behind, &volume()).await.unwrap().seq(), Seq(6));
     let blind = Behind { hidden: keys, store: store.clone() };
-    assert!(read_manifest(&blind, &volume()).await.unwrap().exists(), "nobody is told that it is not there");
+    assert!(read_manifest(&blind, &volume()).await.unwrap().exists(), "not reported as missing");
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     assert!(read_manifest_to_end(&store, &volume()).await.unwrap().is_deleted());
 }
 
-/// A LIST that goes on showing a checkpoint which is gone does not keep a reader for ever.
+/// A LIST that keeps showing a deleted checkpoint does not block a reader permanently.
 #[tokio::test]
 async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
     let store = log_of(4).await;
@@ -342,7 +342,7 @@ async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
     assert!(matches!(failed, LogFailure::Contended(_)) && failed.is_transient());
 }
 
-/// A proxy's answer to the look for a mark made an outrun log count as the log.
+/// A proxy's answer to the look for a mark made a superseded log count as the log.
 #[tokio::test]
 async fn a_mark_is_neither_there_nor_missing_by_a_proxys_word() {
     let store = long_log(200).await;

@@ -132,7 +132,7 @@ async fn all_of_a_sound_volume_is_read_and_nothing_is_found() {
 }
 
 #[tokio::test]
-async fn any_changed_byte_is_found_in_its_object_and_nowhere_else() {
+async fn any_changed_byte_is_found_in_exactly_its_object() {
     let stored = Stored::new().await;
     for key in stored.store.keys() {
         let length = stored.store.get(&key, u64::MAX).await.unwrap().len();
@@ -206,7 +206,7 @@ async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
     assert!(matches!(report.findings[0].fault, Fault::Missing));
     assert_eq!(report.findings[0].effect, Effect::NoAttach);
     assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
-    // What lies before the oldest checkpoint is nobody's loss: a log may be trimmed.
+    // What lies before the oldest checkpoint is no loss: a log may be truncated.
     let stored = Stored::new().await;
     for seq in 1..3 {
         stored.store.delete(&log_key(seq)).await.unwrap();
@@ -247,8 +247,8 @@ async fn a_damaged_checkpoint_gives_way_to_one_made_from_the_log() {
     let removed = repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
     assert_eq!(removed, [checkpoint_key(4)]);
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
-    let mended = read_manifest(&stored.store, &volume()).await.unwrap();
-    assert_eq!((mended.checkpointed(), mended.segments()), (Seq(5), sound.segments()));
+    let repaired = read_manifest(&stored.store, &volume()).await.unwrap();
+    assert_eq!((repaired.checkpointed(), repaired.segments()), (Seq(5), sound.segments()));
 
     // At the log's end there is nothing newer to make: the checkpoint before it, with the records, is enough.
     stored.store.corrupt(&checkpoint_key(5), |bytes| bytes[50] ^= 1);

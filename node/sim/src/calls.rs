@@ -35,7 +35,7 @@ pub(crate) enum LocalAsk {
     ReadSides,
     StorePending(Pending),
     ReadMap,
-    SetAside,
+    Preserve,
     Discard,
     WriteHeader(MapWrite),
     SyncHeader,
@@ -79,7 +79,7 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-/// A call on its way.
+/// A call in flight.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) ask: Ask,
@@ -98,7 +98,7 @@ impl Call {
     }
 }
 
-/// The calls of one process that nobody took up yet.
+/// The calls of one process that were not accepted yet.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Calls(Arc<Mutex<VecDeque<Call>>>);
 
@@ -110,7 +110,7 @@ impl Calls {
         Waiting(slot)
     }
 
-    /// The oldest that nobody took up.
+    /// The oldest that was not accepted yet.
     pub(crate) fn take(&self) -> Option<Call> {
         lock(&self.0).pop_front()
     }

@@ -88,7 +88,7 @@ impl Crash {
             let (mut world, home) = self.play();
             let other = (home + 1) % HOSTS;
             world.faults = Faults::default();
-            world.mend(home);
+            world.restore_reads(home);
             world.lose_host(other, None);
             match self.death {
                 Death::Process => {}

@@ -17,7 +17,7 @@ pub(crate) struct Request {
     /// Of a read: what each sector may read as, and what was filled in.
     allowed: Vec<Vec<Stamp>>,
     filled: Vec<Option<Stamp>>,
-    /// A part of it failed: what is planned anew may fill again.
+    /// A part of it failed: what is planned again may fill again.
     part_failed: bool,
 }
 

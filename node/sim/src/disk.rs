@@ -2,7 +2,7 @@
 //!
 //! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the guest write the bytes came from, zero a hole.
 //! Unsynced writes survive a power cut in any subset; those of the map file are torn at 512 bytes. What a failed sync covered
-//! stays unsynced for ever.
+//! stays unsynced permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ impl Fate<'_> {
 }
 
 /// When a version was written that a sync failed to make durable: no later sync covers it.
-const DOOMED: u64 = u64::MAX;
+const LOST: u64 = u64::MAX;
 
 /// Cells of a file, each with its synced version and the versions written since.
 #[derive(Clone)]
@@ -117,7 +117,7 @@ impl<T: Clone + PartialEq> Cells<T> {
         for at in &self.unsynced {
             let cell = self.cells.get_mut(at).expect("an unsynced cell was written");
             for (when, _) in &mut cell.since {
-                *when = DOOMED;
+                *when = LOST;
             }
         }
     }
@@ -147,9 +147,9 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are no hole.
     pub(crate) held: u64,
-    /// A sync failed and the process that had asked for it died: the kernel tells whoever syncs next.
+    /// A sync failed and the process that had asked for it died: the kernel reports it to the next process that syncs.
     pub(crate) failed_unheard: bool,
-    /// Sectors that cannot be read until they are written anew.
+    /// Sectors that cannot be read until they are overwritten.
     pub(crate) decayed: BTreeSet<u64>,
 }
 

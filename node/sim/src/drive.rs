@@ -56,7 +56,7 @@ pub fn read_all(world: &mut World, host: usize) {
     }
 }
 
-/// The guest lets go and the engine detaches.
+/// The guest stops and the engine detaches.
 pub fn detach(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     for _ in 0..PATIENCE {
@@ -73,8 +73,8 @@ pub fn detach(world: &mut World, host: usize) {
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);
-    if !world.has_let_go(host) {
-        // It learned only now that it had been fenced: it attaches anew, after whoever fenced it.
+    if !world.has_released(host) {
+        // It learned only now that it had been fenced: it attaches again, after the writer that fenced it.
         read_all(world, host);
         detach(world, host);
     }

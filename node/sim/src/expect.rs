@@ -78,7 +78,7 @@ pub(crate) struct Expect {
     since: u64,
     clock: u64,
     sectors: BTreeMap<u64, Vec<Written>>,
-    /// Sectors for which zeros and data were under way at once.
+    /// Sectors for which zeros and data were in flight at once.
     raced: BTreeSet<u64>,
 }
 
@@ -174,7 +174,7 @@ impl Expect {
         (surely, at_most)
     }
 
-    /// Zeros and data for these sectors were under way at once.
+    /// Zeros and data for these sectors were in flight at once.
     pub(crate) fn raced(&mut self, range: SectorRange) {
         self.raced.extend(sectors(range));
     }

@@ -1,4 +1,4 @@
-//! Several volumes on the same hosts, in several stores: what they share, and what befalls all of them at once.
+//! Several volumes on the same hosts, in several stores: what they share, and the faults that hit all of them at once.
 //!
 //! Owns: the order between volumes; the daemon's process on each host, which is one for all of them; the kernel's devices;
 //! the stores, which fail one by one. Each volume keeps its own schedule, log and model.
@@ -14,7 +14,7 @@ pub use case::FleetCase;
 use holdfast_background::StoreKey;
 use holdfast_engine::event::Millis;
 
-use crate::host::Trouble;
+use crate::host::HostFault;
 use crate::process::UPLOAD_BYTES;
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -125,7 +125,7 @@ impl Fleet {
         match self.rng.below(24) {
             0 => self.outages.step(&mut self.rng, &mut self.volumes),
             1 => self.other_program(host),
-            2 if self.rng.once_in(100) => self.befall(host, Death::Process),
+            2 if self.rng.once_in(100) => self.strike(host, Death::Process),
             3..=6 => {
                 let home = self.volumes[volume].home();
                 let at = if self.rng.once_in(3) { host } else { home };
@@ -139,7 +139,7 @@ impl Fleet {
     fn step_volume(&mut self, volume: usize, step: impl FnOnce(&mut Schedule)) {
         step(&mut self.volumes[volume]);
         self.share_deaths();
-        self.share_trouble(volume);
+        self.share_fault(volume);
         self.share_time();
         self.forget_devices(volume);
         self.poll();
@@ -149,12 +149,12 @@ impl Fleet {
     fn share_deaths(&mut self) {
         for volume in 0..self.volumes.len() {
             for (host, death) in self.volumes[volume].world.take_deaths() {
-                self.befall(host, death);
+                self.strike(host, death);
             }
         }
     }
 
-    fn befall(&mut self, host: usize, death: Death) {
+    fn strike(&mut self, host: usize, death: Death) {
         for schedule in &mut self.volumes {
             match death {
                 Death::Process => schedule.world.kill(host),
@@ -185,17 +185,17 @@ impl Fleet {
     }
 
     /// What does not work for one volume of a host does not work for the others; what is cut off, for those of its store.
-    fn share_trouble(&mut self, volume: usize) {
+    fn share_fault(&mut self, volume: usize) {
         for host in 0..HOSTS {
             let here = &self.volumes[volume].world.hosts[host];
-            let (now, runs) = (here.trouble, here.process.is_some());
+            let (now, runs) = (here.fault, here.process.is_some());
             for other in (0..self.volumes.len()).filter(|other| *other != volume) {
                 let world = &mut self.volumes[other].world;
-                let theirs = world.hosts[host].trouble;
+                let theirs = world.hosts[host].fault;
                 let paused =
                     if runs { now.paused && world.hosts[host].process.is_some() } else { theirs.paused };
                 let cut_off = if store_of(other) == store_of(volume) { now.cut_off } else { theirs.cut_off };
-                world.set_trouble(host, Trouble { cut_off, paused, ..now });
+                world.set_fault(host, HostFault { cut_off, paused, ..now });
             }
         }
     }
@@ -229,12 +229,12 @@ impl Fleet {
     fn step_device(&mut self, host: usize, volume: usize) {
         let world = &mut self.volumes[volume].world;
         let Some(now) = served(world, host) else { return };
-        if world.hosts[host].trouble.paused {
+        if world.hosts[host].fault.paused {
             return;
         }
         let Node { kernel, devices } = &mut self.nodes[host];
         if let Some((number, words)) = devices.step(kernel, volume, now) {
-            world.trace.befalls(host, number, words);
+            world.trace.host_event(host, number, words);
         }
         self.grant(host, volume);
         if self.nodes[host].devices.access(volume) == Access::Gone {
@@ -263,7 +263,7 @@ impl Fleet {
         }
     }
 
-    /// Another program adds, serves or deletes a device of its own; or somebody deletes one whose server has gone.
+    /// Another program adds, serves or deletes a device of its own; or deletes one whose server has gone.
     fn other_program(&mut self, host: usize) {
         let Node { kernel, devices } = &mut self.nodes[host];
         let there: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();

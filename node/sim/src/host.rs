@@ -52,10 +52,10 @@ pub(crate) type SharedDisk = Arc<Mutex<Disk>>;
 
 /// What of a host does not work for a while.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Trouble {
+pub(crate) struct HostFault {
     /// The store does not hear it.
     pub(crate) cut_off: bool,
-    /// Its process does not run; what it had sent goes on.
+    /// Its process does not run; what it had sent proceeds.
     pub(crate) paused: bool,
     /// Its disk takes no more data.
     pub(crate) full: bool,
@@ -83,8 +83,8 @@ pub(crate) struct Host {
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
     /// What of it does not work.
-    pub(crate) trouble: Trouble,
-    /// A fenced writer let go here, and its durable map names data that is in no commit: until that is set aside.
+    pub(crate) fault: HostFault,
+    /// A fenced writer released its files here, and its durable map names data that is in no commit, until that is preserved.
     pub(crate) keeps: bool,
     /// When its engine last heard that time passed.
     pub(crate) ticked: Millis,
@@ -127,7 +127,7 @@ impl Host {
             base: Rc::default(),
             killed_after: Rc::default(),
             killed_inside: false,
-            trouble: Trouble::default(),
+            fault: HostFault::default(),
             keeps: false,
             ticked: 0,
             was_full: false,
@@ -140,7 +140,7 @@ impl Host {
             snapshot: None,
             other_disk: None,
             disks: 0,
-            displaces: Displaces::Nobody,
+            displaces: Displaces::None,
         }
     }
 
@@ -176,7 +176,7 @@ impl Host {
         told.is_some()
     }
 
-    /// Polls the pipeline's futures until one ends, or none can go on; `None` when the process was killed in one.
+    /// Polls the pipeline's futures until one ends, or none can proceed; `None` when the process was killed in one.
     pub(crate) fn run_pipeline(&mut self) -> Option<Option<Ended>> {
         self.survive(|host| host.process.as_mut().expect("a process has a pipeline").tasks.next_ended())
     }
@@ -191,7 +191,7 @@ impl Host {
     ) {
         let Status { sealing, both_sealed, seals, .. } = volume.status();
         self.sealed = match self.sealed.take() {
-            // Both sides are sealed anew.
+            // Both sides are sealed again.
             Some(_) if both_sealed => Some(self.expect.cut()),
             Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
             Some(cut) if sealing => Some(cut),

@@ -4,17 +4,17 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Invariant {
-    /// What a FLUSH vouched for survives the death of the process and of the host.
+    /// What a FLUSH covered survives the death of the process and of the host.
     FlushedSurvives = 1,
     /// A read sees a write that no later one replaced, across deaths of the process.
     ReadsTheNewest = 2,
     /// A read never sees bytes that were never written there.
     NeverForeignBytes = 3,
-    /// Whoever attaches elsewhere finds exactly what the last commit captured.
+    /// An attach elsewhere finds exactly what the last commit captured.
     StoreIsAPrefix = 4,
     /// A fenced writer changes nothing, and only a writer that was replaced is fenced.
     FencedChangesNothing = 5,
-    /// What a fenced writer never uploaded is set aside, and own data never is.
+    /// What a fenced writer never uploaded is preserved; a writer's own data is never moved away.
     FencedIsKept = 6,
     /// Nothing the log refers to is missing.
     NothingReferencedIsMissing = 7,
@@ -24,7 +24,7 @@ pub enum Invariant {
     ReadsAreTiled = 9,
     /// Writes and punches store their own range, on a side that is not being uploaded.
     StoresItsOwnRange = 10,
-    /// Each record follows from those before it; a checkpoint says the same whoever makes it.
+    /// Each record follows from those before it; checkpoints of one seq are equal, whichever writer makes them.
     LogIsAChain = 11,
     /// Once nothing fails any more, everything comes to rest.
     ComesToRest = 12,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 /// What a process that was killed inside the engine unwinds with.
 pub(crate) struct Killed;
 
-/// The tmpfs file, while nobody maps it.
+/// The tmpfs file, while no process maps it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tmpfs(Rc<RefCell<Option<Vec<u8>>>>);
 

@@ -50,7 +50,7 @@ pub(crate) enum Heard {
     Answer(Answer),
 }
 
-/// Something under way.
+/// Work in progress.
 pub(crate) struct Job {
     pub(crate) what: What,
     /// Of a sync: what it covers.
@@ -96,9 +96,9 @@ pub(crate) struct Process {
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
     shared: Shared,
-    /// What the upload under way uploads, and what its seal captured.
+    /// What the upload in progress uploads, and what its seal captured.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
-    /// It was told to let go; once is enough.
+    /// It was asked to detach; once is enough.
     pub(crate) detaching: bool,
     /// It dies after this step of its attach.
     pub(crate) dies: Option<AttachStep>,
@@ -252,7 +252,7 @@ impl Process {
     }
 
     /// What the futures asked for becomes jobs.
-    pub(crate) fn take_up_calls(&mut self, now: Millis) {
+    pub(crate) fn accept_calls(&mut self, now: Millis) {
         while let Some(call) = self.calls.take() {
             let until = match &call.ask {
                 Ask::Sleep(time) => Some(now + time.as_millis() as Millis),
@@ -296,11 +296,11 @@ impl Process {
             (What::Action(_) | What::Call(_), _) => false,
         });
         Invariant::StoresItsOwnRange.check(!uploaded && !stored, || {
-            format!("{range:?} of {side:?} is given up while it is uploaded or written")
+            format!("{range:?} of {side:?} is evicted while it is uploaded or written")
         });
     }
 
-    /// A read fails only where the disk lost what is nowhere else.
+    /// A read fails only where the disk lost the only copy.
     fn check_failure(&self, op: Op) {
         let status = self.volume.as_ref().expect("it completes requests").status();
         let lost = status.fenced || status.oldest_dirty_ms.is_some();

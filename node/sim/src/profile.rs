@@ -23,7 +23,7 @@ pub enum Profile {
     Rivals,
     /// All of it.
     Everything,
-    /// Hosts are cut off from the store, processes stand still and go on after others took over.
+    /// Hosts are cut off from the store, processes pause and resume after others took over.
     Partitions,
     /// Local disks fill up.
     FullDisks,

@@ -6,7 +6,7 @@ use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
-use crate::host::Trouble;
+use crate::host::HostFault;
 use crate::invariant::Invariant;
 use crate::profile::{Deaths, Profile};
 use crate::rng::Rng;
@@ -25,8 +25,8 @@ const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 const SHARES: [u64; 3] = [64, 200, 600];
 /// Steps after which a volume that should have come to rest is stuck.
 const PATIENCE: u32 = 60_000;
-/// How many turns of a host its troubles last, about, and how many a sleeper sleeps.
-const TROUBLE: u64 = 160;
+/// How many turns of a host its faults last, about, and how many a sleeper sleeps.
+const FAULT_TURNS: u64 = 160;
 const LONG_SLEEP: u64 = 500;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
 
@@ -44,7 +44,7 @@ pub(crate) struct Schedule {
     view: Option<Epoch>,
     /// Processes stand still for long.
     sleeps: bool,
-    /// Volumes that share what befalls their hosts.
+    /// Volumes that share the faults of their hosts.
     crowd: u64,
     /// Some writes are FUA writes.
     fua: bool,
@@ -181,8 +181,8 @@ impl Schedule {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
-        // A record on its way is the worst thing to leave behind, but who sleeps with one is to wake up with it.
-        let sleeps = self.sleeps && self.world.hosts[host].trouble.paused;
+        // A record in flight is the worst thing to leave behind, but a process that pauses with one resumes with it.
+        let sleeps = self.sleeps && self.world.hosts[host].fault.paused;
         if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.dies_creating() {
             self.world.kill(host);
         }
@@ -228,10 +228,10 @@ impl Schedule {
     }
 
     /// Whether the process of `host` stands still from now on: in a run of sleepers most likely when it has read the log or a
-    /// record is on its way, and then the volume is wanted elsewhere.
+    /// record is in flight, and then the volume is wanted elsewhere.
     fn falls_asleep(&mut self, host: usize) -> bool {
         let Some(process) = &self.world.hosts[host].process else { return false };
-        if self.sleeps && self.world.hosts.iter().any(|host| host.trouble.paused) {
+        if self.sleeps && self.world.hosts.iter().any(|host| host.fault.paused) {
             return false;
         }
         let often = match (self.sleeps, process.volume.is_none(), self.world.is_creating(host)) {
@@ -247,13 +247,13 @@ impl Schedule {
     }
 
     /// What does not work for a while, begins or ends.
-    fn trouble(&mut self, host: usize) {
-        let Trouble { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].trouble;
+    fn fault(&mut self, host: usize) {
+        let HostFault { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].fault;
         let turn = |run: &mut Self, now: bool, begins| {
-            if now { !run.rng().once_in(TROUBLE) } else { run.chance(begins) }
+            if now { !run.rng().once_in(FAULT_TURNS) } else { run.chance(begins) }
         };
         cut_off = turn(self, cut_off, self.deaths.cut_off);
-        let wakes = if self.sleeps { LONG_SLEEP } else { TROUBLE };
+        let wakes = if self.sleeps { LONG_SLEEP } else { FAULT_TURNS };
         paused = if paused { !self.rng().once_in(wakes) } else { self.falls_asleep(host) };
         full = turn(self, full, self.deaths.fill);
         slow = turn(self, slow, self.deaths.slow);
@@ -263,7 +263,7 @@ impl Schedule {
             self.world.decay(host, near);
         }
         paused &= self.world.hosts[host].process.is_some();
-        self.world.set_trouble(host, Trouble { cut_off, paused, full, slow });
+        self.world.set_fault(host, HostFault { cut_off, paused, full, slow });
     }
 
     fn elsewhere(&mut self) -> usize {
@@ -271,7 +271,7 @@ impl Schedule {
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
     }
 
-    /// The writer that whoever attaches next may replace, as the API server shows it to that host: at times none, at times one
+    /// The writer that the next attach may replace, as the API server shows it to that host: at times none, at times one
     /// of some time ago.
     fn permission(&mut self) -> Option<Epoch> {
         if self.rng().once_in(4) {
@@ -339,8 +339,8 @@ impl Schedule {
         self.world.rng = Rng::new(Rng::new(seed).bits());
         let hosts = self.world.hosts.len();
         let host = if self.rng().once_in(3) { self.rng().below(hosts) } else { self.home };
-        self.trouble(host);
-        if self.world.hosts[host].trouble.paused {
+        self.fault(host);
+        if self.world.hosts[host].fault.paused {
             return self.disaster(host);
         }
         self.attend(host);
@@ -370,11 +370,11 @@ impl Schedule {
         self.world.faults = Faults::default();
         self.deaths = Deaths::default();
         for host in 0..self.world.hosts.len() {
-            self.world.mend(host);
+            self.world.restore_reads(host);
         }
         for host in &mut self.world.hosts {
             *host.killed_after.borrow_mut() = None;
-            host.trouble = Trouble::default();
+            host.fault = HostFault::default();
             if let Some(process) = &mut host.process {
                 process.dies = None;
             }
@@ -458,7 +458,7 @@ impl Schedule {
         self.world.check_removal();
     }
 
-    /// Whether the home detached; if it was fenced instead, it is ready to attach anew.
+    /// Whether the home detached; if it was fenced instead, it is ready to attach again.
     fn read_and_leave(&mut self) -> bool {
         self.leaving = false;
         self.settle(|run| {
@@ -472,6 +472,6 @@ impl Schedule {
         self.leaving = true;
         self.settle(|run| run.world.hosts[home].device.is_none());
         self.leaving = false;
-        self.world.has_let_go(home)
+        self.world.has_released(home)
     }
 }

@@ -59,9 +59,9 @@ pub(crate) struct Store {
     /// Records that came where another had been trimmed.
     pub(crate) strays: u64,
     last_cut: Rc<Cut>,
-    /// Requests on their way: nobody waits for their answer any more.
+    /// Requests in flight whose sender no longer waits for the answer.
     pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
-    /// Records that nobody took note of yet.
+    /// Records that the model has not seen yet.
     pub(crate) landed: Vec<Landed>,
     pub(crate) requests: u64,
     changes: u64,
@@ -95,10 +95,10 @@ impl Store {
         store
     }
 
-    /// Takes a record that nobody sent.
+    /// Takes a record that no process sent.
     pub(crate) fn append(&mut self, record: &Record) {
         let key = ObjectKey::Log(self.volume.clone(), record.seq).to_string();
-        assert!(self.create(&key, record.encode().into()), "nobody else writes");
+        assert!(self.create(&key, record.encode().into()), "no other writer");
     }
 
     pub(crate) fn volume(&self) -> &VolumeId {
@@ -178,7 +178,7 @@ impl Store {
                 None => self.check_record(seq, &body),
             },
             Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
-            Some(ObjectKey::TrimMark(..)) => {}
+            Some(ObjectKey::TruncationMarker(..)) => {}
             Some(ObjectKey::Segment(..)) | None => panic!("{key} is created"),
         }
         if !there {
@@ -228,7 +228,7 @@ impl Store {
 
     fn apply_records(&self, manifest: &mut Manifest) {
         for (seq, body) in self.history.range(manifest.seq().next()..) {
-            let record = Record::decode(body).expect("nobody damages records");
+            let record = Record::decode(body).expect("records are not damaged");
             if let Err(error) = manifest.apply(&record) {
                 Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
             }
@@ -297,14 +297,14 @@ impl Store {
     /// The newest checkpoint and the records after it.
     pub(crate) fn manifest(&self) -> Manifest {
         let mut manifest = match self.checkpoints().last() {
-            Some(bytes) => Manifest::decode_checkpoint(bytes).expect("nobody damages checkpoints"),
+            Some(bytes) => Manifest::decode_checkpoint(bytes).expect("checkpoints are not damaged"),
             None => Manifest::empty(self.volume.clone()),
         };
         self.apply_records(&mut manifest);
         manifest
     }
 
-    /// What the volume reads as for whoever attaches with nothing of his own.
+    /// Contents of the volume after an attach without local data.
     pub(crate) fn last_cut(&self) -> Rc<Cut> {
         Rc::clone(&self.last_cut)
     }
@@ -318,7 +318,7 @@ impl Store {
         for piece in &plan.pieces {
             let object = &self.objects[&self.key(&piece.segment)].body;
             let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
-            place(piece, &unpack(&piece.frame, stored).expect("nobody damages segments"), &mut bytes);
+            place(piece, &unpack(&piece.frame, stored).expect("segments are not damaged"), &mut bytes);
         }
         stamps(block, &bytes).collect()
     }

@@ -169,8 +169,8 @@ impl LocalState for SimFiles {
         self.ask(LocalAsk::ReadMap).await
     }
 
-    async fn set_aside(&self, _epoch: Epoch) -> Result<(), LocalError> {
-        self.ask(LocalAsk::SetAside).await.map(drop)
+    async fn preserve(&self, _epoch: Epoch) -> Result<(), LocalError> {
+        self.ask(LocalAsk::Preserve).await.map(drop)
     }
 
     async fn discard(&self) -> Result<(), LocalError> {

@@ -57,8 +57,8 @@ impl Trace {
         self.tell(host, || format!("   {}: {words}", ask_words(ask)));
     }
 
-    /// Something that befalls a host.
-    pub(crate) fn befalls(&mut self, host: usize, tag: u8, what: &str) {
+    /// Records an event of a host.
+    pub(crate) fn host_event(&mut self, host: usize, tag: u8, what: &str) {
         self.operations += 1;
         self.feed(tag, host, [0; 4]);
         self.tell(host, || what.to_owned());
@@ -202,7 +202,7 @@ fn ask_numbers(ask: &Ask) -> (u8, u64) {
         Ask::Local(LocalAsk::ReadSides) => (87, 0),
         Ask::Local(LocalAsk::StorePending(pending)) => (88, pending.seq.0),
         Ask::Local(LocalAsk::ReadMap) => (89, 0),
-        Ask::Local(LocalAsk::SetAside) => (90, 0),
+        Ask::Local(LocalAsk::Preserve) => (90, 0),
         Ask::Local(LocalAsk::Discard) => (91, 0),
         Ask::Local(LocalAsk::WriteHeader(write)) => (92, sum(&write.bytes)),
         Ask::Local(LocalAsk::SyncHeader) => (93, 0),
@@ -222,7 +222,7 @@ fn ask_words(ask: &Ask) -> String {
         Ask::Local(LocalAsk::ReadSides) => "read the sealed side".into(),
         Ask::Local(LocalAsk::StorePending(pending)) => format!("keep the record of log/{}", pending.seq.0),
         Ask::Local(LocalAsk::ReadMap) => "read the durable map".into(),
-        Ask::Local(LocalAsk::SetAside) => "set the local files aside".into(),
+        Ask::Local(LocalAsk::Preserve) => "preserve the local files".into(),
         Ask::Local(LocalAsk::Discard) => "throw the local files away".into(),
         Ask::Local(LocalAsk::WriteHeader(_)) => "write the header".into(),
         Ask::Local(LocalAsk::SyncHeader) => "sync the header".into(),
@@ -240,7 +240,7 @@ fn answer_words(answer: &Answer) -> (&'static str, u64) {
         Answer::Listed(Ok(page)) => ("listed", page.entries.len() as u64),
         Answer::Created(Ok(_)) | Answer::Stored(Ok(())) | Answer::Local(Ok(_)) | Answer::Slept => ("done", 0),
         Answer::Created(Err(CreateError::Exists { .. })) => ("exists", 0),
-        Answer::Created(Err(CreateError::Ambiguous(_))) => ("nobody can tell", 0),
+        Answer::Created(Err(CreateError::Ambiguous(_))) => ("outcome unknown", 0),
         Answer::Bytes(Err(_))
         | Answer::Listed(Err(_))
         | Answer::Created(Err(CreateError::Failed(_)))
@@ -297,7 +297,7 @@ fn action_words(action: &Action) -> String {
             format!("punch {} sectors at {} of {side:?} (request {})", range.sectors, range.start.0, id.0)
         }
         Action::Evict { range, side } => {
-            format!("give up {} sectors at {} of {side:?}", range.sectors, range.start.0)
+            format!("evict {} sectors at {} of {side:?}", range.sectors, range.start.0)
         }
         Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
         Action::Upload(dirty) => format!("upload {} blocks", dirty.len()),

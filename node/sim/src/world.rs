@@ -96,7 +96,7 @@ pub struct World {
     every_write_arrives: bool,
     /// LIST always showed what was there.
     sound_lists: bool,
-    /// Sectors were made dirty that nobody had written.
+    /// Sectors were made dirty that no request had written.
     repaired: bool,
     /// How often an engine heard that time passed.
     ticks: u64,
@@ -212,7 +212,7 @@ impl World {
         Some(id)
     }
 
-    /// Somebody found what is stored for these sectors damaged.
+    /// A reader found what is stored for these sectors damaged.
     pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
         self.repaired = true;
         self.tell(host, Event::Repair { ranges, checkpoint });
@@ -250,7 +250,7 @@ impl World {
 
     // ---- the daemon ----
 
-    /// Whether the job at `index` can go on now: only time itself makes a timer end.
+    /// Whether the job at `index` can proceed now: only time itself makes a timer end.
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
@@ -323,7 +323,7 @@ impl World {
                 return;
             }
             let Some(ended) = here.run_pipeline() else { return self.process_died(host) };
-            here.process.as_mut().expect("it lives").take_up_calls(self.now);
+            here.process.as_mut().expect("it lives").accept_calls(self.now);
             match ended {
                 Some(ended) => self.task_ended(host, ended),
                 None => return,
@@ -427,7 +427,7 @@ impl World {
         }
     }
 
-    /// Its own data counts on in the volume if nobody else wrote since it did; else there must be none.
+    /// Its own data counts on in the volume if no other writer wrote since it did; else there must be none.
     fn writer_attached(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
@@ -445,7 +445,7 @@ impl World {
         self.last_writer = Some(host);
     }
 
-    /// A request whose sender gave up arrives.
+    /// A request arrives whose sender no longer waits.
     pub(crate) fn land_late(&mut self) {
         if !self.store.late.is_empty() {
             let at = self.rng.below(self.store.late.len());
@@ -456,7 +456,7 @@ impl World {
     }
 
     /// Whether the log ends in the detach of `host`.
-    pub(crate) fn has_let_go(&mut self, host: usize) -> bool {
+    pub(crate) fn has_released(&mut self, host: usize) -> bool {
         let manifest = self.store.manifest();
         !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce
     }

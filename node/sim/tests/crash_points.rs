@@ -196,7 +196,7 @@ fn the_host_is_lost_twice() {
     }
 }
 
-/// What the loss left on both sides is one state: no commit holds a part of it, whoever makes it.
+/// What the loss left on both sides is one state: no commit of any writer holds a part of it.
 #[test]
 fn the_process_is_killed_while_it_commits_what_a_lost_host_left_and_another_takes_over() {
     for (steps_before, steps_after) in [(1, 24), (6, 40), (6, 60)] {
@@ -274,7 +274,7 @@ fn an_attach_dies_twice_before_its_header_is_synced() {
 
 /// The device does not exist yet, and is not wanted any more.
 #[test]
-fn a_volume_that_recovers_is_told_to_let_go() {
+fn a_recovering_volume_is_detached() {
     let mut world = world(5);
     play(&mut world, 60);
     world.lose_host(0, Some(Fate::Everything));

@@ -1,7 +1,7 @@
 //! Fuzz targets: each decoder of stored bytes against changed bytes.
 //!
 //! The corpus of a target is what engines store in a simulated life, and the files of `node/sim/fuzz/<target>`: what earlier
-//! versions stored, which must be read for ever, and what once broke the decoder.
+//! versions stored, which must stay readable, and what once broke the decoder.
 //!
 //! Two kinds of change: *decay*, which leaves the checksum as it was and must never be taken for what was written, and
 //! *forgery*, which makes the checksum right again, so that the fields behind it are reached: a decoder may take or refuse

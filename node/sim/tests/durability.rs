@@ -91,7 +91,7 @@ fn a_flush_that_waits_fails_when_the_volume_is_taken_over() {
 }
 
 #[test]
-fn a_flush_of_a_killed_daemon_begins_anew() {
+fn a_flush_of_a_killed_daemon_starts_over() {
     let mut world = world();
     write(&mut world, 7);
     ask(&mut world, Op::Flush, 0, 0);

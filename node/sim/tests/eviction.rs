@@ -1,4 +1,4 @@
-//! A volume whose sides may hold little keeps to it, and nobody notices.
+//! A volume whose sides may hold little keeps to it, without effect on requests.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
@@ -43,7 +43,7 @@ fn ten_times_the_share_is_written_and_read_without_an_error() {
 }
 
 #[test]
-fn what_was_given_up_is_read_from_the_store() {
+fn evicted_data_is_read_from_the_store() {
     let mut world = world();
     do_at(&mut world, Op::Write, 0, 200);
     do_at(&mut world, Op::Write, 40_000, 250);
@@ -54,7 +54,7 @@ fn what_was_given_up_is_read_from_the_store() {
 }
 
 #[test]
-fn rewriting_the_same_sectors_gives_up_the_copy_in_the_other_side() {
+fn rewriting_the_same_sectors_evicts_the_copy_in_the_other_side() {
     let mut world = world();
     for _ in 0..20 {
         do_at(&mut world, Op::Write, 500, 140);
@@ -78,7 +78,7 @@ fn a_volume_within_its_share_gives_nothing_up() {
     assert_eq!((world.held(0), status.evicted_bytes, status.cache_full), (180, 0, false));
 }
 
-/// Found by this seed: writes waited for ever for the space of a range whose punch had failed.
+/// Found by this seed: writes waited without end for the space of a range whose punch had failed.
 #[test]
 fn a_punch_that_failed_is_tried_again() {
     let outcome = Case { seed: 130, operations: 5000, bug: None }.run(0);

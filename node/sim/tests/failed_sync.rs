@@ -36,7 +36,7 @@ fn flush(world: &mut World) -> Result<(), Errno> {
 }
 
 /// A write that was flushed, and one over it whose sync failed.
-fn distrusted() -> World {
+fn sync_failed() -> World {
     let mut world = world();
     assert_eq!(ask(&mut world, Op::Write, 7, 4), Ok(()));
     assert_eq!(flush(&mut world), Ok(()));
@@ -61,22 +61,22 @@ fn reads_right(mut world: World) {
 
 #[test]
 fn a_flush_after_a_failed_sync_succeeds_once_all_is_committed_and_survives() {
-    let mut world = distrusted();
+    let mut world = sync_failed();
     assert!(!world.holds_a_commit());
     flush(&mut world).unwrap();
     assert!(world.holds_a_commit());
-    assert!(world.status(0).unwrap().distrusted);
+    assert!(world.status(0).unwrap().sync_failed);
     survives(world);
 }
 
 #[test]
 fn what_was_flushed_before_a_failed_sync_survives_without_a_commit() {
-    survives(distrusted());
+    survives(sync_failed());
 }
 
 #[test]
 fn a_failed_sync_is_remembered_by_the_next_daemon() {
-    let mut world = distrusted();
+    let mut world = sync_failed();
     world.kill(0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     flush(&mut world).unwrap();
@@ -86,7 +86,7 @@ fn a_failed_sync_is_remembered_by_the_next_daemon() {
 
 #[test]
 fn flushes_go_to_the_store_until_the_next_attach_and_no_longer() {
-    let mut world = distrusted();
+    let mut world = sync_failed();
     drive::detach(&mut world, 0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 9, 1).unwrap();
@@ -98,14 +98,14 @@ fn flushes_go_to_the_store_until_the_next_attach_and_no_longer() {
 
 #[test]
 fn what_a_failed_detach_left_on_the_disk_is_not_taken_for_the_volume() {
-    let mut world = distrusted();
+    let mut world = sync_failed();
     drive::detach(&mut world, 0);
     survives(world);
 }
 
 #[test]
 fn later_writes_over_committed_ones_do_not_bring_older_bytes_back() {
-    let mut world = distrusted();
+    let mut world = sync_failed();
     for _ in 0..3 {
         flush(&mut world).unwrap();
         ask(&mut world, Op::Write, 8, 2).unwrap();
@@ -129,7 +129,7 @@ fn is_shown_older_logs(world: &mut World, seed: u64) {
 #[test]
 fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     for seed in 0..16 {
-        let mut world = distrusted();
+        let mut world = sync_failed();
         flush(&mut world).unwrap();
         world.lose_host(0, Some(Fate::Nothing));
         drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -150,7 +150,7 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
 #[test]
 fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
     for seed in 0..16 {
-        let mut world = distrusted();
+        let mut world = sync_failed();
         flush(&mut world).unwrap();
         ask(&mut world, Op::Write, 7, 3).unwrap();
         drive::until(&mut world, 1, |world| drive::is_idle(world, 1));

@@ -56,11 +56,11 @@ fn what_the_store_has_is_read_from_there() {
 }
 
 #[test]
-fn what_is_nowhere_else_fails_and_is_reported() {
+fn a_read_of_the_only_copy_fails_and_is_reported() {
     let range = SectorRange::new(100, 8);
     let mut world = unreadable(range, false);
     assert_eq!(read(&mut world, range), (Err(Errno::EIO), vec![Report::DirtyUnreadable(range)]));
-    // It is not given up: the disk may recover.
+    // It is not evicted: the disk may recover.
     world.set_faults(Faults::default());
     drive::check_everywhere(&mut world, 0, 1);
 }

@@ -1,4 +1,4 @@
-//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is served, and whoever
+//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is served, and an operator who
 //! writes or discards it gets all the rest committed.
 
 use holdfast_engine::event::Op;
@@ -67,7 +67,7 @@ fn a_discard_of_it_gets_everything_committed() {
 }
 
 #[test]
-fn a_write_elsewhere_mends_nothing() {
+fn a_write_elsewhere_repairs_nothing() {
     let mut world = world();
     ask(&mut world, Op::Write, 2, 1);
     ask(&mut world, Op::Write, 4, 1);
@@ -81,12 +81,12 @@ fn a_write_elsewhere_mends_nothing() {
 #[test]
 fn a_disk_that_reads_it_again_is_enough() {
     let mut world = world();
-    world.mend(0);
+    world.restore_reads(0);
     commits(&mut world);
 }
 
 #[test]
-fn writes_that_wait_at_the_limit_say_why_and_the_one_that_mends_does_not_wait() {
+fn waiting_writes_say_why_and_the_repairing_one_does_not_wait() {
     let mut world = world();
     ask(&mut world, Op::Write, 100, 24);
     world.request(0, Op::Write, SectorRange::new(200, 1)).expect("the device has room");
@@ -104,7 +104,7 @@ fn writes_that_wait_at_the_limit_say_why_and_the_one_that_mends_does_not_wait() 
 }
 
 #[test]
-fn after_the_loss_of_the_host_it_is_served_so_that_it_can_be_mended() {
+fn after_the_loss_of_the_host_it_is_served_for_repair() {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 0, 2);
@@ -149,12 +149,12 @@ fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
     let before = world.log().count();
     drive::until(&mut world, 0, |world| world.log().count() > before);
     world.kill(0);
-    world.mend(0);
+    world.restore_reads(0);
     drive::until(&mut world, 0, |world| world.log().count() > before + 1);
     drive::read_all(&mut world, 1);
 }
 
-/// Found by reading: it looked at the log only before its detach, and waited for its disk for ever.
+/// Found by reading: it looked at the log only before its detach, and waited for its disk without end.
 #[test]
 fn a_detach_that_waits_for_it_ends_when_another_takes_the_volume_over() {
     let mut world = world();

@@ -22,7 +22,7 @@ pub enum ObjectKey {
     /// Compressed frames and their index.
     Segment(VolumeId, SegmentId),
     /// Once it is there, log records up to this seq may be gone.
-    TrimMark(VolumeId, Seq),
+    TruncationMarker(VolumeId, Seq),
 }
 
 /// The prefix of everything that belongs to `volume`, ending in `/`.
@@ -53,7 +53,7 @@ impl ObjectKey {
         match kind {
             "log" => Some(Self::Log(volume, seq()?)),
             "checkpoints" => Some(Self::Checkpoint(volume, seq()?)),
-            "trimmed" => Some(Self::TrimMark(volume, seq()?)),
+            "trimmed" => Some(Self::TruncationMarker(volume, seq()?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
         }
@@ -65,7 +65,7 @@ impl fmt::Display for ObjectKey {
         match self {
             Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
             Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
-            Self::TrimMark(volume, seq) => write!(f, "volumes/{volume}/trimmed/{:020}", seq.0),
+            Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/trimmed/{:020}", seq.0),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
     }
@@ -82,7 +82,7 @@ mod tests {
             ObjectKey::Log(volume.clone(), Seq(7)),
             ObjectKey::Checkpoint(volume.clone(), Seq(u64::MAX)),
             ObjectKey::Segment(volume.clone(), SegmentId::new(5, [1; 10])),
-            ObjectKey::TrimMark(volume.clone(), Seq(64)),
+            ObjectKey::TruncationMarker(volume.clone(), Seq(64)),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }

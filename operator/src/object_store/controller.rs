@@ -58,7 +58,7 @@ impl Probes {
     }
 }
 
-/// Runs until `stop` ends; reconciliations under way are finished.
+/// Runs until `stop` ends; reconciliations in progress are finished.
 pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
     let stores = Api::<ObjectStore>::all(context.client.clone());
     let controller = Controller::new(stores, watcher::Config::default());

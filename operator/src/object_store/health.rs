@@ -37,12 +37,12 @@ impl Unfit {
     pub(crate) fn retry(&self) -> Retry {
         match self {
             Self::Connect(error) => error.retry(),
-            // Buckets and policies are often repaired on the store's side, which nobody tells us.
+            // Buckets and policies are often repaired on the store's side, of which no event tells us.
             Self::Probe(_) => Retry::Later,
         }
     }
 
-    /// What the user is told: the same words as long as the trouble is the same, because every new message is a write that
+    /// Message for the user: the same words while the fault is the same, because every new message is a write that
     /// wakes others. A server's own text carries request ids; a lost connection's does not, and says what to look at.
     fn message(&self) -> String {
         match self {
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_told_with_field_and_fix() {
+    fn faults_name_the_field_and_the_fix() {
         let now = time("2026-01-01T00:00:00Z");
         for (health, reason, field) in [
             (away("connection refused"), "Unreachable", "spec.endpoint: "),

@@ -31,7 +31,7 @@ pub(crate) struct Context {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// Runs until `stop` ends; reconciliations under way are finished.
+/// Runs until `stop` ends; reconciliations in progress are finished.
 pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
     let client = context.client.clone();
     let controller = Controller::new(Api::<Volume>::all(client.clone()), watcher::Config::default());
@@ -127,7 +127,7 @@ fn retry(volume: Arc<Volume>, failure: &VolumeFailure, _context: Arc<Context>) -
     let delay = failure.retry().delay(fastrand::f64());
     match failure {
         VolumeFailure::Changed => {
-            tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning anew")
+            tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")
         }
         VolumeFailure::Api(_) | VolumeFailure::Connect(_) | VolumeFailure::Log(_) => {
             tracing::warn!(volume = %volume.name_any(), error = %chain(failure), ?delay, "volume not reconciled");

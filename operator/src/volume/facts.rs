@@ -27,7 +27,7 @@ pub(crate) struct Facts {
     pub(crate) finalizer: bool,
     /// Whether deletion was asked for.
     pub(crate) deleting: bool,
-    /// The node that the user gave up for lost, by annotation.
+    /// The node that the user force-detached, by annotation.
     pub(crate) force_detach: Option<String>,
     /// The writer that the log calls attached, where the plan depends on it.
     pub(crate) log_writer: Option<LogWriter>,
@@ -63,7 +63,7 @@ impl LogWriter {
 /// What is known of the object store a volume names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreFact {
-    /// Nobody looked, because the plan does not depend on it.
+    /// Not read, because the plan does not depend on it.
     NotLooked,
     /// The volume names none.
     None,
@@ -118,12 +118,12 @@ impl Facts {
         }
     }
 
-    /// Whether the plan depends on the log's writer: a node was given up, and the epoch that may be replaced is not known.
+    /// Whether the plan depends on the log's writer: a node was force-detached, and the epoch that may be replaced is not known.
     /// While a device is reported, no node waits for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
         let Some(named) = self.force_detach.as_deref().filter(|_| !self.needs_store()) else { return false };
         let is_idle = self.status.device_path.is_none();
-        match self.status.cut_off.as_ref().filter(|cut_off| cut_off.node == named) {
+        match self.status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named) {
             Some(remembered) => remembered.epoch.is_none() && is_idle,
             None => is_idle || self.status.node.as_deref() == Some(named),
         }
@@ -151,7 +151,7 @@ impl Facts {
 
     /// The node that serves the volume now, unless it is cut off.
     pub(crate) fn serving(&self) -> Option<&str> {
-        self.status.node.as_deref().filter(|name| !name.is_empty() && !self.is_cut_off(name))
+        self.status.node.as_deref().filter(|name| !name.is_empty() && !self.is_force_detached(name))
     }
 
     /// Name of the object store, as the user wrote it.

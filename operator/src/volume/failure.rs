@@ -15,7 +15,7 @@ pub(crate) enum VolumeFailure {
     /// The API server did not take a request.
     #[error("the API server refused a request for the volume")]
     Api(#[source] kube::Error),
-    /// Somebody changed the object since it was read.
+    /// Another client changed the object since it was read.
     #[error("the volume changed meanwhile")]
     Changed,
     /// The ObjectStore cannot be used.

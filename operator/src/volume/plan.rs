@@ -8,15 +8,15 @@
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```
-//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`cut_off.rs`).
+//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`).
 
 use holdfast_crds::{
     Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,
     VolumeStatus, condition, find_condition, is_true,
 };
 
-use super::cut_off::{DATA_LOST, cut_off, data_lost};
 use super::facts::{Facts, StoreFact};
+use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 
 /// Condition: the volume exists in its object store.
 pub(crate) const PROVISIONED: &str = "Provisioned";
@@ -219,13 +219,13 @@ fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
         assigned,
     ];
     conditions.extend(resized(facts, now));
-    let cut_off = cut_off(facts, now);
-    conditions.extend(cut_off.as_ref().map(|cut_off| data_lost(facts, cut_off, now)));
+    let forced_detach = forced_detach(facts, now);
+    conditions.extend(forced_detach.as_ref().map(|forced_detach| data_lost(facts, forced_detach, now)));
     VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.uid.clone()),
         assigned_node,
-        cut_off,
+        forced_detach,
         conditions,
         ..base(facts)
     }
@@ -247,7 +247,7 @@ fn deleting(facts: &Facts, reason: &str, message: String, now: &Time) -> VolumeS
     }
 }
 
-/// The grant and what there is to say about it. The grant moves only while nobody serves the volume.
+/// The grant and what there is to say about it. The grant moves only while no node serves the volume.
 fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();
     let waiting = |from: &str| {
@@ -329,7 +329,7 @@ pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
         observed_generation: status.observed_generation,
         volume_id: status.volume_id.clone(),
         assigned_node: status.assigned_node.clone(),
-        cut_off: status.cut_off.clone(),
+        forced_detach: status.forced_detach.clone(),
         conditions: own
             .iter()
             .filter_map(|type_| find_condition(&status.conditions, type_))

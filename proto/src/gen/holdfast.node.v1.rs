@@ -101,14 +101,14 @@ pub struct Volume {
     /// Age of the oldest of them; absent when there are none.
     #[prost(message, optional, tag = "7")]
     pub oldest_dirty: ::core::option::Option<::prost_types::Duration>,
-    /// What the volume waits for, or why it cannot go on.
+    /// Cause of a wait or failure.
     #[prost(string, optional, tag = "8")]
     pub message: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(enumeration = "Durability", tag = "9")]
     pub durability: i32,
-    /// Every write that completed before then is committed; absent while nobody can say.
+    /// Every write that completed before then is committed; absent while unknown.
     #[prost(message, optional, tag = "10")]
-    pub durable_up_to: ::core::option::Option<::prost_types::Timestamp>,
+    pub durable_through: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatsRequest {
@@ -122,7 +122,7 @@ pub struct StatsResponse {
     #[prost(message, repeated, tag = "1")]
     pub volumes: ::prost::alloc::vec::Vec<VolumeStats>,
 }
-/// What one volume has done since it was attached or taken up by this process.
+/// Counters of one volume since this process attached or recovered it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeStats {
     #[prost(string, tag = "1")]
@@ -349,20 +349,20 @@ impl Durability {
         }
     }
 }
-/// Where a volume stands on this node.
+/// State of a volume on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum VolumeState {
     Unspecified = 0,
-    /// Its device is being made.
+    /// Its device is being created.
     Attaching = 1,
     /// Its device serves requests.
     Attached = 2,
-    /// Its final commit is on its way.
+    /// Its final commit is in progress.
     Detaching = 3,
     /// Another writer took it over: its device fails, its un-uploaded data is kept.
     Fenced = 4,
-    /// Requests to its device wait: what the last daemon left could not be taken up yet.
+    /// Requests to its device wait: recovery after a daemon restart failed and is retried.
     Quiesced = 5,
 }
 impl VolumeState {
@@ -393,12 +393,12 @@ impl VolumeState {
         }
     }
 }
-/// Whom damage hurts.
+/// Impact of damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ScrubEffect {
     Unspecified = 0,
-    /// Nobody: something newer replaces what is damaged, or no reader needs it.
+    /// None: something newer replaces what is damaged, or no reader needs it.
     Harmless = 1,
     /// Reads of the lost bytes fail until they are written again.
     Unreadable = 2,
@@ -436,9 +436,9 @@ pub enum ScrubRepair {
     Unspecified = 0,
     /// None was asked for, or none was needed.
     None = 1,
-    /// The damage hurts nobody any more.
+    /// The damage has no effect any more.
     Done = 2,
-    /// Some of the lost bytes were stored anew.
+    /// Some of the lost bytes were stored again.
     Partly = 3,
     /// There was nothing to repair it with.
     Impossible = 4,
@@ -606,7 +606,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Attach"));
             self.inner.unary(req, path, codec).await
         }
-        /// Uploads what is not committed yet, removes the device and gives the volume up. Waits while the store is away.
+        /// Uploads what is not committed yet, removes the device and releases the volume. Waits while the store is unreachable.
         pub async fn detach(
             &mut self,
             request: impl tonic::IntoRequest<super::DetachRequest>,
@@ -628,7 +628,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Detach"));
             self.inner.unary(req, path, codec).await
         }
-        /// Tells which volumes this node serves.
+        /// Lists the volumes that this node serves.
         pub async fn list(
             &mut self,
             request: impl tonic::IntoRequest<super::ListRequest>,
@@ -650,7 +650,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "List"));
             self.inner.unary(req, path, codec).await
         }
-        /// Tells what the volumes of this node have done since they were attached by this process.
+        /// Returns the counters of this node's volumes since this process attached them.
         pub async fn stats(
             &mut self,
             request: impl tonic::IntoRequest<super::StatsRequest>,
@@ -672,7 +672,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Stats"));
             self.inner.unary(req, path, codec).await
         }
-        /// Tells which transports this node can use, and why it refuses the others.
+        /// Returns the transports that this node can use, and why it refuses the others.
         pub async fn capabilities(
             &mut self,
             request: impl tonic::IntoRequest<super::CapabilitiesRequest>,
@@ -698,7 +698,7 @@ pub mod node_client {
             self.inner.unary(req, path, codec).await
         }
         /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
-        /// Ends with its report, unless the caller hangs up before.
+        /// Ends with its report, unless the caller disconnects before.
         pub async fn scrub(
             &mut self,
             request: impl tonic::IntoRequest<super::ScrubRequest>,
@@ -748,22 +748,22 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::AttachRequest>,
         ) -> std::result::Result<tonic::Response<super::AttachResponse>, tonic::Status>;
-        /// Uploads what is not committed yet, removes the device and gives the volume up. Waits while the store is away.
+        /// Uploads what is not committed yet, removes the device and releases the volume. Waits while the store is unreachable.
         async fn detach(
             &self,
             request: tonic::Request<super::DetachRequest>,
         ) -> std::result::Result<tonic::Response<super::DetachResponse>, tonic::Status>;
-        /// Tells which volumes this node serves.
+        /// Lists the volumes that this node serves.
         async fn list(
             &self,
             request: tonic::Request<super::ListRequest>,
         ) -> std::result::Result<tonic::Response<super::ListResponse>, tonic::Status>;
-        /// Tells what the volumes of this node have done since they were attached by this process.
+        /// Returns the counters of this node's volumes since this process attached them.
         async fn stats(
             &self,
             request: tonic::Request<super::StatsRequest>,
         ) -> std::result::Result<tonic::Response<super::StatsResponse>, tonic::Status>;
-        /// Tells which transports this node can use, and why it refuses the others.
+        /// Returns the transports that this node can use, and why it refuses the others.
         async fn capabilities(
             &self,
             request: tonic::Request<super::CapabilitiesRequest>,
@@ -778,7 +778,7 @@ pub mod node_server {
             + std::marker::Send
             + 'static;
         /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
-        /// Ends with its report, unless the caller hangs up before.
+        /// Ends with its report, unless the caller disconnects before.
         async fn scrub(
             &self,
             request: tonic::Request<super::ScrubRequest>,

@@ -59,7 +59,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     report::step(&full.message);
     ensure!(full.since > before.since, "{full:?} is not later than {before:?}");
     let away = told(world, WIDE, STORE_REACHABLE)?;
-    ensure!(away.what == "False/StoreAway", "nothing can be evicted, and {away:?}");
+    ensure!(away.what == "False/StoreUnreachable", "nothing can be evicted, and {away:?}");
     let idle = told(world, COLD, WRITABLE)?;
     ensure!(idle.what == "True/Serving", "nothing is written to {COLD}, and {idle:?}");
     check_held(node)?;

@@ -61,7 +61,7 @@ fn found(event: Option<Event>) -> Option<Vec<u8>> {
     bytes
 }
 
-/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was set aside.
+/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was preserved but not served.
 #[test]
 fn a_page_in_place_of_a_record_fences_no_writer() {
     let page = b"<html>maintenance</html>".to_vec();

@@ -195,12 +195,12 @@ impl From<VolumeStatus> for wire::Volume {
             dirty_bytes,
             oldest_dirty,
             durability: class,
-            durable_up_to,
+            durable_through,
             store: _,
             store_change_refused: _,
             refused_deletes: _,
             delayed: _,
-            disk_distrusted: _,
+            disk_sync_failed: _,
             unreadable: _,
             waiting_requests: _,
             cached_bytes: _,
@@ -219,7 +219,7 @@ impl From<VolumeStatus> for wire::Volume {
             oldest_dirty: oldest_dirty.and_then(|age| age.try_into().ok()),
             message,
             durability: class.map_or(wire::Durability::Unspecified.into(), durability),
-            durable_up_to: durable_up_to.map(SystemTime::into),
+            durable_through: durable_through.map(SystemTime::into),
         }
     }
 }

@@ -22,7 +22,7 @@ const WAITING_ANSWERS: usize = 4;
 /// The answers to one request.
 pub(super) type Answers = ReceiverStream<Result<wire::ScrubResponse, Status>>;
 
-/// Begins a scrub. It ends when nobody listens any more.
+/// Begins a scrub. It ends when its caller disconnects.
 pub(super) fn start<V: Volumes>(volumes: V, request: ScrubRequest) -> Answers {
     let (answers, stream) = mpsc::channel(WAITING_ANSWERS);
     tokio::spawn(async move {
@@ -47,7 +47,7 @@ pub(super) fn start<V: Volumes>(volumes: V, request: ScrubRequest) -> Answers {
         let last = outcome
             .map(|scrubbed| step(wire::scrub_response::Step::Report(report(scrubbed))))
             .map_err(|failure| status::of(&failure));
-        // Nobody may be left to hear it.
+        // The caller may have disconnected.
         drop(answers.send(last).await);
     });
     ReceiverStream::new(stream)

@@ -42,8 +42,8 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     listen().map_err(|source| SocketError { path: path.to_owned(), source })
 }
 
-/// Answers requests until `stop` ends; requests that are under way are not waited for, because a detach may wait for its
-/// store for ever.
+/// Answers requests until `stop` ends; requests in progress are not waited for, because a detach may wait for its
+/// store without limit.
 ///
 /// # Errors
 /// When the listener itself fails.

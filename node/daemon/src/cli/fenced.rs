@@ -45,11 +45,11 @@ enum Verb {
         #[arg(long)]
         overwrite: bool,
     },
-    /// Delete it for ever
+    /// Delete it permanently
     Delete {
         /// Name of what is kept, as `list` shows it
         name: String,
-        /// Delete data that is nowhere else
+        /// Delete the only copy of the data
         #[arg(long)]
         confirm_data_loss: bool,
     },

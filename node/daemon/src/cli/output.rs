@@ -123,7 +123,7 @@ impl Render for ListResponse {
                 oldest_dirty: _,
                 message,
                 durability: _,
-                durable_up_to,
+                durable_through,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -134,7 +134,7 @@ impl Render for ListResponse {
                 "dirty_bytes": dirty_bytes,
                 "oldest_dirty_seconds": oldest(volume).map(|age| age.as_secs()),
                 "durability": durability_name(volume.durability()),
-                "durable_up_to": durable_up_to.map(|time| time.to_string()),
+                "durable_through": durable_through.map(|time| time.to_string()),
                 "message": message,
             })
         };

@@ -99,7 +99,7 @@ async fn json_is_for_programs() {
     let list: serde_json::Value = serde_json::from_str(&world.ask("list --json").await.unwrap()).unwrap();
     assert_eq!(list["volumes"][0]["state"], "Attached");
     assert_eq!(list["volumes"][0]["committed_seq"], 7);
-    assert_eq!(list["volumes"][0]["durable_up_to"], "2023-11-14T22:13:20.500Z");
+    assert_eq!(list["volumes"][0]["durable_through"], "2023-11-14T22:13:20.500Z");
     let stats: serde_json::Value =
         serde_json::from_str(&world.ask("stats vol-1 --json").await.unwrap()).unwrap();
     assert_eq!(stats["volumes"][0]["store_requests"]["put"], 2);

@@ -1,4 +1,4 @@
-//! Kubernetes events about a Volume that is served: one for each time its trouble begins, changes or ends.
+//! Kubernetes events about a Volume that is served: one for each time a fault begins, changes or ends.
 //!
 //! On failure: an event that cannot be written is only logged; the conditions say the same.
 
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{self, EventType, Reporter};
 use kube::{Client, Resource};
 
-use super::trouble;
+use super::fault;
 
 /// Writes events in the daemon's name.
 #[derive(Clone)]
@@ -41,11 +41,11 @@ impl Recorder {
     }
 }
 
-/// The events between two lists of conditions. That there is no trouble at first is no event.
+/// The events between two lists of conditions. A condition that is fine at first is no event.
 fn changes(before: &[Condition], after: &[Condition]) -> Vec<events::Event> {
     let is_told = |new: &&Condition| {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
-        trouble::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
+        fault::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
     };
     turned(before, after)
         .filter(is_told)
@@ -58,10 +58,10 @@ mod tests {
     use holdfast_crds::{ConditionStatus, Time, condition};
 
     use super::*;
-    use crate::kubernetes::trouble::WRITABLE;
+    use crate::kubernetes::fault::WRITABLE;
 
     #[test]
-    fn trouble_is_told_when_it_begins_changes_and_ends() {
+    fn a_fault_has_events_when_it_begins_changes_and_ends() {
         let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
         let one = |status, reason, message: &str| {
             vec![condition(&[], WRITABLE, status, reason, message, Some(1), &now)]
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(told(&full, &[]), []);
         // Each of the conditions is told of.
-        for type_ in trouble::ALL {
+        for type_ in fault::ALL {
             let one = |status, reason| vec![condition(&[], type_, status, reason, "", Some(1), &now)];
             let [fine, bad] = [one(ConditionStatus::True, "Fine"), one(ConditionStatus::False, "Bad")];
             assert_eq!(told(&fine, &bad), [(EventType::Warning, "Bad".to_owned())], "{type_}");

@@ -1,7 +1,7 @@
 //! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last one ended.
 //!
 //! Owns: the tasks that attach and detach; the time until a failed one may be tried again.
-//! Invariants: an operation that was begun runs to its end; its end is announced, so that nobody has to poll for it.
+//! Invariants: an operation that was begun runs to its end; its end is announced, so that no caller has to poll for it.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -38,8 +38,8 @@ pub(crate) enum Outcome {
     Attached,
     /// It was detached, after its final commit.
     Detached,
-    /// It was let go without a final commit, because another writer had taken it; what was not uploaded is kept.
-    SetAside,
+    /// It was released without a final commit, because another writer had taken it; what was not uploaded is kept.
+    Preserve,
     /// What this node had of a volume that another holds is cleared away.
     Cleared,
     /// It failed.
@@ -111,7 +111,7 @@ impl Operations {
         self.entries().remove(volume);
     }
 
-    /// Begins an operation, unless one is under way.
+    /// Begins an operation, unless one is in progress.
     pub(crate) fn begin(
         &self,
         volume: VolumeId,

@@ -11,7 +11,7 @@
 //! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version that showed
 //! the grant; a claim is cleared only after the final commit; the status is written only while the grant or the claim is
 //! ours. None of this keeps a stale view from its harm: the log does, which lets an attach replace only the writer of the
-//! epoch that `status.cutOff` names.
+//! epoch that `status.forcedDetach` names.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use holdfast_crds::{
 
 use super::operations::{Doing, Outcome};
 use super::retry::HELD_ELSEWHERE;
-use super::{transport_name, trouble};
+use super::{fault, transport_name};
 use crate::node::{self, VolumeState};
 use holdfast_engine::volume::Durability;
 
@@ -32,7 +32,7 @@ pub(crate) const ATTACHED: &str = "Attached";
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
 /// How often the age of what is dirty is written while nothing else moves.
 const AGE_EVERY: Duration = Duration::from_secs(60);
-/// How soon a volume is looked at again while something is under way or amiss.
+/// How soon a volume is looked at again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
 
 /// One volume as seen at one moment.
@@ -75,7 +75,7 @@ pub(crate) enum Step {
     Attach {
         /// Whether the device shall have the size of the spec.
         grow: bool,
-        /// The epoch whose writer the user gave up.
+        /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
     },
     /// Begin to detach.
@@ -132,7 +132,7 @@ impl Facts {
     }
 
     /// Whether what this node may hold un-uploaded of the volume is of no use to anybody.
-    fn worthless(&self) -> bool {
+    fn is_discardable(&self) -> bool {
         self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete
     }
 }
@@ -152,8 +152,8 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
     let is_wanted = facts.wished() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
-        (VolumeState::Quiesced, _) if is_wanted => report(facts, "NotTakenUp", now),
-        // The daemon retries by itself what its last run began.
+        (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
+        // The daemon retries by itself what the previous process began.
         (VolumeState::Detaching, None) => report(facts, "Detaching", now),
         (_, Some(Outcome::Failed(failure))) if !facts.wait.is_zero() => {
             let mut plan = report(facts, failure.reason, now);
@@ -165,7 +165,7 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
             report(facts, "Attaching", now)
         }
         (VolumeState::Detaching, Some(Outcome::Attached)) if is_wanted => report(facts, "Detaching", now),
-        // What was not uploaded is kept aside; then the log says whether the volume can be attached again.
+        // What was not uploaded is preserved; then the log says whether the volume can be attached again.
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
         // What failed half way is detached, even where the volume is wanted here: the next attach begins after that. A failed
         // attach can leave a device that could not be removed.
@@ -197,9 +197,9 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
     let left_behind = facts.claimed()
         && facts.granted()
         && may_be_attached
-        && !matches!(facts.last, Some(Outcome::Detached | Outcome::SetAside))
+        && !matches!(facts.last, Some(Outcome::Detached | Outcome::Preserve))
         && !facts.is_held_elsewhere()
-        && !facts.worthless();
+        && !facts.is_discardable();
     if wanted || left_behind {
         if let Some(Outcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
@@ -209,7 +209,7 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
             return plan;
         }
         let claim = Step::Claim(Box::new(status(facts, attaching(facts), now)));
-        let replaces = facts.status.cut_off.as_ref().and_then(|cut_off| cut_off.epoch);
+        let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
         return Plan::of(vec![claim, Step::Attach { grow: wanted, replaces }], SOON);
     }
     if facts.claimed() {
@@ -225,7 +225,7 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
 fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
     let is_moving =
-        facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(trouble::is_near);
+        facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(fault::is_near);
     let again = if is_moving { SOON } else { FIGURES_EVERY };
     let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
     if !ours {
@@ -243,7 +243,7 @@ fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
     Plan::of(vec![Step::Report(Box::new(new))], again)
 }
 
-/// The daemon's part of the status of a volume that is here or on its way.
+/// The daemon's part of the status of a volume that is here or being attached.
 fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
     let here = facts.here.as_ref();
     let device = here.and_then(|here| here.attached.as_ref());
@@ -259,24 +259,24 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
     );
     let nothing = VolumeStatus::default();
     let mine = if facts.claimed() { &facts.status } else { &nothing };
-    // Before the volume is on a ring thread nobody can say what it holds.
+    // Before the volume is on a ring thread its contents are unknown.
     let known = here.filter(|here| here.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
-        conditions.extend(trouble::conditions(facts, here, now));
+        conditions.extend(fault::conditions(facts, here, now));
     }
     VolumeStatus {
         node: Some(facts.me.clone()),
         device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
-        // Kept while the device is away: it says that this node may hold data that nobody else has, and how much.
+        // Kept while the device is away: it says that this node may hold the only copy of data, and how much.
         epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.committed_seq),
         dirty_bytes: here.and_then(|here| here.dirty_bytes).or(mine.dirty_bytes),
         oldest_dirty_seconds: here.and_then(|here| here.oldest_dirty).map(|age| age.as_secs()),
         durability: here.and_then(|here| here.durability).map(durability),
-        durable_up_to: known.map_or(mine.durable_up_to.clone(), |here| durable_up_to(facts, here)),
+        durable_through: known.map_or(mine.durable_through.clone(), |here| durable_through(facts, here)),
         conditions,
         ..VolumeStatus::default()
     }
@@ -290,14 +290,14 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
 }
 
 /// What was reported under this epoch stays true, and stands as it is while nothing was dirty since.
-fn durable_up_to(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
+fn durable_through(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
-    let before = reported.durable_up_to.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
+    let before = reported.durable_through.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
     let idle = here.dirty_bytes == Some(0)
         && reported.dirty_bytes == Some(0)
         && reported.committed_seq == here.committed_seq;
-    match here.durable_up_to.and_then(trouble::seconds) {
+    match here.durable_through.and_then(fault::seconds) {
         Some(now) if !(idle && before.is_some()) => Some(now),
         Some(_) | None => before,
     }
@@ -330,7 +330,7 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
     let me = &facts.me;
     let message = match &facts.last {
         Some(Outcome::Detached) => format!("node {me} has written the final commit and let the volume go"),
-        Some(Outcome::SetAside) => {
+        Some(Outcome::Preserve) => {
             format!(
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
             )
@@ -353,7 +353,7 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = std::iter::once(ATTACHED).chain(trouble::ALL);
+    let own = std::iter::once(ATTACHED).chain(fault::ALL);
     let conditions: Vec<Condition> =
         own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {
@@ -366,7 +366,7 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
         dirty_bytes: status.dirty_bytes,
         oldest_dirty_seconds: status.oldest_dirty_seconds,
         durability: status.durability,
-        durable_up_to: status.durable_up_to.clone(),
+        durable_through: status.durable_through.clone(),
         conditions,
         ..VolumeStatus::default()
     }
@@ -375,7 +375,7 @@ pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
 /// A status less what always moves.
 fn without_figures(status: &VolumeStatus) -> VolumeStatus {
     let mut rest = without_age(status);
-    (rest.committed_seq, rest.dirty_bytes, rest.durable_up_to) = (None, None, None);
+    (rest.committed_seq, rest.dirty_bytes, rest.durable_through) = (None, None, None);
     for condition in &mut rest.conditions {
         // The others' messages have figures in them.
         if condition.type_ != ATTACHED {

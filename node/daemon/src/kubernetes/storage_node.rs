@@ -40,7 +40,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
             Err(error) => {
                 tracing::warn!(
                     error = holdfast_service::chain(&error),
-                    "StorageNode not written; serving goes on"
+                    "could not write the StorageNode; volumes stay served"
                 );
                 written = None;
             }

@@ -129,7 +129,7 @@ mod tests {
     use holdfast_crds::{Credentials, Environment, ObjectStoreSpec, ObjectStoreStatus};
 
     use super::*;
-    use crate::node::{StoreAway, StoreHealth};
+    use crate::node::{StoreHealth, StoreUnreachable};
     use crate::volumes::tests::attached;
 
     fn store(generation: i64, credentials: &str) -> ObjectStore {
@@ -203,7 +203,7 @@ mod tests {
         renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
-        volume.store = StoreHealth::Away(StoreAway { since, error, is_denied: true });
+        volume.store = StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
         assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
     }
 }

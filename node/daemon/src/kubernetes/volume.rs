@@ -83,11 +83,7 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
         // The watch brings what changed.
         return Action::requeue(Duration::from_secs(1));
     }
-    tracing::warn!(
-        volume = volume.name_any(),
-        error = holdfast_service::chain(error),
-        "serving goes on without"
-    );
+    tracing::warn!(volume = volume.name_any(), error = holdfast_service::chain(error), "volumes stay served");
     Action::requeue(API_RETRY.delay(1, fastrand::f64()))
 }
 
@@ -217,7 +213,7 @@ impl<V: Volumes> Work<'_, V> {
                 Ok(()) => Ok(Outcome::Detached),
                 Err(Failure { kind: ErrorKind::Fenced, message }) => {
                     tracing::warn!(volume = %id, "{message}");
-                    Ok(Outcome::SetAside)
+                    Ok(Outcome::Preserve)
                 }
                 Err(failure) => Err(failure.into()),
             }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use holdfast_background::{Background, PutAside, StoreKey, Won, win};
+use holdfast_background::{Background, Preserved, StoreKey, Won, win};
 use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::record::Displaced;
@@ -58,7 +58,7 @@ impl Node {
         let mut volumes = self.volumes();
         let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
         if let Some(Entry::Present(present)) = volumes.get(volume) {
-            present.check_taken_up(volume)?;
+            present.check_recovered(volume)?;
             // The directory of its local files has the volume's name only.
             let (used, asked) = (present.objects.current(), StoreRecord::from(store));
             let is_same = if present.store_name == *store_name {
@@ -82,8 +82,8 @@ impl Node {
             }
             Some(Entry::Attaching { .. }) => busy("being attached"),
             Some(Entry::Evicting) => busy("putting its local files away"),
-            Some(Entry::Stranded(why)) => {
-                Err(NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() })
+            Some(Entry::RecoveryFailed(why)) => {
+                Err(NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() })
             }
             Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
             Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
@@ -95,7 +95,7 @@ impl Node {
     }
 
     /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
-    /// attach goes on from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
+    /// attach continues from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
     async fn abandon(&self, volume: &VolumeId) {
         let entry = self.volumes().get(volume).cloned();
         if let Some(Entry::Present(present)) = entry
@@ -188,7 +188,7 @@ impl Node {
             durability,
             displaced: won.displaced,
             detaching: false.into(),
-            letting_go: false.into(),
+            detach_running: false.into(),
             remembering: Mutex::default(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
@@ -290,7 +290,7 @@ impl Node {
     }
 }
 
-/// Logs what an attach lost or kept aside.
+/// Logs what an attach lost or preserved.
 fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
     if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
         tracing::warn!(
@@ -301,13 +301,13 @@ fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
             "replaced a writer that was attached: what it had not uploaded is not in the volume"
         );
     }
-    if let Some(PutAside { epoch, why }) = won.put_aside {
+    if let Some(Preserved { epoch, why }) = won.preserved {
         match why {
             Foreign::LogSetBack => tracing::error!(
                 %volume, %epoch,
                 "the log was set back to an earlier state: kept local data aside, clean or dirty, that knows more than the log"
             ),
-            Foreign::OtherVolume | Foreign::Outrun | Foreign::Older => tracing::warn!(
+            Foreign::OtherVolume | Foreign::Superseded | Foreign::Older => tracing::warn!(
                 %volume, %epoch, ?why,
                 "kept local data aside that is not the volume's newest"
             ),

@@ -100,20 +100,20 @@ pub(crate) struct VolumeWork {
 }
 
 impl VolumeWork {
-    /// Takes work until the volume is gone; what is still under way then is given up.
+    /// Takes work until the volume is gone; work still in progress then is dropped.
     pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::UnboundedReceiver<Work>) {
-        let mut under_way = JoinSet::new();
+        let mut in_progress = JoinSet::new();
         loop {
             tokio::select! {
                 piece = work.recv() => {
                     let Some(piece) = piece else { return };
                     let this = Arc::clone(&self);
-                    under_way.spawn(async move {
+                    in_progress.spawn(async move {
                         let _unanswered = EndsProcess("background work of a volume");
                         this.perform(piece).await;
                     });
                 }
-                Some(_ended) = under_way.join_next() => {}
+                Some(_ended) = in_progress.join_next() => {}
             }
         }
     }
@@ -122,7 +122,7 @@ impl VolumeWork {
         let work = match piece {
             Work::Cold { ticket, range, layers, unreadable } => {
                 if let Some(slot) = unreadable {
-                    tracing::warn!(volume = %self.background.volume, block = range.start.block().0, "the slab cannot be read here: the block is fetched anew");
+                    tracing::warn!(volume = %self.background.volume, block = range.start.block().0, "block cache read failed; fetching the block again");
                     self.cold.forget(&slot);
                 }
                 return self.read_cold(ticket, range, &layers).await;

@@ -68,7 +68,7 @@ impl Board {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Shows new figures unless somebody is just reading the old ones: the ring thread does not wait.
+    /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
     pub(crate) fn show(&self, status: Status) {
         if let Ok(mut shown) = self.status.try_lock() {
             *shown = status;

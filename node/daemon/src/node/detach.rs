@@ -27,41 +27,41 @@ const DELETED_WITHIN: Duration = Duration::from_secs(5);
 const HELD_UP_AFTER: Duration = Duration::from_secs(1);
 
 impl Node {
-    /// Stops the device, commits what is dirty and lets go of the volume. Waits for as long as the store is away.
+    /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is unreachable.
     ///
     /// # Errors
-    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to mend the
-    /// volume; [`NodeError::NotAttached`]; [`NodeError::NotTakenUp`]; [`NodeError::Fenced`] after the local data was set
+    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to repair the
+    /// volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`] after the local data was set
     /// aside, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
-        self.let_go(&present).await
+        self.release(&present).await
     }
 
     /// The same for a volume that was looked up.
-    pub(super) async fn let_go(&self, present: &Arc<Present>) -> Result<(), NodeError> {
+    pub(super) async fn release(&self, present: &Arc<Present>) -> Result<(), NodeError> {
         let _alone = EndsProcess("a detach");
         let volume = present.local.volume();
-        present.check_taken_up(volume)?;
+        present.check_recovered(volume)?;
         if present.serving() == Serving::Attaching {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" });
         }
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
-        if present.letting_go.swap(true, Ordering::AcqRel) {
+        if present.detach_running.swap(true, Ordering::AcqRel) {
             return Err(NodeError::Busy { volume: volume.clone(), doing: "being detached" });
         }
         present.detaching.store(true, Ordering::Release);
         if let Some(device) = present.device() {
             if let Err(error) = self.stop_device(volume, present, device).await {
                 present.detaching.store(false, Ordering::Release);
-                present.letting_go.store(false, Ordering::Release);
+                present.detach_running.store(false, Ordering::Release);
                 present.remember()?;
                 return Err(error);
             }
             if let Err(error) = self.remove_device(present, device).await {
-                present.letting_go.store(false, Ordering::Release);
+                present.detach_running.store(false, Ordering::Release);
                 return Err(error);
             }
         }
@@ -71,10 +71,10 @@ impl Node {
         if let Phase::Kept { whole } = end {
             let (local, epoch) = (present.local.clone(), Epoch(present.epoch));
             let named = volume.clone();
-            if let Err(source) = blocking(move || keep_aside(&named, &local, epoch, whole)).await {
+            if let Err(source) = blocking(move || preserve(&named, &local, epoch, whole)).await {
                 let error = NodeError::NotKept { volume: volume.clone(), source: source.into() };
                 present.set_serving(Serving::NotKept(chain(&error)));
-                present.letting_go.store(false, Ordering::Release);
+                present.detach_running.store(false, Ordering::Release);
                 return Err(error);
             }
         }
@@ -82,7 +82,7 @@ impl Node {
         let removed = self.remove_from_ring(present).await;
         // Before the entry: an attach that finds none makes these files.
         if let Err(error) = removed.and_then(|()| present.local.forget_attached()) {
-            present.letting_go.store(false, Ordering::Release);
+            present.detach_running.store(false, Ordering::Release);
             return Err(error);
         }
         self.volumes().remove(volume);
@@ -98,7 +98,7 @@ impl Node {
         present: &Arc<Present>,
         device: Device,
     ) -> Result<(), NodeError> {
-        // A restarted daemon goes on with the detach.
+        // A restarted daemon resumes the detach.
         present.remember()?;
         let devices = Arc::clone(&self.0.devices);
         let stopped = blocking(move || Ok(or_gone(devices.stop_unused(device))?)).await;
@@ -193,7 +193,7 @@ pub(super) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlEr
 /// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
 /// A durable map that was not brought up to date (`whole` is false) may name nothing: then the live one is kept with it, and
 /// nothing is moved before that is done. What failed may be tried again.
-fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
+fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Result<(), NodeError> {
     let dir = local.dir();
     if !dir.try_exists().map_err(file(&dir, "looked for"))? {
         // An earlier try came as far as that.
@@ -201,9 +201,9 @@ fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Re
     }
     if !whole {
         local.keep_live_map()?;
-        let kept = local.set_aside(epoch)?;
+        let kept = local.preserve(epoch)?;
         tracing::error!(%volume, kept = %kept.display(),
-            "the volume was fenced and the local disk fails: all of it is kept aside");
+            "volume fenced and the local disk fails; preserved all of it");
         return Ok(());
     }
     let all_committed = matches!(local.read_map(), Ok(Some(map)) if !holds_dirty(&map.pages));
@@ -211,7 +211,7 @@ fn keep_aside(volume: &VolumeId, local: &Local, epoch: Epoch, whole: bool) -> Re
         tracing::warn!(%volume, "the volume was fenced: everything was uploaded before");
         return local.discard();
     }
-    let kept = local.set_aside(epoch)?;
-    tracing::error!(%volume, kept = %kept.display(), "the volume was fenced: what was not uploaded is kept aside");
+    let kept = local.preserve(epoch)?;
+    tracing::error!(%volume, kept = %kept.display(), "volume fenced; preserved what was not uploaded");
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What a panic in the data plane does: the process ends, the kernel quiesces the devices, and the next daemon takes them
-//! up. Going on would leave a volume waiting for an answer that never comes.
+//! up. Continuing would leave a volume waiting for an answer that never comes.
 
-/// Exit status of a data plane that cannot go on. Source: `EX_SOFTWARE` in sysexits(3head).
+/// Exit status of a data plane that cannot continue. Source: `EX_SOFTWARE` in sysexits(3head).
 const EXIT_STATUS: i32 = 70;
 
 /// Ends the process at once, after its last log lines.

@@ -47,7 +47,7 @@ pub(crate) enum NodeError {
     /// No volume of this id is attached here.
     #[error("volume {0} is not attached on this node")]
     NotAttached(VolumeId),
-    /// The volume is attached already or something is under way.
+    /// The volume is attached already or an operation is in progress.
     #[error("volume {volume} is {doing} on this node")]
     Busy {
         /// Which.
@@ -68,7 +68,7 @@ pub(crate) enum NodeError {
         /// The store asked for.
         asked: String,
     },
-    /// The block device is mounted or held by somebody.
+    /// The block device is mounted or held by a process.
     #[error("volume {volume} is in use: unmount {device} first")]
     InUse {
         /// Which.
@@ -76,10 +76,10 @@ pub(crate) enum NodeError {
         /// Its device.
         device: PathBuf,
     },
-    /// The local disk cannot read what is to be uploaded: a detach would not end, and only the device can mend it.
+    /// The local disk cannot read what is to be uploaded: a detach would not end, and the repair needs the device.
     #[error(
-        "volume {volume} cannot be uploaded: the local disk cannot read {} bytes of it, the first at byte {}; write or \
-         discard them on its device first, or have another node take the volume over without what was not uploaded \
+        "volume {volume}: detach blocked: {} bytes at offset {} are unreadable on the local disk and not yet uploaded. \
+         Overwrite or discard that range on its device, or give another node the volume without what was not uploaded \
          (`attach --take-over EPOCH` there, or the annotation holdfast.dev/force-detach)",
         .lost.bytes,
         .lost.first.start.byte_offset()
@@ -90,13 +90,12 @@ pub(crate) enum NodeError {
         /// What of it.
         lost: Unreadable,
     },
-    /// The last run left the volume served, and this one does not serve it yet.
+    /// The previous process served the volume, and this one could not recover it yet.
     #[error(
-        "volume {volume} is not served: what the last run of the daemon left could not be taken up ({why}). Its device waits, \
-         nothing that was written is lost, and it is tried again every few seconds: put right what the reason names, else \
-         restart the host, which keeps what was flushed"
+        "volume {volume}: recovery after a daemon restart failed: {why}. Its device is paused and no data is lost; the daemon \
+         retries every few seconds. Fix the cause, or reboot the node (flushed data survives)"
     )]
-    NotTakenUp {
+    RecoveryFailed {
         /// Which.
         volume: VolumeId,
         /// Why the last try failed.
@@ -104,8 +103,8 @@ pub(crate) enum NodeError {
     },
     /// The volume was fenced, and what it had not uploaded is still where it was.
     #[error(
-        "volume {volume} is fenced: another writer holds it, and what was not uploaded could not be kept aside. Nothing was \
-         removed: put right what the reason names (make room, mend the disk), then detach it again, or restart the daemon"
+        "volume {volume} is fenced: another writer holds it, and the data that was not uploaded could not be preserved. Nothing \
+         was deleted. Free space or repair the disk, then detach it again, or restart the daemon"
     )]
     NotKept {
         /// Which.
@@ -166,7 +165,7 @@ pub(crate) enum NodeError {
         /// How its log differs.
         found: Foreign,
     },
-    /// Nobody can say yet whether a store's new configuration leads to the same bucket.
+    /// It is not known yet whether a store's new configuration leads to the same bucket.
     #[error(
         "object store {name}: the log of volume {volume}, which is attached, could not be read with the new configuration. The \
          former one stays in use, and the new one is tried again"
@@ -329,7 +328,7 @@ pub(crate) enum NodeError {
     /// Size asked for at creation.
     #[error("size: {0} bytes is not valid: use a positive multiple of 4096")]
     Size(u64),
-    /// Nobody knows where the volume's objects are.
+    /// The store of the volume's objects is unknown.
     #[error("store: volume {0} is not attached on this node: name the store that holds it")]
     StoreNeeded(VolumeId),
     /// The volume was fenced.
@@ -416,7 +415,7 @@ impl NodeError {
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,
             Self::File { .. }
-            | Self::NotTakenUp { .. }
+            | Self::RecoveryFailed { .. }
             | Self::NotKept { .. }
             | Self::Device(_)
             | Self::OtherInstallation(_)

@@ -41,7 +41,7 @@ pub(crate) struct Contents {
     runs: Vec<(SectorRange, Side)>,
 }
 
-/// Why what was kept cannot be had.
+/// Cause why preserved data is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FencedError {
     /// No directory of this name.
@@ -53,14 +53,14 @@ pub(crate) enum FencedError {
         known: Vec<String>,
     },
     /// A directory without a durable map.
-    #[error("{} has no durable map: nobody can tell which sectors of its sides were written", .0.display())]
+    #[error("{} has no durable map: which sectors of its sides were written is unknown", .0.display())]
     NoMap(PathBuf),
     /// The export would replace a file.
     #[error("{} exists already: name another file with --output, or replace it with --overwrite", .0.display())]
     OutputExists(PathBuf),
     /// Deleting was not confirmed.
     #[error(
-        "{name} holds {bytes} bytes that are nowhere else: export them first, then delete {name} with --confirm-data-loss"
+        "{name} holds the only copy of {bytes} bytes: export them first, then delete {name} with --confirm-data-loss"
     )]
     NotConfirmed {
         /// Which.

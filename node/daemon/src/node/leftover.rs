@@ -4,7 +4,7 @@
 //! of it is in the store.
 //! Runs on: threads that may block.
 //! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no other volume waits.
-//! On failure: what cannot be thrown away stays; nobody else waits for it.
+//! On failure: what cannot be deleted stays; no volume waits for it.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fs;
@@ -20,7 +20,7 @@ use super::error::{NodeError, file};
 use super::local::{Local, random, run_volumes, state_volumes, volumes_under};
 
 /// Directory of what is being thrown away.
-const DOOMED: &str = "doomed";
+const TRASH: &str = "trash";
 
 /// The local files of a volume that is not attached.
 struct Leftover {
@@ -50,7 +50,7 @@ impl<'a> Leftovers<'a> {
         volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
     ) -> Result<Self, NodeError> {
         let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
-        // What could not be taken up may have a live map that knows more than the durable one.
+        // What could not be recovered may have a live map that knows more than the durable one.
         let live = volumes_under(&run_volumes(run_dir))?;
         for volume in volumes_under(&state_volumes(state_dir))? {
             if live.contains(&volume) || leftovers.in_use().contains_key(&volume) {
@@ -79,18 +79,18 @@ impl<'a> Leftovers<'a> {
         self.found.iter().map(|leftover| leftover.held_bytes).sum()
     }
 
-    /// Dooms leftovers until `excess_bytes` are given up, or there is none left that is not `needed`. Returns whether there is
+    /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not `needed`. Returns whether there is
     /// something to [`bury`].
-    pub(super) fn give_up(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
-        let (mut given_up, mut is_doomed) = (0, false);
+    pub(super) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
+        let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
         for leftover in std::mem::take(&mut self.found) {
             let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
-            if given_up < excess_bytes && !is_needed {
+            if evicted < excess_bytes && !is_needed {
                 match self.throw_away(&leftover) {
                     Ok(true) => {
-                        given_up += leftover.held_bytes;
-                        is_doomed = true;
+                        evicted += leftover.held_bytes;
+                        has_trash = true;
                         continue;
                     }
                     Ok(false) => {}
@@ -104,7 +104,7 @@ impl<'a> Leftovers<'a> {
             kept.push(leftover);
         }
         self.found = kept;
-        is_doomed
+        has_trash
     }
 
     /// Whether the leftover could be thrown away.
@@ -118,17 +118,17 @@ impl<'a> Leftovers<'a> {
                 false
             }
         };
-        if !closed_clean || !self.doom(volume, &local, *used)? {
+        if !closed_clean || !self.move_to_trash(volume, &local, *used)? {
             return Ok(false);
         }
         tracing::info!(%volume, bytes = held_bytes, "the cache of a detached volume made room");
         Ok(true)
     }
 
-    /// Takes the files away from the volume unless somebody used them since.
-    fn doom(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
-        let doomed = self.state_dir.join(DOOMED);
-        fs::create_dir_all(&doomed).map_err(file(&doomed, "created"))?;
+    /// Takes the files away from the volume unless they were used since.
+    fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
+        let trash = self.state_dir.join(TRASH);
+        fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
         let moved = self.unless_attached(volume, || {
             if written_at(&local.map_path())? != Some(used) {
                 return Ok(false);
@@ -136,7 +136,7 @@ impl<'a> Leftovers<'a> {
             let dir = local.dir();
             // What is being deleted under this volume's name does not stand in the way.
             let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-            fs::rename(&dir, doomed.join(name)).map_err(file(&dir, "thrown away"))?;
+            fs::rename(&dir, trash.join(name)).map_err(file(&dir, "thrown away"))?;
             Ok(true)
         });
         moved.unwrap_or(Ok(false))
@@ -155,15 +155,15 @@ impl<'a> Leftovers<'a> {
     }
 }
 
-/// Deletes what is doomed, what an earlier process left too.
+/// Deletes what is trash, what an earlier process left too.
 pub(super) fn bury(state_dir: &Path) -> Result<(), NodeError> {
-    let doomed = state_dir.join(DOOMED);
-    let entries = match fs::read_dir(&doomed) {
+    let trash = state_dir.join(TRASH);
+    let entries = match fs::read_dir(&trash) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        entries => entries.map_err(file(&doomed, "listed"))?,
+        entries => entries.map_err(file(&trash, "listed"))?,
     };
     for entry in entries {
-        let path = entry.map_err(file(&doomed, "listed"))?.path();
+        let path = entry.map_err(file(&trash, "listed"))?.path();
         fs::remove_dir_all(&path).map_err(file(&path, "removed"))?;
     }
     Ok(())
@@ -248,15 +248,15 @@ mod tests {
 
         let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
         assert!(leftovers.held_bytes() >= 3 * 8192);
-        assert!(!leftovers.give_up(0, &mut needed));
+        assert!(!leftovers.evict(0, &mut needed));
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
-        assert!(leftovers.give_up(1, &mut needed), "another thread deletes it");
-        assert_eq!(fs::read_dir(dirs.join(DOOMED)).unwrap().count(), 1);
+        assert!(leftovers.evict(1, &mut needed), "another thread deletes it");
+        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 1);
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
-        leftovers.give_up(u64::MAX, &mut needed);
+        leftovers.evict(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
         bury(dirs).unwrap();
-        assert_eq!(fs::read_dir(dirs.join(DOOMED)).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 0);
     }
 
     #[tokio::test]
@@ -268,7 +268,7 @@ mod tests {
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         // Attached and detached again in between.
         leave(dirs.path(), "v", true, 20).await;
-        leftovers.give_up(u64::MAX, &mut Needed::default());
+        leftovers.evict(u64::MAX, &mut Needed::default());
         assert_eq!(left(dirs.path()), ["v"]);
     }
 
@@ -279,12 +279,12 @@ mod tests {
             leave(dirs.path(), name, true, 10).await;
         }
         // Nothing can be moved there.
-        fs::write(dirs.path().join(DOOMED), "").unwrap();
+        fs::write(dirs.path().join(TRASH), "").unwrap();
         let volumes = Mutex::default();
         let run = dirs.path().join("run");
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         let held = leftovers.held_bytes();
-        leftovers.give_up(u64::MAX, &mut Needed::default());
+        leftovers.evict(u64::MAX, &mut Needed::default());
         assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
     }
 
@@ -306,7 +306,7 @@ mod tests {
         });
         assert_eq!(held_up, Some(true));
         assert!(volumes.lock().unwrap().is_empty(), "it may be attached again");
-        volumes.lock().unwrap().insert(volume.clone(), Entry::Stranded(String::new()));
+        volumes.lock().unwrap().insert(volume.clone(), Entry::RecoveryFailed(String::new()));
         assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let run = dirs.path().join("run");
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         assert!(leftovers.held_bytes() >= 8192);
-        assert!(leftovers.give_up(u64::MAX, &mut Needed::default()));
+        assert!(leftovers.evict(u64::MAX, &mut Needed::default()));
         assert_eq!(left(dirs.path()), ["bad"]);
     }
 }

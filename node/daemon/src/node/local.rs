@@ -8,7 +8,7 @@
 //! <state>/volumes/<id>/b.data       side B
 //! <state>/volumes/<id>/map          the durable map
 //! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
-//! <state>/doomed/<id>/              what a detached volume left, being deleted
+//! <state>/trash/<id>/              what a detached volume left, being deleted
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/lock  owner                 see `owner`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
@@ -253,7 +253,7 @@ impl Local {
     }
 
     /// The durable header with its generation, without a look at the pages: where a live map is left, they are not read, and
-    /// what is wrong with one is mended by the next rounds.
+    /// the next rounds repair a damaged one.
     pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
         let path = self.map_path();
         Ok(open_map(&path)?.map(|map| read_header(&map, &path)).transpose()?.flatten())
@@ -347,7 +347,7 @@ impl Local {
     }
 
     /// Keeps the local files of a fenced writer aside. Returns where.
-    pub(crate) fn set_aside(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
+    pub(crate) fn preserve(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
         let fenced = fenced_dir(&self.state_dir);
         fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
         let name = (0..).map(|turn| if turn == 0 { String::new() } else { format!("-{turn}") });
@@ -356,7 +356,7 @@ impl Local {
             .find(|path| !path.exists())
             .expect("an endless list of names");
         let dir = self.dir();
-        fs::rename(&dir, &kept).map_err(file(&dir, "set aside"))?;
+        fs::rename(&dir, &kept).map_err(file(&dir, "preserved"))?;
         sync_dir(&fenced)?;
         Ok(kept)
     }
@@ -371,9 +371,9 @@ impl LocalState for Local {
         blocking(move || local.read_map()).await
     }
 
-    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
+    async fn preserve(&self, epoch: Epoch) -> Result<(), NodeError> {
         let local = self.clone();
-        let kept = blocking(move || local.set_aside(epoch)).await?;
+        let kept = blocking(move || local.preserve(epoch)).await?;
         tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
             "kept local data aside that had not been uploaded: it is not the volume's newest");
         Ok(())
@@ -421,7 +421,7 @@ fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(file(path, "opened")(error)),
     };
-    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: whoever decided by it
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: a decision based on it
     // would write over the slot that holds.
     map.sync_data().map_err(file(path, "synced"))?;
     Ok(Some(map))

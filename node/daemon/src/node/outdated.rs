@@ -1,6 +1,6 @@
 //! Local files of volumes that this node does not serve: another node may hold the volume since.
 //!
-//! What such a volume had not uploaded here is kept aside, as it is when a fenced writer notices; what it had uploaded is of
+//! What such a volume had not uploaded here is preserved, as it is when a fenced writer notices; what it had uploaded is of
 //! no use any more and is removed. The log decides, not what anybody reports.
 
 use std::collections::btree_map::Entry;
@@ -15,7 +15,7 @@ use holdfast_types::VolumeId;
 use super::{Node, NodeError};
 
 impl Node {
-    /// Whether the node has files of a volume that it does not serve. One that could not be taken up after a restart is not
+    /// Whether the node has files of a volume that it does not serve. One whose recovery failed after a restart is not
     /// among them: its live map may know more than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
         let local = self.local(volume);
@@ -46,7 +46,7 @@ impl Node {
             // Nothing else may hold what a log that was set back lacks: an attach decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
             LocalData::Foreign(_) if holds_dirty(&found.pages) => {
-                LocalState::set_aside(&local, found.header.epoch).await
+                LocalState::preserve(&local, found.header.epoch).await
             }
             LocalData::Foreign(_) => LocalState::discard(&local).await,
         }

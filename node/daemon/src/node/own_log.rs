@@ -1,7 +1,7 @@
 //! The log that a writer of this node extends, and whether a store holds it.
 //!
 //! A bucket of the same name may be another one: on another server, of another tenant of the same server, or a copy that lacks
-//! the newest records. A writer that went on there would split its volume.
+//! the newest records. A writer that continued there would split its volume.
 //!
 //! Owns: what proves that a log is the same one. Does not own: when that is asked (`store_change.rs`).
 
@@ -48,7 +48,7 @@ pub(crate) enum Foreign {
         /// One that this node committed.
         due: Seq,
     },
-    /// Another writer went on from a copy.
+    /// Another writer continued from a copy.
     #[error("record {0} of the log there is of another writer")]
     OtherWriter(Seq),
 }
@@ -102,7 +102,7 @@ impl OwnLog {
             let is_own = newest.epoch == self.epoch && newest.nonce == self.nonce;
             return if is_own { Ok(()) } else { Err(Foreign::OtherWriter(seq).into()) };
         }
-        // Nobody knows which is the newest, or it was trimmed.
+        // The newest is unknown, or it was truncated.
         let manifest = read_manifest_to_end(objects, &self.volume).await?;
         let found = manifest.last_of(self.epoch, self.nonce).ok_or(Foreign::NotAttached(self.epoch))?;
         match self.seq {

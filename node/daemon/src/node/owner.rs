@@ -147,7 +147,7 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
     }
 }
 
-/// Holds both directories against what each remembers of the other, and remembers it anew.
+/// Holds both directories against what each remembers of the other, and records it again.
 fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let NodeConfig { state_dir, run_dir, .. } = config;
     let installation = Installation::of(state_dir)?;

@@ -1,6 +1,6 @@
 //! The node's cache quota: how much the sides of each volume may hold.
 //!
-//! Owns: measuring the sides and dividing the quota. What a volume gives up is its engine's to choose; what detached
+//! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what detached
 //! volumes left goes first (`leftover`).
 //! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
 //! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
@@ -38,26 +38,26 @@ impl Node {
     /// Measures all sides four times a second, and has deleted what makes room.
     pub(super) async fn keep_quota(self) {
         let _alone = EndsProcess("the measurement of the cache");
-        let doomed = Arc::new(Notify::new());
+        let trash = Arc::new(Notify::new());
         // What an earlier process did not come to delete.
-        doomed.notify_one();
-        tokio::spawn(delete_doomed(self.0.config.state_dir.clone(), Arc::clone(&doomed)));
+        trash.notify_one();
+        tokio::spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
         let mut needed = Needed::default();
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             let node = self.clone();
             let measured = blocking(move || {
-                let is_doomed = node.measure_space(&mut needed)?;
-                Ok((needed, is_doomed))
+                let has_trash = node.measure_space(&mut needed)?;
+                Ok((needed, has_trash))
             });
-            let is_doomed;
-            (needed, is_doomed) = measured.await.unwrap_or_else(|error| {
+            let has_trash;
+            (needed, has_trash) = measured.await.unwrap_or_else(|error| {
                 tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
                 (Needed::default(), false)
             });
-            if is_doomed {
-                doomed.notify_one();
+            if has_trash {
+                trash.notify_one();
             }
         }
     }
@@ -70,7 +70,7 @@ impl Node {
             .values()
             .filter_map(|entry| match entry {
                 Entry::Present(present) => Some(Arc::clone(present)),
-                Entry::Attaching { .. } | Entry::Stranded(_) | Entry::Evicting => None,
+                Entry::Attaching { .. } | Entry::RecoveryFailed(_) | Entry::Evicting => None,
             })
             .collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
@@ -80,7 +80,7 @@ impl Node {
         let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
         // Those who are attached give nothing up as long as others can.
-        let is_doomed = leftovers.give_up(all_bytes.saturating_sub(target(quota)), needed);
+        let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
@@ -88,15 +88,15 @@ impl Node {
             let event = Event::Space { excess_bytes, room_bytes };
             present.ring.send(Message::Event { key: present.key, event });
         }
-        Ok(is_doomed)
+        Ok(has_trash)
     }
 }
 
-/// Deletes what is doomed, each time there is something: large files take long, and no volume waits for it.
-async fn delete_doomed(state_dir: PathBuf, doomed: Arc<Notify>) {
+/// Deletes what is trash, each time there is something: large files take long, and no volume waits for it.
+async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
     let _alone = EndsProcess("the deletion of caches");
     loop {
-        doomed.notified().await;
+        trash.notified().await;
         let state_dir = state_dir.clone();
         if let Err(error) = blocking(move || bury(&state_dir)).await {
             tracing::error!(
@@ -107,7 +107,7 @@ async fn delete_doomed(state_dir: PathBuf, doomed: Arc<Notify>) {
     }
 }
 
-/// What the sides of a volume hold; what they held before, where that cannot be measured: the others go on.
+/// What the sides of a volume hold; what they held before, where that cannot be measured: the others are not affected.
 fn held_bytes(present: &Arc<Present>) -> u64 {
     let known = &present.board.counters.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
@@ -121,7 +121,7 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
 pub(super) fn allocated_bytes(path: &Path) -> Result<u64, NodeError> {
     match fs::metadata(path) {
         Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),
-        // The volume was just let go.
+        // The volume was just released.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
         Err(error) => Err(file(path, "measured")(error)),
     }
@@ -161,7 +161,7 @@ fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
         .collect()
 }
 
-/// The bytes that nobody may hold more of, for all together to hold `target`; `None` when they hold less.
+/// The most bytes that one volume may hold, for all together to hold `target`; `None` when they hold less.
 fn level(target: u64, held: &[u64]) -> Option<u64> {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn up_to_seven_eighths_nobody_gives_anything_up() {
+    fn up_to_seven_eighths_nothing_is_evicted() {
         assert_eq!(spaces(800, &[]), []);
         let excess: Vec<u64> = spaces(800, &[0, 700]).iter().map(|(excess, _)| *excess).collect();
         assert_eq!(excess, [0, 0]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_hold_more_than_others_give_up_first() {
+    fn volumes_that_hold_most_are_evicted_first() {
         let excess = |held: &[u64]| spaces(800, held).iter().map(|(excess, _)| *excess).collect::<Vec<_>>();
         assert_eq!(excess(&[100, 650]), [0, 50]);
         assert_eq!(excess(&[100, 800]), [0, 200]);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn together_they_give_up_what_is_too_much() {
+    fn together_the_excess_is_evicted() {
         for held in [[350, 350, 100], [700, 50, 50], [0, 0, 800], [267, 267, 266]] {
             let total_excess: u64 = spaces(800, &held).iter().map(|(excess, _)| excess).sum();
             assert!((100..103).contains(&total_excess), "{held:?}: {total_excess}");

@@ -1,4 +1,4 @@
-//! Taking up what a predecessor left: before anybody else is spoken to, the API server and the object store included.
+//! Recovery of what the previous process left, before any request to the API server or the object store.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ use super::ring_thread::Message;
 use super::rings::{Need, VOLUME_FILES};
 use super::{Entry, Node, Present, Serving, unix_ms_at_zero};
 
-/// How long a device may take to become quiesced after its last server died, before the daemon goes on without it.
+/// How long a device may take to become quiesced after its last server died, before the daemon continues without it.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 /// The same once that has failed.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ impl Left {
         }
         let Some((header_generation, header)) = local.read_header()? else {
             if device.is_some() {
-                // Nobody can tell what the device's sides hold.
+                // The contents of the device's sides are unknown.
                 return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
             }
             // The detach came as far as putting the files away.
@@ -94,8 +94,8 @@ impl Left {
     }
 }
 
-/// A volume of the last run on its way to be served again.
-struct TakingUp {
+/// A volume of the previous process while it is recovered.
+struct Recovery {
     volume: VolumeId,
     /// Once it is on a ring thread.
     present: Option<Arc<Present>>,
@@ -105,7 +105,7 @@ struct TakingUp {
 }
 
 impl Node {
-    /// Takes up every volume of the run directory, all at once. One that cannot be taken up is shown so and tried again; one
+    /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried; one
     /// that takes longer than `within` is recovered in the background.
     pub(super) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
@@ -113,7 +113,7 @@ impl Node {
             .iter()
             .map(|volume| {
                 // No attach passes it meanwhile.
-                self.volumes().insert(volume.clone(), Entry::Stranded(FIRST_TRY.to_owned()));
+                self.volumes().insert(volume.clone(), Entry::RecoveryFailed(FIRST_TRY.to_owned()));
                 tokio::spawn(self.clone().recover(volume.clone()))
             })
             .collect();
@@ -123,32 +123,32 @@ impl Node {
             join_all(tries).await
         };
         if tokio::time::timeout(within, first).await.is_err() {
-            tracing::error!("devices of the last run are not recovered yet: the others are served meanwhile");
+            tracing::error!("some devices are not recovered yet; the others are served meanwhile");
         }
         Ok(())
     }
 
     async fn recover(self, volume: VolumeId) {
         let _alone = EndsProcess("the recovery of a volume");
-        let mut one = TakingUp { volume, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN };
-        let Err(error) = self.take_up(&mut one).await else { return };
-        self.strand(&one.volume, one.present.as_ref(), &error);
+        let mut one = Recovery { volume, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN };
+        let Err(error) = self.try_recover(&mut one).await else { return };
+        self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
         one.quiesce_within = QUIESCE_AGAIN_WITHIN;
         tokio::spawn(self.recover_again(one));
     }
 
-    async fn recover_again(self, mut one: TakingUp) {
-        let _alone = EndsProcess("the taking up of a volume");
+    async fn recover_again(self, mut one: Recovery) {
+        let _alone = EndsProcess("the recovery of a volume");
         let [mut pause, longest] = AGAIN_AFTER;
         let mut was_flushed = false;
         loop {
             tokio::time::sleep(pause).await;
-            match self.take_up(&mut one).await {
+            match self.try_recover(&mut one).await {
                 Ok(()) => {
-                    return tracing::warn!(volume = %one.volume, "the volume was taken up after all");
+                    return tracing::warn!(volume = %one.volume, "volume recovered after a retry");
                 }
                 Err(error) => {
-                    self.strand(&one.volume, one.present.as_ref(), &error);
+                    self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
                     if let NodeError::Device(ControlError::KernelLostDevice { id }) = error {
                         if was_flushed {
                             pause = LOST_AGAIN_AFTER;
@@ -173,25 +173,31 @@ impl Node {
         }
     }
 
-    /// Shows that nobody serves a volume, and why.
-    pub(super) fn strand(&self, volume: &VolumeId, present: Option<&Arc<Present>>, error: &NodeError) {
+    /// Publishes that a volume is not served, and why.
+    pub(super) fn set_recovery_failed(
+        &self,
+        volume: &VolumeId,
+        present: Option<&Arc<Present>>,
+        error: &NodeError,
+    ) {
         let why = chain(error);
         let is_known = match present {
             Some(present) => {
-                present.set_serving(Serving::Stranded(why.clone())) == Serving::Stranded(why.clone())
+                present.set_serving(Serving::RecoveryFailed(why.clone()))
+                    == Serving::RecoveryFailed(why.clone())
             }
             None => {
-                let before = self.volumes().insert(volume.clone(), Entry::Stranded(why.clone()));
-                matches!(before, Some(Entry::Stranded(known)) if known == why)
+                let before = self.volumes().insert(volume.clone(), Entry::RecoveryFailed(why.clone()));
+                matches!(before, Some(Entry::RecoveryFailed(known)) if known == why)
             }
         };
         if !is_known {
-            tracing::error!(%volume, why, "the volume could not be taken up: its device waits, and it is tried again");
+            tracing::error!(%volume, why, "recovery of the volume failed; its device is paused and the recovery is retried");
         }
     }
 
-    /// Goes on from where the last try ended.
-    async fn take_up(&self, one: &mut TakingUp) -> Result<(), NodeError> {
+    /// Continues where the last try ended.
+    async fn try_recover(&self, one: &mut Recovery) -> Result<(), NodeError> {
         let (present, is_new) = match &one.present {
             Some(present) => (Arc::clone(present), false),
             None => {
@@ -213,9 +219,9 @@ impl Node {
         }
         served?;
         present.set_serving(if device.is_some() { Serving::Yes } else { Serving::NotYet });
-        // Without a device nobody writes: the last daemon died while it attached. Whoever wants the volume attaches anew.
+        // Without a device nothing writes: the previous process died while it attached. The next attach starts over.
         if present.is_detaching() || device.is_none() {
-            self.let_go_in_background(present);
+            self.detach_in_background(present);
         }
         Ok(())
     }
@@ -284,14 +290,14 @@ impl Node {
             tag: DeviceTag(tag),
             device: device.into(),
             deleting: watch::Sender::default(),
-            serving: device.map_or(Serving::NotYet, |_| Serving::Stranded(FIRST_TRY.to_owned())).into(),
+            serving: device.map_or(Serving::NotYet, |_| Serving::RecoveryFailed(FIRST_TRY.to_owned())).into(),
             sectors,
             epoch,
             max_age_ms,
             durability,
             displaced: displaced.map(Into::into),
             detaching: detaching.into(),
-            letting_go: false.into(),
+            detach_running: false.into(),
             remembering: Mutex::default(),
         });
         self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
@@ -303,7 +309,7 @@ impl Node {
         &self,
         present: &Present,
         device: Device,
-        one: &mut TakingUp,
+        one: &mut Recovery,
     ) -> Result<(), NodeError> {
         if !one.is_armed {
             let (devices, within) = (Arc::clone(&self.0.devices), one.quiesce_within);
@@ -331,14 +337,14 @@ impl Node {
 
     /// Ends the detach of the previous process, or releases what its attach left without a device. Retries until the volume
     /// is off this node. A device that is in use stays served, as after any detach: then the detach is called off.
-    pub(super) fn let_go_in_background(&self, present: Arc<Present>) {
+    pub(super) fn detach_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
         tokio::spawn(async move {
             let volume = present.local.volume();
             let [mut pause, longest] = AGAIN_AFTER;
             let mut known = String::new();
             loop {
-                let error = match node.let_go(&present).await {
+                let error = match node.release(&present).await {
                     Ok(()) => return,
                     Err(error) => error,
                 };

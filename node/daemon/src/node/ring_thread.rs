@@ -26,7 +26,7 @@ use super::rings::Place;
 use super::served::{Made, Served, Slots};
 use super::slab::SlabSlot;
 
-/// How long a leaving thread waits for file operations under way.
+/// How long a leaving thread waits for file operations in flight.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Tells one stay of a volume on a ring thread from every other: late answers of an earlier one are dropped.
@@ -174,7 +174,7 @@ struct RingThread {
     served: Vec<Option<(u64, Served)>>,
     messages: Receiver<Message>,
     leaving: Option<Instant>,
-    /// Volumes to let go of once no operation of theirs is under way: its answer would be taken for another's.
+    /// Volumes to release once no operation of theirs is in flight: its answer would be taken for another's.
     removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RemoveError>>)>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! 1. everything is read (`holdfast_log::scrub`);
 //! 2. damaged checkpoints give way to one made from the log;
-//! 3. where the volume is attached here, its engine stores anew what it holds of the lost sectors and the disk can read, and
+//! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the disk can read, and
 //!    makes a checkpoint in place of damaged records;
 //! 4. everything is read again: what still hurts could not be repaired.
 //!
@@ -78,7 +78,7 @@ pub(crate) struct ScrubFinding {
 /// Whom damage hurts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScrubEffect {
-    /// Nobody.
+    /// None.
     Harmless,
     /// Reads fail.
     Unreadable,
@@ -91,9 +91,9 @@ pub(crate) enum ScrubEffect {
 pub(crate) enum ScrubRepair {
     /// None was asked for, or none was needed.
     None,
-    /// Nobody is hurt any more.
+    /// No effect any more.
     Done,
-    /// Some of the lost sectors were stored anew.
+    /// Some of the lost sectors were stored again.
     Partly,
     /// There was nothing to repair it with.
     Impossible,
@@ -131,7 +131,7 @@ impl Node {
             .into());
         }
         let left = if repair && !found.is_harmless() {
-            mend(&*objects, &volume, present.as_deref(), &found).await?;
+            repair_found(&*objects, &volume, present.as_deref(), &found).await?;
             Some(scrub(&*objects, &volume, &tell).await?)
         } else {
             None
@@ -164,7 +164,7 @@ impl Node {
 }
 
 /// Repairs what the log, and this node if it serves the volume, can repair.
-async fn mend(
+async fn repair_found(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     present: Option<&Present>,

@@ -1,6 +1,6 @@
 //! One volume on a ring thread: where the engine and the device meet.
 //!
-//! Owns: the volume's planner, its device's queues, the requests in flight and the file operations under way.
+//! Owns: the volume's planner, its device's queues, the requests and the file operations in flight.
 //! Runs on: its ring thread. No lock, no wait, no allocation for a request that is served locally.
 //! Invariants: a request stays in `requests` until it is completed; an operation's user data names the request (or the
 //! step) whose answer it is.
@@ -48,7 +48,7 @@ impl Slots {
     }
 }
 
-/// A cold read under way.
+/// A cold read in progress.
 struct Ticket {
     id: RequestId,
     range: SectorRange,
@@ -191,7 +191,7 @@ impl Served {
         }
     }
 
-    /// Lets go of the device's queues once all tags are back; the device was told to stop.
+    /// Releases the device's queues once all tags are back; the device was told to stop.
     pub(super) fn close(&mut self, ring: &mut Ring, done: oneshot::Sender<Result<(), QueueError>>) {
         self.closing = Some(done);
         self.finish_closing(ring);
@@ -206,7 +206,7 @@ impl Served {
         if let Some(done) = self.closing.take() {
             let closed = self.queues.drain(..).try_for_each(|queue| queue.close(ring));
             self.is_open = false;
-            // Whoever asked may have given up waiting.
+            // The caller may have stopped waiting.
             drop(done.send(closed));
         }
     }
@@ -218,7 +218,7 @@ impl Served {
         }
     }
 
-    /// Whether no file operation is under way.
+    /// Whether no file operation is in flight.
     pub(super) fn is_still(&self) -> bool {
         self.operations == 0
     }
@@ -235,7 +235,7 @@ impl Served {
             let Some(request) = slot.take() else { continue };
             match self.queues.get_mut(number / self.depth as usize) {
                 Some(queue) if is_still => queue.leave(request),
-                // What moves its data may still be under way.
+                // What moves its data may still be in flight.
                 Some(_) | None => request.leave_to_successor(),
             }
         }

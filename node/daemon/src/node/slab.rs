@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slot_that_cannot_be_read_is_filled_anew_elsewhere() {
+    async fn an_unreadable_slot_is_filled_again_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         let slab = Slab::open(&dir.path().join("slab"), 0).unwrap();
         let bad = slab.slot::<io::Error>(&key(1), async { Ok(block(1)) }).await.unwrap();

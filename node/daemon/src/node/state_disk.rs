@@ -1,4 +1,4 @@
-//! What the disk under the state directory promises of a write that is under way when the power fails.
+//! What the disk under the state directory promises of a write that is in flight when the power fails.
 //!
 //! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides are written in
 //! place: a volume keeps that promise only on a disk that does. What a disk promises is its physical block size: the

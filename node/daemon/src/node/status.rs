@@ -20,11 +20,11 @@ pub(crate) enum VolumeState {
     Attaching,
     /// Served.
     Attached,
-    /// Its last commit is on its way.
+    /// Its last commit is in progress.
     Detaching,
     /// Another writer holds it; all I/O fails.
     Fenced,
-    /// The last run left it, and it could not be taken up yet: requests to its device wait.
+    /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct VolumeStatus {
     pub(crate) attached: Option<Attached>,
     /// The last record in the log.
     pub(crate) committed_seq: Option<u64>,
-    /// Bytes not yet committed; none while nobody can say.
+    /// Bytes not yet committed; none while unknown.
     pub(crate) dirty_bytes: Option<u64>,
     /// Age of the oldest of them.
     pub(crate) oldest_dirty: Option<Duration>,
-    /// When a FLUSH is complete; none while nobody can say.
+    /// When a FLUSH is complete; none while unknown.
     pub(crate) durability: Option<Durability>,
-    /// Every write that completed before then is committed; none while nobody can say.
-    pub(crate) durable_up_to: Option<SystemTime>,
+    /// Every write that completed before then is committed; none while unknown.
+    pub(crate) durable_through: Option<SystemTime>,
     /// Whether its store answers this node.
     pub(crate) store: StoreHealth,
     /// Why the newest configuration of its store is not in use.
@@ -59,15 +59,15 @@ pub(crate) struct VolumeStatus {
     pub(crate) refused_deletes: RefusedDeletes,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
-    /// The local disk failed a sync: flushes wait for commits until the volume is attached anew.
-    pub(crate) disk_distrusted: bool,
+    /// The local disk failed a sync: flushes wait for commits until the next attach.
+    pub(crate) disk_sync_failed: bool,
     /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
     pub(crate) unreadable: Option<Unreadable>,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
     /// Bytes that its sides hold on the local disk.
     pub(crate) cached_bytes: u64,
-    /// Clean bytes that its sides gave up since this process took the volume.
+    /// Clean bytes evicted from its sides since this process took the volume.
     pub(crate) evicted_bytes: u64,
     /// What was served so far.
     pub(crate) served: ServedCounts,
@@ -75,7 +75,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) store_requests: Option<RequestCounts>,
 }
 
-/// What was served since the volume was attached or taken up by this process.
+/// Counters since this process attached or recovered the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ServedCounts {
     /// Read requests.
@@ -105,8 +105,8 @@ impl VolumeStatus {
             Entry::Attaching { store_name, durability } => {
                 Self::unknown(volume, VolumeState::Attaching, store_name.clone(), Some(*durability))
             }
-            Entry::Stranded(why) => {
-                let error = NodeError::NotTakenUp { volume: volume.clone(), why: why.clone() };
+            Entry::RecoveryFailed(why) => {
+                let error = NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() };
                 let message = Some(error.to_string());
                 let known = Self::unknown(volume, VolumeState::Quiesced, String::new(), None);
                 Self { message, ..known }
@@ -133,12 +133,12 @@ impl VolumeStatus {
             dirty_bytes: None,
             oldest_dirty: None,
             durability,
-            durable_up_to: None,
+            durable_through: None,
             store: StoreHealth::Unknown,
             store_change_refused: None,
             refused_deletes: RefusedDeletes::default(),
             delayed: None,
-            disk_distrusted: false,
+            disk_sync_failed: false,
             unreadable: None,
             waiting_requests: 0,
             cached_bytes: 0,
@@ -151,8 +151,8 @@ impl VolumeStatus {
     fn present(volume: VolumeId, present: &Present) -> Self {
         let (status, counters) = (present.board.status(), &present.board.counters);
         let attached = present.attached();
-        let (state, message) = match present.check_taken_up(&volume) {
-            Err(not_taken_up) => (VolumeState::Quiesced, Some(not_taken_up.to_string())),
+        let (state, message) = match present.check_recovered(&volume) {
+            Err(recovery_failed) => (VolumeState::Quiesced, Some(recovery_failed.to_string())),
             Ok(()) => told(present.board.phase(), present.is_detaching(), &present.serving(), &status),
         };
         let held_open = (*present.deleting.borrow()).filter(Deletion::is_held_up);
@@ -171,12 +171,12 @@ impl VolumeStatus {
             dirty_bytes: Some(status.dirty_bytes),
             oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
             durability: Some(present.durability),
-            durable_up_to: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
+            durable_through: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: present.objects.health(),
             store_change_refused: present.objects.refused_change(),
             refused_deletes: present.objects.refused_deletes(),
             delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
-            disk_distrusted: status.distrusted,
+            disk_sync_failed: status.sync_failed,
             unreadable: status.unreadable,
             waiting_requests: status.parked,
             cached_bytes: Counters::get(&counters.cached_bytes),
@@ -216,23 +216,24 @@ fn told(
         Phase::Fenced | Phase::Kept { .. } => {
             let message = match serving {
                 Serving::NotKept(why) => why.clone(),
-                Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::Stranded(_) => {
+                Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::RecoveryFailed(_) => {
                     "another writer holds the volume; local data is kept".to_owned()
                 }
             };
             (VolumeState::Fenced, Some(message))
         }
-        Phase::Recovering => {
-            (VolumeState::Attaching, Some("what the last run left dirty is being committed".to_owned()))
-        }
+        Phase::Recovering => (
+            VolumeState::Attaching,
+            Some("uploading data that was left dirty by the previous process".to_owned()),
+        ),
         Phase::Ready | Phase::Detached if is_detaching => {
-            let commits = || (status.dirty_bytes > 0).then(|| "the last commit is on its way".to_owned());
+            let commits = || (status.dirty_bytes > 0).then(|| "the last commit is in progress".to_owned());
             (VolumeState::Detaching, unreadable(status, has_device).or_else(commits))
         }
         // Its device is being made.
         Phase::Ready if !has_device => (VolumeState::Attaching, None),
         Phase::Ready | Phase::Detached => {
-            let message = unreadable(status, has_device).or_else(|| Some(trouble(status)?.to_owned()));
+            let message = unreadable(status, has_device).or_else(|| Some(fault(status)?.to_owned()));
             (VolumeState::Attached, message)
         }
     }
@@ -241,7 +242,7 @@ fn told(
 fn unreadable(status: &Status, has_device: bool) -> Option<String> {
     let Unreadable { bytes, first, .. } = status.unreadable?;
     let first = first.start.byte_offset();
-    let way_out = if has_device {
+    let remedy = if has_device {
         "write or discard them"
     } else {
         "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
@@ -249,11 +250,11 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
          has all of that but these bytes"
     };
     Some(format!(
-        "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {way_out}"
+        "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
     ))
 }
 
-fn trouble(status: &Status) -> Option<&'static str> {
+fn fault(status: &Status) -> Option<&'static str> {
     if status.parked > 0 {
         Some(if status.run_dir_full {
             "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
@@ -264,8 +265,8 @@ fn trouble(status: &Status) -> Option<&'static str> {
         } else {
             "requests wait for the object store"
         })
-    } else if status.distrusted {
-        Some("the local disk failed a sync: flushes wait for commits until the volume is attached anew")
+    } else if status.sync_failed {
+        Some("the local disk failed a sync: flushes wait for uploads until the next attach")
     } else if status.repairing {
         Some("what is damaged in the store is being repaired")
     } else {
@@ -280,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_person_is_told_names_what_is_amiss_and_the_way_out() {
+    fn what_a_person_is_told_names_what_is_amiss_and_the_remedy() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
         let (state, message) = told(Phase::Ready, false, &Serving::Yes, &unreadable);
@@ -296,14 +297,14 @@ mod tests {
             "there is no device to write to"
         );
 
-        let full = Status { parked: 1, disk_full: true, distrusted: true, ..Status::default() };
+        let full = Status { parked: 1, disk_full: true, sync_failed: true, ..Status::default() };
         let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
         assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
         let full = Status { parked: 1, run_dir_full: true, ..Status::default() };
         let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
         assert!(message.unwrap().contains("the run directory (node.run_dir) is full"));
-        let distrusted = Status { distrusted: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &distrusted);
+        let sync_failed = Status { sync_failed: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &sync_failed);
         assert!(message.unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();
         assert_eq!(told(Phase::Ready, false, &Serving::Yes, &fine), (VolumeState::Attached, None));

@@ -22,7 +22,7 @@ use tokio::sync::{OnceCell, OwnedMutexGuard};
 
 use super::watched_store::WatchedStore;
 
-/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon needs nobody to go on.
+/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon can continue alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoreRecord {

@@ -9,7 +9,7 @@
 //! 5. while a volume of the store is being attached, the change is to be repeated: its attach may bring back what it began with.
 //!
 //! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not valid yet, and a server
-//! that is away, are failures; requests go on with the former configuration until then, or wait as they did.
+//! that is away, are failures; requests continue with the former configuration until then, or wait as they did.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ impl Node {
         let volumes = self.volumes();
         let mut attaching = volumes.iter().filter(|(_, entry)| match entry {
             Entry::Attaching { store_name, .. } => store_name == name,
-            Entry::Present(_) | Entry::Stranded(_) | Entry::Evicting => false,
+            Entry::Present(_) | Entry::RecoveryFailed(_) | Entry::Evicting => false,
         });
         attaching.next().map(|(volume, _)| volume.clone())
     }
@@ -147,7 +147,7 @@ impl Node {
     }
 
     /// The logs of the volumes that use `store` or will once they are recovered; nothing if there is no such volume. A fenced
-    /// one sends nothing any more. Of one whose local state cannot be read, nobody knows the store: it cannot be recovered.
+    /// one sends nothing any more. Of one whose local state cannot be read, the store is unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
@@ -160,7 +160,7 @@ impl Node {
                         logs.push(present.log.up_to(present.board.status().committed));
                     }
                 }
-                Entry::Stranded(_) => {
+                Entry::RecoveryFailed(_) => {
                     let local = self.local(&volume);
                     let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
                     let used = store.current();
@@ -183,7 +183,7 @@ impl Node {
         let volumes = self.volumes();
         let presents = volumes.iter().filter_map(|(volume, entry)| match entry {
             Entry::Present(present) => Some((volume.clone(), Arc::clone(present))),
-            Entry::Attaching { .. } | Entry::Stranded(_) | Entry::Evicting => None,
+            Entry::Attaching { .. } | Entry::RecoveryFailed(_) | Entry::Evicting => None,
         });
         presents.collect()
     }

@@ -236,10 +236,10 @@ fn flip_a_bit(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Found by reading: such a volume was not there for anybody, so that an attach began anew, without its live map, on a second
+/// Found by reading: such a volume was not there for anybody, so that an attach started over, without its live map, on a second
 /// device.
 #[test]
-fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
+fn a_failed_recovery_is_reported_and_retried() {
     alone(async {
         let dirs = Dirs::new();
         dirs.leave().await;
@@ -248,13 +248,13 @@ fn what_cannot_be_taken_up_is_shown_and_kept_and_tried_again() {
         let node = Node::start(dirs.config()).await.unwrap();
         let status = only(&node);
         assert_eq!((status.state, &status.attached), (VolumeState::Quiesced, &None));
-        assert_eq!((status.dirty_bytes, status.durability), (None, None), "nobody can say");
+        assert_eq!((status.dirty_bytes, status.durability), (None, None), "unknown");
         let message = status.message.unwrap();
-        assert!(message.contains("attached is damaged") && message.contains("restart the host"), "{message}");
+        assert!(message.contains("attached is damaged") && message.contains("reboot the node"), "{message}");
         refuses(&node, &message).await;
         assert!(fs::read(dirs.live_map()).unwrap() == live_map, "it holds what was written last");
         flip_a_bit(&dirs.record());
-        // There was no device yet: it is let go.
+        // There was no device yet: it is released.
         wait(&node, |status| status.state == VolumeState::Detaching).await;
         node.shutdown().await;
     });
@@ -283,9 +283,9 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
     });
 }
 
-/// Found by reading: the device was shown as attached, and given to whoever asked for it.
+/// Found by reading: the device was shown as attached, and given to any caller.
 #[test]
-fn a_device_that_could_not_be_taken_up_is_not_attached() {
+fn a_device_whose_recovery_failed_is_not_attached() {
     alone(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -294,11 +294,14 @@ fn a_device_that_could_not_be_taken_up_is_not_attached() {
         assert!(present.device().is_none());
         wait(&node, |status| status.state == VolumeState::Attaching).await;
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
-        node.strand(&volume(), Some(&present), &held);
+        node.set_recovery_failed(&volume(), Some(&present), &held);
         let status = only(&node);
         assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
         let message = status.message.unwrap();
-        assert!(message.contains("held by another process") && message.contains("tried again"), "{message}");
+        assert!(
+            message.contains("held by another process") && message.contains("retries every few seconds"),
+            "{message}"
+        );
         assert_eq!((status.dirty_bytes, status.durability), (Some(0), Some(Durability::Object)));
         refuses(&node, &message).await;
         assert!(!present.is_detaching() && dirs.record().exists(), "a restarted daemon tries again");
@@ -350,10 +353,10 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
     });
 }
 
-/// Found by reading: the detach of the last run was tried once. Where it failed, the volume was neither served nor released
+/// Found by reading: the detach of the previous process was tried once. Where it failed, the volume was neither served nor released
 /// until the next start of the daemon.
 #[test]
-fn the_detach_of_the_last_run_is_retried() {
+fn the_detach_of_the_previous_process_is_retried() {
     alone(async {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
@@ -362,9 +365,9 @@ fn the_detach_of_the_last_run_is_retried() {
         present.board.set_phase(board::Phase::Kept { whole: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
-        node.let_go_in_background(present);
+        node.detach_in_background(present);
         wait(&node, |status| {
-            status.message.as_ref().is_some_and(|why| why.contains("could not be kept aside"))
+            status.message.as_ref().is_some_and(|why| why.contains("could not be preserved"))
         })
         .await;
         fs::remove_dir(&in_the_way).unwrap();
@@ -457,7 +460,7 @@ async fn leave_volume_dirty(
     local.write_record(&record).unwrap();
 }
 
-/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited for ever, also when another
+/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end, also when another
 /// node had taken the volume over, so that nothing could be exported.
 #[test]
 fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
@@ -485,7 +488,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
         let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
         let taken = win(&*bucket.objects, &volume(), &other.local(), &over).await.unwrap();
         assert_eq!(taken.header.epoch, Epoch(2));
-        let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits for ever").unwrap();
+        let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits without end").unwrap();
         assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");
         assert!(node.list().is_empty());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();

@@ -2,10 +2,10 @@
 //!
 //! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under attached volumes),
 //! and the memory of the last answer or failure. Every request of this node to the store passes through here; the first that
-//! gets an answer ends an outage. Does not own: retries, which are those of the store and of whoever asks.
+//! gets an answer ends an outage. Does not own: retries, which are those of the store and of its callers.
 //! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a request that was begun ends
 //! with the client it began with.
-//! Runs on: whoever asks; never a ring thread.
+//! Runs on: its callers' threads; never a ring thread.
 
 use std::error::Error;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use super::store::StoreClient;
 
 /// An outage.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoreAway {
+pub(crate) struct StoreUnreachable {
     /// When the first request was sent that failed.
     pub(crate) since: SystemTime,
     /// Why the last one failed.
@@ -41,12 +41,12 @@ pub(crate) enum StoreHealth {
     /// It answered last.
     Answers,
     /// It does not answer.
-    Away(StoreAway),
+    Away(StoreUnreachable),
 }
 
 impl StoreHealth {
     /// The outage in progress.
-    pub(crate) fn away(&self) -> Option<&StoreAway> {
+    pub(crate) fn away(&self) -> Option<&StoreUnreachable> {
         match self {
             Self::Unknown | Self::Answers => None,
             Self::Away(away) => Some(away),
@@ -159,7 +159,8 @@ impl<S> WatchedStore<S> {
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
                     let since = known.health.away().map_or(sent.time, |away| away.since);
                     let is_denied = kind(error) == ErrorKind::Denied;
-                    known.health = StoreHealth::Away(StoreAway { since, error: chain(error), is_denied });
+                    known.health =
+                        StoreHealth::Away(StoreUnreachable { since, error: chain(error), is_denied });
                 }
             }
             Ok(_) | Err(_) => {

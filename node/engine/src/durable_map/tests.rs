@@ -130,8 +130,8 @@ fn a_torn_write_leaves_the_synced_slot() {
             _ => (Some(1), 6, 5),
         };
         assert_eq!(found([&slot, &newer], 3), Ok(expected), "{reached:b}");
-        let vouched = if matches!(reached, 0 | 255) { Ok(expected) } else { Err(7) };
-        assert_eq!(found([&slot, &newer], 6), vouched, "{reached:b} of a synced write");
+        let covered = if matches!(reached, 0 | 255) { Ok(expected) } else { Err(7) };
+        assert_eq!(found([&slot, &newer], 6), covered, "{reached:b} of a synced write");
     }
 }
 
@@ -143,14 +143,14 @@ fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header_vouches() {
     assert_eq!(found([&blank, &blank], 3), Ok((None, 0, 0)), "never written");
     for reached in 1..255 {
         let slot = torn(&blank, &first, reached);
-        assert_eq!(found([&slot, &slot], 3), Ok((None, 4, 0)), "an empty page, filled anew");
+        assert_eq!(found([&slot, &slot], 3), Ok((None, 4, 0)), "an empty page, filled again");
         assert_eq!(found([&slot, &slot], 4), Err(7));
         assert_eq!(found([&slot, &first], 3), Ok((Some(1), 4, 4)));
         // What recovery took from one slot is then written into the other.
         assert_eq!(found([&torn(&slot, &second, 0x55), &first], 3), Ok((Some(1), 5, 4)));
     }
     assert_eq!(found([&blank, &first], 3), Ok((Some(1), 4, 4)));
-    assert_eq!(found([&blank, &first], 4), Err(7), "it was filled, and nobody knows with what");
+    assert_eq!(found([&blank, &first], 4), Err(7), "it was filled with unknown contents");
     assert_eq!(found([&first, &torn(&first, &second, 0x55)], 4), Ok((Some(0), 5, 4)));
     assert_eq!(found([&first, &torn(&blank, &second, 0x55)], 4), Err(7));
     let mut bent = first.clone();

@@ -34,11 +34,11 @@ fn zeroing_marks_only_what_may_hold_data() {
 
 /// What the map counts, and what it would count if it were taken over now.
 fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
-    let mut anew = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
-    for page in 0..anew.pages() {
-        anew.count(page);
+    let mut reopened = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
+    for page in 0..reopened.pages() {
+        reopened.count(page);
     }
-    assert_eq!(map.counted, anew.counted, "a restart changes nothing");
+    assert_eq!(map.counted, reopened.counted, "a restart changes nothing");
     Side::BOTH.map(|side| map.counted(side))
 }
 
@@ -73,7 +73,7 @@ fn a_write_counts_on_top_of_zeros_and_zeros_on_top_of_a_write_do_not() {
 }
 
 #[test]
-fn giving_up_one_side_leaves_zeros_of_the_other() {
+fn releasing_one_side_leaves_zeros_of_the_other() {
     let mut map = map(64);
     map.mark_written(SectorRange::new(0, 64), Side::A);
     map.clear_dirty(0, Side::A);
@@ -87,7 +87,7 @@ fn giving_up_one_side_leaves_zeros_of_the_other() {
 }
 
 #[test]
-fn a_side_gives_up_whole_blocks_without_dirty_sectors() {
+fn a_side_releases_whole_blocks_without_dirty_sectors() {
     let mut map = map(200);
     map.mark_written(SectorRange::new(0, 200), Side::A);
     map.clear_dirty(0, Side::A);
@@ -102,7 +102,7 @@ fn a_side_gives_up_whole_blocks_without_dirty_sectors() {
         .map(|sector| map.first_run(SectorRange::new(sector, 1)).1)
         .collect();
     assert_eq!(newest, [None, Some(Side::A), Some(Side::A), None, Some(Side::B), None]);
-    // Stale copies are given up too, and nothing is counted twice.
+    // Stale copies are released too, and nothing is counted twice.
     ranges.clear();
     assert_eq!(map.release(0, Side::A, &mut ranges), 0);
     assert_eq!(ranges, [SectorRange::new(0, 32), SectorRange::new(64, 136)]);

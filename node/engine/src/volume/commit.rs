@@ -21,19 +21,19 @@ use crate::log_length::checkpoint_every;
 use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
 
-/// Where the record on its way stands.
+/// State of the record in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Commit {
     Idle,
     Storing(Record),
     Creating(Record, Vec<u8>),
     Reading(Record, Vec<u8>),
-    /// No record is on its way; the next place is being looked at.
+    /// No record is in flight; the next sequence number is being checked.
     Looking(Seq),
 }
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// Makes the next record of this writer and sends it on its way.
+    /// Makes the next record of this writer and sends it.
     pub(super) fn create_record(&mut self, body: Body, out: &mut Vec<Action>) {
         let manifest = self.manifest.as_ref().expect("a writer without its manifest makes no record");
         let record = Record {
@@ -100,7 +100,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     pub(super) fn create_answered(&mut self, answer: CreateAnswer, out: &mut Vec<Action>) {
         let Commit::Creating(record, bytes) = std::mem::replace(&mut self.commit, Commit::Idle) else {
-            unreachable!("no record was on its way")
+            unreachable!("no record was in flight")
         };
         match answer {
             CreateAnswer::Created => self.won(record, out),

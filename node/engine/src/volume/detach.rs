@@ -1,4 +1,4 @@
-//! Letting go.
+//! Detach.
 //!
 //! 1. what is dirty is committed (`Clean`);
 //! 2. the detach record is created (`DetachWon`);

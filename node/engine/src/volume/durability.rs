@@ -8,7 +8,7 @@
 //! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side that is sealed,
 //! or committed. So it waits for a seal, by number: the next one if the active side is dirty, else the one in progress, else
 //! none. The wait makes the engine seal at once; flushes that come while a seal is in progress share the next. An object
-//! store that is away makes flushes wait, never fail. A FLUSH that a dead process did not answer comes again and begins anew.
+//! store that is away makes flushes wait, never fail. A FLUSH that a dead process did not answer is issued again and starts over.
 
 use super::Volume;
 use super::flush::Guest;
@@ -56,7 +56,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.complete(id, Ok(()), out);
         } else if is_planted(Bug::FuaJoinsRunning) && !self.round.is_idle() {
             self.round.join_running(Guest { id, seal: 0 });
-        } else if is_planted(Bug::FuaIsLocal) && !self.is_distrusted() {
+        } else if is_planted(Bug::FuaIsLocal) && !self.is_sync_failed() {
             self.join_round(Guest { id, seal: 0 }, out);
         } else {
             self.plan_flush(id, out);
@@ -64,7 +64,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     pub(super) fn plan_flush(&mut self, id: RequestId, out: &mut Vec<Action>) {
-        if self.is_distrusted() {
+        if self.is_sync_failed() {
             let seal = self.seal_that_covers();
             self.seals.wanted = self.seals.wanted.max(seal);
             self.flushed_locally(Guest { id, seal }, out);

@@ -1,4 +1,4 @@
-//! Giving up clean data, so that the sides stay within the volume's share of the node's cache.
+//! Eviction of clean data, so that the sides stay within the volume's share of the node's cache.
 //!
 //! 1. the clean data of the inactive side in some pages becomes remote in the live map (`Released`);
 //! 2. a round begun after that makes the durable map say so: it may still call them dirty there, from before their commit;
@@ -30,11 +30,11 @@ enum Step {
     Punching(usize),
 }
 
-/// What is to be given up, and how far that is.
+/// Eviction target and progress.
 pub(super) struct Evict {
     step: Step,
     ranges: Vec<SectorRange>,
-    /// Bytes to give up.
+    /// Bytes to evict.
     wanted: u64,
     /// Bytes that may be written before the next measurement.
     room: u64,
@@ -47,7 +47,7 @@ pub(super) struct Evict {
     turn: u8,
     /// When the sides were last swapped.
     swapped_at: Option<Millis>,
-    /// Bytes given up so far.
+    /// Bytes evicted so far.
     pub(super) evicted_bytes: u64,
 }
 
@@ -125,10 +125,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             && !(self.seal.is_open() && self.is_overdue(self.map.active()))
             && self.lifecycle == Lifecycle::Serving
             && self.manifest.is_some()
-            && (!self.is_distrusted() || self.is_void())
+            && (!self.is_sync_failed() || self.is_void())
     }
 
-    /// No round will say that what was to be given up is remote: it stays.
+    /// No round will record the eviction: the data stays.
     pub(super) fn evict_nothing(&mut self) {
         if let Step::Round(_) = self.evict.step {
             // Reads that were planned before must end all the same before anything else is punched.
@@ -236,7 +236,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let Step::Punching(left) = self.evict.step else { unreachable!("nothing was being punched") };
         reach(CrashPoint::Punched);
         if result.is_err() {
-            // Nothing was freed: the next measurement says what is still to be given up.
+            // Nothing was freed: the next measurement says what is still to be evicted.
             self.may_hold_more(self.map.active().other());
             self.evict.wanted = 0;
         }

@@ -11,7 +11,7 @@
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
 //! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of the volume: the
-//! answer to each write or sync is where it goes on. Usually there is one group.
+//! answer to each write or sync is where it continues. Usually there is one group.
 //!
 //! A page of a later group is copied after the round began and may name what was written since. That is sound, because no page
 //! is written before the sides were synced *after* its copy was made: all data that a page names was stored when it was copied,
@@ -192,9 +192,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
-        let distrusted = self.is_distrusted();
+        let sync_failed = self.is_sync_failed();
         let asked_for = self.round.wanted || !self.round.next_guests.is_empty();
-        if self.round.step != Step::Idle || !asked_for || (distrusted && self.closing_round.is_none()) {
+        if self.round.step != Step::Idle || !asked_for || (sync_failed && self.closing_round.is_none()) {
             return;
         }
         let round = &mut self.round;
@@ -225,7 +225,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Steps 2 and 3 for the next group, which is empty where no page changed.
     fn copy_group(&mut self, out: &mut Vec<Action>) {
-        let distrusted = self.is_distrusted();
+        let sync_failed = self.is_sync_failed();
         let dirty = |side: &Side| !self.dirty_pages[*side].is_empty();
         let dirty = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
         let round = &mut self.round;
@@ -241,7 +241,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let mut to_sync = 0;
         round.sides = round.sides.or(unsynced);
         for side in unsynced.iter() {
-            if !distrusted && !is_planted(Bug::NoSideSync) {
+            if !sync_failed && !is_planted(Bug::NoSideSync) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
@@ -257,7 +257,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let Step::SyncingSides(left) = self.round.step else { unreachable!("no side sync was asked for") };
         if result.is_err() {
             // At once: the process may not live to hear of the other side.
-            self.distrust();
+            self.note_failed_sync();
         }
         self.round.failed = self.round.failed.or(result.err());
         self.round.step = Step::SyncingSides(left - 1);
@@ -265,7 +265,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let Some(errno) = self.round.failed else { return self.sides_are_synced(out) };
-        if self.is_last_round() && self.is_distrusted() {
+        if self.is_last_round() && self.is_sync_failed() {
             self.sides_are_synced(out);
         } else {
             self.end_round(Err(errno), out);
@@ -302,7 +302,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn write_header(&mut self, out: &mut Vec<Action>) {
         let round = &mut self.round;
         let Some(header) = &mut round.header else { return self.end_round(Ok(()), out) };
-        if self.map.is_distrusted() && header.closed_clean {
+        if self.map.is_sync_failed() && header.closed_clean {
             // Nothing is dirty, and what is clean may not be what the store has.
             header.void = SideSet::BOTH;
         }
@@ -382,7 +382,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match result {
             Ok(()) => {
                 round.ended = round.begun;
-                self.map.set_vouched(round.names);
+                self.map.set_flushed_sides(round.names);
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
@@ -394,7 +394,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
             }
         }
-        if self.is_distrusted() {
+        if self.is_sync_failed() {
             // They wait for a commit instead.
             for flush in std::mem::take(&mut self.round.next_guests) {
                 self.plan_flush(flush.id, out);

@@ -71,7 +71,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     out.push(Action::Report(Report::DirtyUnreadable(range)));
                     return self.complete(id, Err(errno), out);
                 }
-                // Even with nothing forgotten: what failed may have been given up or written anew since.
+                // Even with nothing forgotten: what failed may have been evicted or overwritten since.
                 self.in_slot(id).again = true;
                 self.plan_read(id, range, out);
             }

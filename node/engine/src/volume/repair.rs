@@ -1,7 +1,7 @@
 //! Repairing the object store with what this node has: sectors that are clean here, and the manifest.
 //!
 //! The sectors become dirty again on the side that holds their newest bytes. Marks on the active side are sealed with it;
-//! a seal of the inactive side needs no swap, since nobody writes there. Either commit holds what the last one did and
+//! a seal of the inactive side needs no swap, since no write goes there. Either commit holds what the last one did and
 //! nothing that is newer on the other side: still a prefix of the writes (invariant 4 in `docs/invariants.md`). A checkpoint
 //! replaces every record before it.
 
@@ -64,7 +64,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         if !manifest.is_attached() || self.detach_was_sent(manifest) {
-            // A predecessor's detach record is in the log, or on its way: nothing may be committed after it (invariant 11).
+            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it (invariant 11).
             self.repair = Repair { asked: true, ..Repair::default() };
         }
         let all = SectorRange::new(0, self.map.sectors());

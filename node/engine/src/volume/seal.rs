@@ -2,13 +2,13 @@
 //!
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
-//! 3. a round begun after that makes its map durable (`SealDurable`), unless the disk is not believed (`volume/distrust.rs`);
+//! 3. a round begun after that makes its map durable (`SealDurable`), unless the disk is not believed (`volume/sync_failed.rs`);
 //! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
 //! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves (`Recovered`).
 //!
 //! The names are crash points. The sectors are listed, and the marks fall, `MAP_WRITE_PAGES` pages in each turn of the ring thread.
-//! Nothing is written to the sealed sides meanwhile; rounds and evictions go on. Pages that are clean already are in the
+//! Nothing is written to the sealed sides meanwhile; rounds and evictions continue. Pages that are clean already are in the
 //! commit, and those that are not yet are committed once more by a successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
 //! segment is stored before the commit that names it (`docs/invariants.md`).
 
@@ -36,9 +36,9 @@ pub(super) enum Seal {
     Round(SideSet, u64),
     /// What is dirty is being listed for the upload.
     Listing(SideSet),
-    /// The segment is on its way.
+    /// The segment is in flight.
     Uploading(SideSet),
-    /// The commit record is on its way.
+    /// The commit record is in flight.
     Committing(SideSet),
     /// The commit is in the log, and the dirty marks are falling.
     Clearing(SideSet),
@@ -101,7 +101,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         if let Seal::Round(sides, number) = self.seal {
-            if self.round.ended >= number || self.is_distrusted() {
+            if self.round.ended >= number || self.is_sync_failed() {
                 reach(CrashPoint::SealDurable);
                 self.upload(sides, out);
             } else if self.round.begun >= number && self.may_retry_round() {
@@ -138,7 +138,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn should_seal(&self) -> bool {
         let Some(manifest) = &self.manifest else { return false };
         let side = self.map.active();
-        // What an eviction is about to punch must not become active, and what is needed is given up before new data is sealed.
+        // What an eviction is about to punch must not become active, and what is needed is evicted before new data is sealed.
         if !self.evict.is_idle() || self.evicts_first() {
             return false;
         }
@@ -267,7 +267,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn all_is_clear(&mut self, sides: SideSet, out: &mut Vec<Action>) {
         for side in sides.iter() {
-            self.map.set_vouched(self.map.vouched().without(side));
+            self.map.set_flushed_sides(self.map.flushed_sides().without(side));
             self.round.names = self.round.names.without(side);
             self.may_hold_more(side);
             self.repair.committed(side);

@@ -15,7 +15,7 @@ pub struct Status {
     pub dirty_bytes: u64,
     /// Age of the oldest of them; after the loss of the host, since the attach.
     pub oldest_dirty_ms: Option<Millis>,
-    /// Every write that completed before then (milliseconds since 1970) is committed; none while nobody can say, until what
+    /// Every write that completed before then (milliseconds since 1970) is committed; none while unknown, until what
     /// the host's loss left dirty is committed.
     pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; none while the manifest is not loaded.
@@ -32,7 +32,7 @@ pub struct Status {
     pub cache_full: bool,
     /// Why writes wait, and for how long requests have.
     pub delayed: Option<(Delay, Millis)>,
-    /// Clean bytes given up since this process took the volume.
+    /// Clean bytes evicted since this process took the volume.
     pub evicted_bytes: u64,
     /// A side is sealed: its commit is on the way.
     pub sealing: bool,
@@ -40,8 +40,8 @@ pub struct Status {
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
-    /// The local disk failed a sync: until the volume is attached anew, a FLUSH waits for a commit.
-    pub distrusted: bool,
+    /// The local disk failed a sync: until the next attach, a FLUSH waits for a commit.
+    pub sync_failed: bool,
     /// Both sides are to be committed as one.
     pub both_sealed: bool,
     /// How many seals were begun.
@@ -55,7 +55,7 @@ pub struct Status {
 pub enum Delay {
     /// The volume holds [`super::DirtyLimits::most_bytes`] that are not committed.
     DirtyLimit,
-    /// The volume's share of the node's cache holds nothing more that can be given up.
+    /// The volume's share of the node's cache holds nothing more that can be evicted.
     CacheFull,
     /// The local disk had no space.
     DiskFull,
@@ -86,7 +86,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             sealing: !self.seal.is_open(),
             recovering,
             repairing: self.repair.is_asked(),
-            distrusted: self.is_distrusted(),
+            sync_failed: self.is_sync_failed(),
             both_sealed: self.map.union() != Union::No,
             seals: self.seals.begun,
             unreadable: self.lost.shown(),

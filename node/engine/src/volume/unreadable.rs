@@ -1,4 +1,4 @@
-//! Dirty sectors that the local disk cannot read, which are nowhere else.
+//! Dirty sectors that the local disk cannot read: the only copy.
 //!
 //! A commit without them would be no prefix of the writes, so there is none (invariant 4 in `docs/invariants.md`): the seal
 //! waits (`UploadFailed`), what it holds is read again now and then, and everything is served meanwhile. What the guest
@@ -6,7 +6,7 @@
 //! side is never read there again: both sides are sealed as one (`BothSealed`), and the newest copy of each sector is
 //! uploaded. That is what the volume reads as at that moment, so a prefix too. From then until the commit the sides belong
 //! together, which the live map says: the commit may be in the log when the process dies, and one of the sealed side alone
-//! would go back behind it. While both are sealed writes wait; whenever the disk fails to read, they go on.
+//! would go back behind it. While both are sealed writes wait; whenever the disk fails to read, they continue.
 //!
 //! The names are crash points.
 
@@ -55,13 +55,13 @@ impl Lost {
     }
 
     /// Whether a write of `range` is a way out.
-    pub(super) fn is_mended_by(&self, range: SectorRange) -> bool {
+    pub(super) fn is_overwritten_by(&self, range: SectorRange) -> bool {
         self.ranges.iter().any(|lost| lost.intersect(range).is_some())
     }
 
     /// `range` was written or zeroed on the active side.
     pub(super) fn stored(&mut self, range: SectorRange) {
-        if !self.is_mended_by(range) {
+        if !self.is_overwritten_by(range) {
             return;
         }
         let mut rest = Vec::new();
@@ -104,7 +104,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.seal = Seal::Unreadable(sides);
         reach(CrashPoint::UploadFailed);
         if self.lifecycle == Lifecycle::Recovering {
-            // Nobody could write over what is lost without a device.
+            // Without a device, no write could replace what is lost.
             self.map.set_union(Union::Serving);
             self.lifecycle = Lifecycle::Serving;
             out.push(Action::Report(Report::Ready));
@@ -112,15 +112,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// Tries again, when it is time to or everything lost was written anew.
+    /// Retries when the delay has passed or everything unreadable was overwritten.
     pub(super) fn advance_unreadable(&mut self, out: &mut Vec<Action>) {
         let Seal::Unreadable(sides) = self.seal else { return };
         let due = self.now >= self.lost.tried_at + self.lost.wait;
-        let mended = self.lost.ranges.is_empty();
-        if self.commit != Commit::Idle || !(due || mended) {
+        let resolved = self.lost.ranges.is_empty();
+        if self.commit != Commit::Idle || !(due || resolved) {
             return;
         }
-        if !mended && sides != SideSet::BOTH {
+        if !resolved && sides != SideSet::BOTH {
             return self.upload(sides, out);
         }
         self.map.set_union(Union::Serving);

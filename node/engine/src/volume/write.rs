@@ -16,7 +16,7 @@ fn is_zeroing(op: Op) -> bool {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
-        if self.is_active_sealed() || !(self.has_room() || self.lost.is_mended_by(range)) {
+        if self.is_active_sealed() || !(self.has_room() || self.lost.is_overwritten_by(range)) {
             return self.park(id);
         }
         let mut waits = false;
@@ -80,7 +80,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         side
     }
 
-    /// Of zeros and data for the same sectors at once nobody knows which the disk takes last: those sectors count as data.
+    /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
     fn note_races(&mut self, id: RequestId, request: Request) {
         let zeroing = is_zeroing(request.op);
         if !zeroing && self.zeroing == 0 {

@@ -1,6 +1,6 @@
 //! The log and its checkpoints, replayed side by side.
 //!
-//! Where a record is damaged the replay goes on from the next checkpoint: readers begin at the newest one and need only
+//! Where a record is damaged the replay continues from the next checkpoint: readers begin at the newest one and need only
 //! the records after it.
 
 use std::collections::BTreeMap;

@@ -22,7 +22,7 @@ pub(super) struct Scan {
     /// Frames read.
     pub(super) frames: u64,
     pub(super) verdict: Verdict,
-    /// Faults that hurt nobody.
+    /// Faults without effect.
     pub(super) blemishes: Vec<Fault>,
 }
 

@@ -1,6 +1,6 @@
 //! Which sectors of damaged frames still show.
 //!
-//! A segment that is lost as a whole hurts every chunk it has frames for: without its index nobody can tell what it holds.
+//! A segment that is completely lost affects every chunk it has frames for: without its index its contents are unknown.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -21,7 +21,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 
 pub enum Scenario {
     /// Writes, flushes, zeroes; seals, commits and a checkpoint; the detach.
     Life,
-    /// The process dies, once with a record on its way, once while it detaches.
+    /// The process dies, once with a record in flight, once while it detaches.
     Takeover,
     /// The host dies with both sides dirty, and what it left is committed.
     Recovery,
@@ -35,7 +35,7 @@ pub enum Scenario {
     Cramped,
     /// Two hosts attach at once.
     Race,
-    /// What is clean here is stored anew.
+    /// What is clean here is stored again.
     Repair,
     /// Flushes wait for their commit.
     Object,
@@ -190,7 +190,7 @@ fn rival(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 12)])?;
     stage.until(|world| world.holds_a_commit())?;
     stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
-    // Quiet for long enough to look, with nobody else there.
+    // Quiet for long enough to look, with no other writer there.
     for _ in 0..24 {
         stage.step()?;
     }
@@ -200,7 +200,7 @@ fn rival(stage: &mut Stage<'_>) -> Played {
     stage.host = 0;
     // It would commit by now, or look.
     stage.until(|world| world.is_fenced(0))?;
-    // What it never uploaded is set aside when it comes again.
+    // What it never uploaded is preserved when it comes again.
     stage.until(|world| !world.has_device(0))?;
     stage.ask(&[(Op::Read, 0, 8)])
 }
@@ -226,7 +226,7 @@ fn bad_disk(stage: &mut Stage<'_>) -> Played {
 fn cramped(stage: &mut Stage<'_>) -> Played {
     for round in 0..5 {
         stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
-        // Between them something is sealed, committed and given up.
+        // Between them something is sealed, committed and evicted.
         for _ in 0..30 {
             stage.step()?;
         }
@@ -240,7 +240,7 @@ fn repair(stage: &mut Stage<'_>) -> Played {
     stage.until(World::holds_a_commit)?;
     stage.ask(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
     stage.world.repair(0, vec![SectorRange::new(0, 8)], true);
-    stage.goes_on()?;
+    stage.makes_progress()?;
     stage.ask(&[(Op::Write, 2, 2), (Op::Flush, 0, 0)])?;
     for _ in 0..60 {
         stage.step()?;
@@ -342,7 +342,7 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 4)])
 }
 
-/// Whether host 0 has a log record on its way.
+/// Whether host 0 has a log record in flight.
 fn creates(world: &World) -> bool {
     is_creating(world, 0)
 }
@@ -358,13 +358,13 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn goes_on(&self) -> Played {
+    fn makes_progress(&self) -> Played {
         if struck() { Err(self.host) } else { Ok(()) }
     }
 
     fn step(&mut self) -> Played {
         drive::step(self.world, self.host);
-        self.goes_on()
+        self.makes_progress()
     }
 
     fn until(&mut self, done: impl Fn(&World) -> bool) -> Played {
@@ -374,7 +374,7 @@ impl Stage<'_> {
             }
             self.step()?;
         }
-        panic!("the scenario does not go on: {:?}", self.world.status(self.host));
+        panic!("the scenario makes no progress: {:?}", self.world.status(self.host));
     }
 
     fn issue(&mut self, requests: &[(Op, u64, u64)]) -> Played {
@@ -382,7 +382,7 @@ impl Stage<'_> {
         for (op, start, sectors) in requests {
             self.until(|world| world.is_ready(host))?;
             self.world.request(host, *op, SectorRange::new(*start, *sectors)).expect("the device has room");
-            self.goes_on()?;
+            self.makes_progress()?;
         }
         Ok(())
     }
@@ -400,7 +400,7 @@ impl Stage<'_> {
     fn detach(&mut self) -> Played {
         while self.world.has_device(self.host) {
             self.world.begin_detach(self.host);
-            self.goes_on()?;
+            self.makes_progress()?;
             self.step()?;
         }
         Ok(())

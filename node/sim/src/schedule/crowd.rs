@@ -7,7 +7,7 @@ use crate::profile::Deaths;
 const DIES_CREATING: u64 = 25;
 
 impl Schedule {
-    /// `volumes` schedules share their hosts: each causes so much less of what befalls all of them.
+    /// `volumes` schedules share their hosts: each causes a share of the faults that hit all of them.
     pub(crate) fn join_crowd(&mut self, volumes: u64) {
         self.crowd = volumes;
         let Deaths { kill, kill_inside, lose_host, cut_off, pause, fill, slow, .. } = &mut self.deaths;

@@ -22,9 +22,9 @@ enum Fate {
     Before,
     /// It has its effect, and the answer is lost.
     ReplyLost,
-    /// It is lost on its way, and the sender cannot tell.
+    /// It is lost before it arrives; the sender does not know.
     RequestLost,
-    /// It has its effect when nobody waits for it any more.
+    /// It has its effect when its sender no longer waits.
     Late,
     /// Of a create: a retry below met its own success.
     MetItself,
@@ -63,7 +63,7 @@ impl World {
         if self.denies_deletes && matches!(ask, StoreAsk::Delete { .. }) {
             return denied(ask);
         }
-        let fate = if self.hosts[host].trouble.cut_off { Fate::RequestLost } else { self.fate(ask) };
+        let fate = if self.hosts[host].fault.cut_off { Fate::RequestLost } else { self.fate(ask) };
         match fate {
             Fate::Fine => {
                 let lists = matches!(ask, StoreAsk::List { .. });
@@ -130,7 +130,7 @@ impl World {
         let fails = Self::fails(&mut self.rng, self.faults.local);
         let here = &mut self.hosts[host];
         let mut disk = lock(&here.disk);
-        if here.trouble.full && matches!(ask, LocalAsk::StorePending(_)) {
+        if here.fault.full && matches!(ask, LocalAsk::StorePending(_)) {
             return Err(io::Error::from(io::ErrorKind::StorageFull).into());
         }
         if let (LocalAsk::WriteHeader(write), true) = (ask, fails) {
@@ -150,7 +150,7 @@ impl World {
                 disk.map.sync(mark);
                 return read_map(&mut disk);
             }
-            LocalAsk::SetAside => {
+            LocalAsk::Preserve => {
                 Invariant::FencedIsKept.check(!is_last_writer || here.other_disk.is_some(), || {
                     "own data is called foreign".into()
                 });
@@ -185,7 +185,7 @@ fn written(ask: &LocalAsk) -> Option<AttachStep> {
         LocalAsk::ReadSides
         | LocalAsk::StorePending(_)
         | LocalAsk::ReadMap
-        | LocalAsk::SetAside
+        | LocalAsk::Preserve
         | LocalAsk::Discard
         | LocalAsk::WriteSlot
         | LocalAsk::ReadSlot => None,

@@ -59,7 +59,7 @@ impl World {
         let process = here.process.as_mut().expect("just begun");
         process.dies = dies;
         process.attach(claim);
-        self.trace.befalls(host, 67, "begins to attach");
+        self.trace.host_event(host, 67, "begins to attach");
         self.run_tasks(host);
     }
 
@@ -95,7 +95,7 @@ impl World {
             Err(AttachError::Log(failure)) => Invariant::LogIsAChain.broken(&format!("{failure:?}")),
             Err(AttachError::Refused(refused)) => panic!("{refused}"),
         };
-        self.trace.befalls(host, 68, "does not attach");
+        self.trace.host_event(host, 68, "does not attach");
         let here = &mut self.hosts[host];
         here.process = None;
         here.came_of = Some(came_of);

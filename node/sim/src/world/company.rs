@@ -129,7 +129,7 @@ impl World {
     pub(crate) fn run_woken(&mut self, host: usize) {
         let here = &self.hosts[host];
         let is_woken = here.process.as_ref().is_some_and(|process| process.tasks.is_woken());
-        if is_woken && !here.trouble.paused {
+        if is_woken && !here.fault.paused {
             self.run_tasks(host);
         }
     }

@@ -49,9 +49,11 @@ impl World {
     fn perishable(&self) -> Vec<String> {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
-        keys.filter(|key| **key != last && !matches!(ObjectKey::parse(key), Some(ObjectKey::TrimMark(..))))
-            .map(str::to_owned)
-            .collect()
+        keys.filter(|key| {
+            **key != last && !matches!(ObjectKey::parse(key), Some(ObjectKey::TruncationMarker(..)))
+        })
+        .map(str::to_owned)
+        .collect()
     }
 
     /// What stands in every sector of each block that anybody ever wrote to.
@@ -67,7 +69,7 @@ impl World {
         report.expect("this store answers")
     }
 
-    /// Whoever attaches is refused, or reads what was written, or is refused the reads of the sectors that the report names.
+    /// An attach is refused, or reads what was written, or fails the reads of the sectors that the report names.
     fn check_effect(
         &mut self,
         key: &str,

@@ -1,4 +1,4 @@
-//! What a fenced writer leaves on its host when it lets go, and any writer when its host loses power.
+//! What a fenced writer leaves on its host when it releases the volume, and any writer when its host loses power.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::invariant::Invariant;
 
 impl World {
     /// The durable map names every sector whose last write was never committed, and the side it names holds that write:
-    /// that is what is set aside, and exported.
+    /// that is what is preserved, and exported.
     pub(super) fn check_kept(&mut self, host: usize) {
         let here = &self.hosts[host];
         if !self.sound_disks || here.was_full {
@@ -28,7 +28,7 @@ impl World {
         for sector in here.expect.touched() {
             let allowed = here.expect.allowed(sector);
             let (stamps, place) = match kept.get(&sector) {
-                Some(side) => (vec![disk.side(*side).read(sector)], "set aside"),
+                Some(side) => (vec![disk.side(*side).read(sector)], "preserved"),
                 None => (here.base.allowed(sector), "committed"),
             };
             Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {

@@ -14,12 +14,12 @@ use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
 use crate::device::Device;
 use crate::disk::{Fate, SyncMark, sectors};
 use crate::expect::Cut;
-use crate::host::Trouble;
+use crate::host::HostFault;
 use crate::invariant::Invariant;
 use crate::process::{Heard, What};
 
 impl World {
-    /// The guest is told to stop, and once it has, the engine to let go.
+    /// The guest is asked to stop, and once it has, the engine to detach.
     pub fn begin_detach(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         let Some(device) = &mut here.device else { return };
@@ -35,34 +35,34 @@ impl World {
     }
 
     /// Something of `host` ceases to work, or works again.
-    pub(crate) fn set_trouble(&mut self, host: usize, trouble: Trouble) {
+    pub(crate) fn set_fault(&mut self, host: usize, fault: HostFault) {
         let here = &mut self.hosts[host];
-        here.was_full |= trouble.full;
-        let before = std::mem::replace(&mut here.trouble, trouble);
+        here.was_full |= fault.full;
+        let before = std::mem::replace(&mut here.fault, fault);
         for (now, before, tag, words) in [
-            (trouble.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
-            (trouble.paused, before.paused, 72, ["the process goes on", "the process stands still"]),
-            (trouble.full, before.full, 74, ["the disk has room again", "the disk is full"]),
-            (trouble.slow, before.slow, 76, ["the disk is fast again", "the disk is slow"]),
+            (fault.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
+            (fault.paused, before.paused, 72, ["the process resumes", "the process pauses"]),
+            (fault.full, before.full, 74, ["the disk has room again", "the disk is full"]),
+            (fault.slow, before.slow, 76, ["the disk is fast again", "the disk is slow"]),
         ] {
             if now != before {
-                self.trace.befalls(host, tag + u8::from(now), words[usize::from(now)]);
+                self.trace.host_event(host, tag + u8::from(now), words[usize::from(now)]);
             }
         }
     }
 
     /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its sides, until it
-    /// is written there anew.
+    /// is overwritten.
     pub fn decay(&mut self, host: usize, sector: u64) {
         self.sound_disks = false;
-        self.trace.befalls(host, 78, "the disk cannot read a sector");
+        self.trace.host_event(host, 78, "the disk cannot read a sector");
         for side in &mut lock(&self.hosts[host].disk).sides {
             side.decay(sector);
         }
     }
 
     /// The disk of `host` reads everything again.
-    pub fn mend(&mut self, host: usize) {
+    pub fn restore_reads(&mut self, host: usize) {
         for side in &mut lock(&self.hosts[host].disk).sides {
             side.decayed.clear();
         }
@@ -75,11 +75,11 @@ impl World {
         }
     }
 
-    /// What was submitted may still be done, all or in part; nobody hears of it.
+    /// What was submitted may still be done, all or in part, without an answer.
     pub(super) fn process_died(&mut self, host: usize) {
         let Some(process) = self.hosts[host].process.take() else { return };
-        self.hosts[host].trouble.paused = false;
-        self.trace.befalls(host, 64, "the process dies");
+        self.hosts[host].fault.paused = false;
+        self.trace.host_event(host, 64, "the process dies");
         self.tell_company(host, Death::Process);
         if process.volume.is_none() {
             self.hosts[host].came_of = Some(Attach::Died);
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// What the futures had sent is on its way still.
+    /// What the futures had sent is still in flight.
     fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
         match ask {
             Ask::Store(
@@ -189,7 +189,7 @@ impl World {
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
-        self.trace.befalls(host, 65, "the host loses power");
+        self.trace.host_event(host, 65, "the host loses power");
         self.tell_company(host, Death::Host);
         let here = &mut self.hosts[host];
         lock(&here.disk).lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
@@ -198,7 +198,7 @@ impl World {
         here.sealed = None;
         here.killed_inside = false;
         here.uncommitted.clear();
-        here.trouble = Trouble::default();
+        here.fault = HostFault::default();
         here.expect.lose_host();
         self.check_left(host);
     }
@@ -235,7 +235,7 @@ impl World {
             here.device = None;
             return false;
         };
-        self.trace.befalls(host, 66, "a new process takes over");
+        self.trace.host_event(host, 66, "a new process takes over");
         self.begin_process(host);
         let here = &mut self.hosts[host];
         let ready = !volume.status().recovering;
@@ -251,7 +251,7 @@ impl World {
         true
     }
 
-    /// The writer of `host` let go: its process ends, its files stay.
+    /// The writer of `host` released the volume: its process ends, its files stay.
     pub(super) fn has_ended(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         here.process = None;

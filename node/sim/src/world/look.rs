@@ -22,7 +22,7 @@ impl World {
         })
     }
 
-    /// Whether a create of a log record of `host` is on its way, or its answer.
+    /// Whether a create of a log record of `host` is in flight, or its answer.
     pub fn creates_a_record(&self, host: usize) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         jobs.any(|job| match &job.what {
@@ -46,7 +46,7 @@ impl World {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether a record of the process on `host` is on its way.
+    /// Whether a record of the process on `host` is in flight.
     pub(crate) fn is_creating(&self, host: usize) -> bool {
         let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         jobs.into_iter().any(|job| match &job.what {
@@ -55,17 +55,17 @@ impl World {
         })
     }
 
-    /// How many turns the job at `index` lets pass before it goes on, about; `None` if it takes the first.
+    /// How many turns the job at `index` lets pass before it proceeds, about; `None` if it takes the first.
     pub(crate) fn turns(&self, host: usize, index: usize) -> Option<u64> {
         let here = &self.hosts[host];
         let job = here.process.as_ref().and_then(|process| process.jobs.get(index))?;
         let local = !matches!(&job.what, What::Call(Call { ask: Ask::Store(_) | Ask::Sleep(_), .. }));
         // A read may outlive whole rounds: what it reads from must be there until it ends.
         let read = matches!(&job.what, What::Action(Action::Read { .. }));
-        (job.slow || (local && here.trouble.slow)).then_some(if read { 60 } else { 12 })
+        (job.slow || (local && here.fault.slow)).then_some(if read { 60 } else { 12 })
     }
 
-    /// The oldest job on `host` that can go on now.
+    /// The oldest job on `host` that can proceed now.
     pub(crate) fn first_due(&self, host: usize) -> Option<usize> {
         let jobs = self.hosts[host].process.as_ref().map_or(0, |process| process.jobs.len());
         (0..jobs).find(|index| self.is_due(host, *index))
@@ -131,7 +131,7 @@ impl World {
         self.unix_ms_at_zero = unix_ms_at_zero;
     }
 
-    /// Goes on with other randomness.
+    /// Continues with other randomness.
     pub fn reseed(&mut self, seed: u64) {
         self.rng = Rng::new(seed);
     }

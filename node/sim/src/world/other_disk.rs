@@ -33,7 +33,7 @@ pub(crate) struct Age {
     host: usize,
     /// Commits that were in the log.
     commits: u64,
-    /// One more was under way.
+    /// One more was in flight.
     sealing: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct Begun {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Displaces {
     /// None.
-    Nobody,
+    None,
     /// The one of this epoch.
     Epoch(Epoch),
     /// The model cannot tell whether what the disk has is all that the writer had.
@@ -105,7 +105,7 @@ impl World {
     /// The host loses power, and its disk all that it held.
     pub fn empty_disk(&mut self, host: usize) {
         self.lose_host(host, None);
-        self.trace.befalls(host, 80, "the disk is emptied");
+        self.trace.host_event(host, 80, "the disk is emptied");
         let here = &mut self.hosts[host];
         *lock(&here.disk) = Disk::default();
         here.keeps = false;
@@ -128,7 +128,7 @@ impl World {
 
     fn give_disk(&mut self, host: usize, snapshot: Snapshot, words: &'static str) {
         self.lose_host(host, None);
-        self.trace.befalls(host, 81, words);
+        self.trace.host_event(host, 81, words);
         let here = &mut self.hosts[host];
         *lock(&here.disk) = snapshot.disk;
         here.expect = snapshot.expect;
@@ -141,7 +141,7 @@ impl World {
         for host in 0..self.hosts.len() {
             self.lose_host(host, None);
         }
-        self.trace.befalls(0, 82, "the bucket is emptied and the volume created again");
+        self.trace.host_event(0, 82, "the bucket is emptied and the volume created again");
         let identity = Nonce(self.rng.bytes());
         let mut store = Store::new(self.store.volume().clone(), self.store.manifest().sectors(), identity);
         (store.trimmed, store.strays) = (self.store.trimmed, self.store.strays);
@@ -170,7 +170,7 @@ impl World {
     /// Invariant 19, as a record of an attach comes into the log.
     pub(super) fn check_replaced(&mut self, host: usize, nonce: Nonce, replaced: Option<&Writer>) {
         let Some(writer) = replaced else {
-            self.hosts[host].displaces = Displaces::Nobody;
+            self.hosts[host].displaces = Displaces::None;
             return;
         };
         let owner = self.writers.iter().rfind(|(theirs, _)| *theirs == writer.nonce).map(|(_, host)| *host);
@@ -190,7 +190,7 @@ impl World {
             Some(OtherDisk::Copy(_)) => None,
         };
         let displaces = match has_data {
-            Some(true) if owner == Some(host) => Displaces::Nobody,
+            Some(true) if owner == Some(host) => Displaces::None,
             None if owner == Some(host) => Displaces::Unclear,
             Some(_) | None => Displaces::Epoch(writer.epoch),
         };
@@ -199,14 +199,14 @@ impl World {
                 format!("host {host} replaces the writer of epoch {} without permission", writer.epoch.0)
             });
         // An attach that continues one of this host repeats what that one said.
-        if displaces != Displaces::Nobody {
+        if displaces != Displaces::None {
             self.hosts[host].displaces = displaces;
         }
     }
 
     /// The attach says whom it replaced.
     pub(super) fn check_displaced(&self, host: usize, said: Option<&Displaced>) {
-        let said = said.map_or(Displaces::Nobody, |displaced| Displaces::Epoch(displaced.epoch));
+        let said = said.map_or(Displaces::None, |displaced| Displaces::Epoch(displaced.epoch));
         let known = self.hosts[host].displaces;
         Invariant::TakeoverNamesItsVictim.check(known == Displaces::Unclear || known == said, || {
             format!("host {host} says that it replaces {said:?}, and replaces {known:?}")

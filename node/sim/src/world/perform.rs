@@ -34,7 +34,7 @@ impl World {
                 request.fill(*range, *at, stamps.into_iter());
                 Event::Moved { id: *id, result: Ok(()) }
             }
-            Action::Write { id, .. } if here.trouble.full => {
+            Action::Write { id, .. } if here.fault.full => {
                 Event::Moved { id: *id, result: Err(Errno::ENOSPC) }
             }
             Action::Write { id, range, side } => {

@@ -9,9 +9,9 @@ use crate::drive;
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
 
-/// A process that dies with its detach record on its way, and its successor, which has read the log. `None` where the record
+/// A process that dies with its detach record in flight, and its successor, which has read the log. `None` where the record
 /// was lost with the process.
-fn detach_on_its_way(seed: u64) -> Option<World> {
+fn detach_in_flight(seed: u64) -> Option<World> {
     let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
     assert_eq!(world.attach(0, false, None), Attach::Won);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -29,7 +29,7 @@ fn detach_on_its_way(seed: u64) -> Option<World> {
 /// The successor looked whether anybody had replaced it, met the late record and took it for another writer's.
 #[test]
 fn a_late_detach_record_does_not_fence_its_own_writer() {
-    for mut world in (0..16).filter_map(detach_on_its_way) {
+    for mut world in (0..16).filter_map(detach_in_flight) {
         world.land_late();
         for _ in 0..40 {
             drive::step(&mut world, 0);
@@ -40,10 +40,10 @@ fn a_late_detach_record_does_not_fence_its_own_writer() {
     }
 }
 
-/// Found by seed 215: what the successor stored anew was to be committed where the late record came to stand.
+/// Found by seed 215: what the successor stored again was to be committed where the late record came to stand.
 #[test]
 fn nothing_is_repaired_while_a_detach_record_may_come_late() {
-    let worlds: Vec<World> = (0..16).filter_map(detach_on_its_way).collect();
+    let worlds: Vec<World> = (0..16).filter_map(detach_in_flight).collect();
     assert!(worlds.len() > 2, "in some the record comes late");
     for mut world in worlds {
         world.repair(0, vec![SectorRange::new(0, 8)], false);

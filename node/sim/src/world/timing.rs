@@ -8,7 +8,7 @@ use super::World;
 
 /// The longest that half a job takes in a timely world: until it is done, and until that is heard.
 pub(super) const JOB_MS: Millis = 50;
-/// The longest that a commit takes there: an eviction under way, a round that waits for another, the upload and the record
+/// The longest that a commit takes there: an eviction in progress, a round that waits for another, the upload and the record
 /// are at most so many halves of jobs, one after the other.
 const COMMIT_MS: Millis = 50 * JOB_MS;
 /// The longest between two ticks of an engine there.

@@ -1,6 +1,6 @@
 //! Plans as tables: facts in, steps out. No API server.
 
-use holdfast_crds::{CutOff, Empty, SnapshotSource, VolumeSpec};
+use holdfast_crds::{Empty, ForcedDetach, SnapshotSource, VolumeSpec};
 
 use super::super::facts::LogWriter;
 use super::*;
@@ -84,7 +84,7 @@ fn a_new_volume_is_recorded_before_it_is_created() {
 }
 
 #[test]
-fn an_operator_killed_after_any_step_goes_on_from_there() {
+fn an_operator_killed_after_any_step_continues_from_there() {
     let mut facts = new_volume();
     facts.finalizer = true;
     assert_eq!(names(&plan(&facts, &now())), ["report", "provision", "report"]);
@@ -133,7 +133,7 @@ fn what_this_version_cannot_do_fails_and_names_the_field() {
 }
 
 #[test]
-fn the_grant_moves_only_while_nobody_serves() {
+fn the_grant_moves_only_while_no_node_serves() {
     use VolumePhase::{Attached, Attaching, Detaching, Ready};
     // desired, assigned, serving -> granted, phase, Assigned
     for (desired, assigned, serving, granted, phase, condition) in [
@@ -145,7 +145,7 @@ fn the_grant_moves_only_while_nobody_serves() {
         ("", "a", "a", Some("a"), Detaching, ("False", "WaitingForDetach")),
         ("b", "a", "", Some("b"), Attaching, ("True", "Granted")),
         ("", "a", "", None, Ready, ("False", "NotRequested")),
-        // Somebody serves it without a grant: nobody else may have it.
+        // A node serves it without a grant: no other node may have it.
         ("b", "", "a", None, Detaching, ("False", "WaitingForDetach")),
         ("b", "b", "a", Some("b"), Detaching, ("False", "WaitingForDetach")),
     ] {
@@ -190,7 +190,7 @@ fn growth_is_reported_until_the_device_has_it() {
 }
 
 #[test]
-fn deletion_waits_for_the_node_then_removes_objects_then_lets_go() {
+fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
     let deleting = |serving: &str| Facts { deleting: true, ..existing("a", "a", serving) };
     let waiting = plan(&deleting("a"), &now());
     assert_eq!(names(&waiting), ["report"]);
@@ -255,7 +255,7 @@ fn lost(force_detach: &str) -> Facts {
     facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
     facts.status.dirty_bytes = Some(8192);
     facts.status.epoch = Some(3);
-    facts.status.durable_up_to = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
+    facts.status.durable_through = Some(Time("2025-12-31T23:59:00Z".parse().expect("a timestamp")));
     facts
 }
 
@@ -267,7 +267,7 @@ fn report(facts: &mut Facts) -> VolumeStatus {
         device_path: facts.status.device_path.clone(),
         dirty_bytes: facts.status.dirty_bytes,
         epoch: facts.status.epoch,
-        durable_up_to: facts.status.durable_up_to.clone(),
+        durable_through: facts.status.durable_through.clone(),
         ..reported.clone()
     };
     reported
@@ -295,14 +295,14 @@ fn a_lost_node_is_cut_off_by_its_name_only_and_what_is_missing_is_told() {
     assert_eq!(report(&mut facts), status);
     facts.status.node = Some("b".to_owned());
     facts.status.dirty_bytes = Some(0);
-    facts.status.durable_up_to = None;
+    facts.status.durable_through = None;
     let served = report(&mut facts);
-    assert_eq!((served.cut_off, served.phase), (status.cut_off, Some(VolumePhase::Attached)));
+    assert_eq!((served.forced_detach, served.phase), (status.forced_detach, Some(VolumePhase::Attached)));
     assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
     // The annotation removed: read and understood.
     facts.force_detach = None;
     let read = report(&mut facts);
-    assert_eq!((read.cut_off, find_condition(&read.conditions, DATA_LOST)), (None, None));
+    assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
 }
 
 #[test]
@@ -328,8 +328,8 @@ fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
     facts.spec.node_name = Some("a".to_owned());
     facts.status.epoch = Some(3);
     let status = report(&mut facts);
-    let cut_off = status.cut_off.clone().expect("the node was given up");
-    assert_eq!((cut_off.node.as_str(), cut_off.epoch), ("a", Some(3)));
+    let forced_detach = status.forced_detach.clone().expect("the node was force-detached");
+    assert_eq!((forced_detach.node.as_str(), forced_detach.epoch), ("a", Some(3)));
     assert_eq!((status.assigned_node.as_deref(), status.phase), (Some("a"), Some(VolumePhase::Attaching)));
     assert_eq!(reason_of(&status, DATA_LOST), ("True", "ForceDetached"));
     assert_eq!(report(&mut facts), status);
@@ -337,12 +337,12 @@ fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
     facts.status.epoch = Some(4);
     facts.status.device_path = Some("/dev/ublkb0".to_owned());
     let served = report(&mut facts);
-    assert_eq!((served.phase, served.cut_off), (Some(VolumePhase::Attached), status.cut_off));
+    assert_eq!((served.phase, served.forced_detach), (Some(VolumePhase::Attached), status.forced_detach));
 }
 
-/// A node that attached and never reported its epoch could not be given up: the next node was refused again and again.
+/// A node that attached and never reported its epoch could not be force-detached: the next node was refused again and again.
 #[test]
-fn a_node_that_reported_no_epoch_is_given_up_by_the_log() {
+fn a_node_that_reported_no_epoch_is_force_detached_by_the_log() {
     let writer = |epoch| Some(LogWriter { node: "a".to_owned(), epoch });
     // It is the node that claims the volume.
     let mut facts = lost("a");
@@ -350,18 +350,18 @@ fn a_node_that_reported_no_epoch_is_given_up_by_the_log() {
     assert!(facts.needs_log_writer());
     facts.log_writer = writer(7);
     let status = report(&mut facts);
-    assert_eq!(status.cut_off.and_then(|cut_off| cut_off.epoch), Some(7));
+    assert_eq!(status.forced_detach.and_then(|forced_detach| forced_detach.epoch), Some(7));
 
     // Another node claims it meanwhile, and is refused.
     let mut facts = existing("b", "b", "b");
     facts.status.device_path = None;
     facts.force_detach = Some("a".to_owned());
     assert!(facts.needs_log_writer());
-    assert_eq!(report(&mut facts).cut_off, None, "the log names no such writer");
+    assert_eq!(report(&mut facts).forced_detach, None, "the log names no such writer");
     facts.log_writer = writer(7);
     let status = report(&mut facts);
-    let cut_off = status.cut_off.clone().expect("the node was given up");
-    assert_eq!((cut_off.node.as_str(), cut_off.epoch), ("a", Some(7)));
+    let forced_detach = status.forced_detach.clone().expect("the node was force-detached");
+    assert_eq!((forced_detach.node.as_str(), forced_detach.epoch), ("a", Some(7)));
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
     assert_eq!(reason_of(&status, DATA_LOST), ("Unknown", "NotReported"));
     assert!(!facts.needs_log_writer(), "its epoch is known");
@@ -370,9 +370,9 @@ fn a_node_that_reported_no_epoch_is_given_up_by_the_log() {
     let mut facts = existing("a", "a", "a");
     facts.status.device_path = None;
     facts.force_detach = Some("a".to_owned());
-    facts.status.cut_off = Some(CutOff { epoch: None, ..cut_off });
+    facts.status.forced_detach = Some(ForcedDetach { epoch: None, ..forced_detach });
     facts.log_writer = writer(9);
-    assert_eq!(report(&mut facts).cut_off.and_then(|cut_off| cut_off.epoch), None);
+    assert_eq!(report(&mut facts).forced_detach.and_then(|forced_detach| forced_detach.epoch), None);
 }
 
 #[test]

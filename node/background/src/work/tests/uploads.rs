@@ -95,7 +95,7 @@ fn a_silent_store_holds_up_no_other() {
     }
 }
 
-/// What a writer gave up on its disk it read back with the index of its own segment, fetched again.
+/// A writer read back what it had evicted with the index of its own segment, fetched again.
 #[test]
 fn the_index_of_an_own_segment_is_not_fetched() {
     let (store, pools) = (MemoryStore::new(), pools());

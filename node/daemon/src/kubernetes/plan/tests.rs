@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kubernetes::retry::{OperationFailure, Retry};
-use crate::node::{StoreAway, StoreHealth, VolumeState};
+use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
 use crate::volumes::tests::attached;
 
 fn now() -> Time {
@@ -101,9 +101,9 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ("wished and granted", granted(), &["claim", "attach"]),
         ("claimed by an earlier run", absent(&|f| f.status.node = me()), &["claim", "attach"]),
         (
-            "the writer of an epoch was given up",
+            "the writer of an epoch was force-detached",
             absent(&|f| {
-                f.status.cut_off = serde_json::from_value(
+                f.status.forced_detach = serde_json::from_value(
                     json!({ "node": "b", "time": "2026-01-01T00:00:00Z", "epoch": 3 }),
                 )
                 .unwrap();
@@ -145,7 +145,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
         ("wished elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
         ("being deleted", absent(&|f| f.deleting = true), &[]),
-        ("an attach goes on", absent(&|f| f.doing = Some(Doing::Attaching)), &["report"]),
+        ("an attach is in progress", absent(&|f| f.doing = Some(Doing::Attaching)), &["report"]),
         (
             "an attach failed a moment ago",
             absent(&|f| {
@@ -162,7 +162,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ("deletion asked", present(&|f| f.deleting = true), &["report", "detach"]),
         ("grant moved by force", present(&|f| f.status.assigned_node = other()), &["detach"]),
         (
-            "a detach goes on",
+            "a detach is in progress",
             present(&|f| {
                 f.spec.node_name = other();
                 f.doing = Some(Doing::Detaching);
@@ -187,7 +187,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             &["report", "detach"],
         ),
         (
-            "a detach of the last run goes on",
+            "a detach of the previous process resumes",
             present(&|f| {
                 f.spec.node_name = other();
                 f.last = None;
@@ -196,7 +196,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             &["report"],
         ),
         (
-            "a detach of the last run goes on, and the volume is wanted again",
+            "a detach of the previous process resumes, and the volume is wanted again",
             present(&|f| {
                 f.last = None;
                 f.here.as_mut().unwrap().state = VolumeState::Detaching;
@@ -304,10 +304,10 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             &["clear"],
         ),
         (
-            "fenced and set aside",
+            "fenced and preserved",
             absent(&|f| {
                 left_behind(f);
-                f.last = Some(Outcome::SetAside);
+                f.last = Some(Outcome::Preserve);
             }),
             &["clear"],
         ),
@@ -442,20 +442,24 @@ fn turned(facts: &Facts, type_: &str) -> (String, String, String) {
 }
 
 #[test]
-fn a_store_that_is_away_is_told_with_since_when_why_and_what_waits() {
+fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let away = |since| {
-        StoreHealth::Away(StoreAway { since, error: "connection refused".to_owned(), is_denied: false })
+        StoreHealth::Away(StoreUnreachable {
+            since,
+            error: "connection refused".to_owned(),
+            is_denied: false,
+        })
     };
     facts.here.as_mut().unwrap().store = away(long_ago + Duration::from_secs(89));
-    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "a second is the ordinary course of things");
+    assert_eq!(acts(&plan(&facts, &now())), [""; 0], "an outage of a second is not reported");
     facts.here.as_mut().unwrap().store = away(long_ago);
     let (status, reason, message) = turned(&facts, "StoreReachable");
-    assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreAway"));
+    assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreUnreachable"));
     assert_eq!(
         message,
-        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. All goes on by itself when the store answers. Last error: connection refused"
+        "ObjectStore main has not answered node a since 2025-12-31T23:58:30Z. 8192 bytes wait to be uploaded, and flushes for them; reads of what is not on the node wait. Uploads resume automatically once the store is reachable. Last error: connection refused"
     );
     reported(&mut facts);
     facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
@@ -470,7 +474,8 @@ fn a_store_that_denies_is_told_with_its_secret() {
     let mut facts = served();
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
-    facts.here.as_mut().unwrap().store = StoreHealth::Away(StoreAway { since, error, is_denied: true });
+    facts.here.as_mut().unwrap().store =
+        StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
     for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
@@ -544,15 +549,15 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
     assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
     assert_eq!(
         message,
-        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that are nowhere else, the first 8192 of them at byte 65536 of the device; until they are readable, written or discarded nothing is uploaded, and 8192 bytes wait"
+        "the disk of node a since 2025-12-31T23:58:30Z cannot read 12288 bytes that exist only there (first: 8192 bytes at offset 65536). Uploads are paused until they are readable, overwritten or discarded; 8192 bytes are pending"
     );
     let mut detaching = facts.clone();
     let here = detaching.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Detaching, None);
     let (_, _, message) = turned(&detaching, "LocalDataReadable");
-    assert!(!message.contains("written or discarded"), "there is no device: {message}");
+    assert!(!message.contains("overwritten or discarded"), "there is no device: {message}");
     assert!(
-        message.contains("the annotation holdfast.dev/force-detach=a: the volume goes on there"),
+        message.contains("the annotation holdfast.dev/force-detach=a: the volume continues there"),
         "{message}"
     );
     reported(&mut facts);
@@ -563,18 +568,18 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
 #[test]
 fn a_sync_that_failed_is_told_until_the_next_attach() {
     let mut facts = served();
-    let told = find_condition(&facts.status.conditions, "LocalDiskTrusted").unwrap();
+    let told = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
     assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
-    facts.here.as_mut().unwrap().disk_distrusted = true;
-    let (status, reason, message) = turned(&facts, "LocalDiskTrusted");
+    facts.here.as_mut().unwrap().disk_sync_failed = true;
+    let (status, reason, message) = turned(&facts, "LocalDiskHealthy");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
-    for part in ["disk of node a", "every flush waits for a commit", "attach it again"] {
+    for part in ["disk of node a", "every flush waits for an upload", "attach it again"] {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
-    facts.here.as_mut().unwrap().disk_distrusted = false;
-    assert_eq!(turned(&facts, "LocalDiskTrusted").0, "True");
+    facts.here.as_mut().unwrap().disk_sync_failed = false;
+    assert_eq!(turned(&facts, "LocalDiskHealthy").0, "True");
 }
 
 #[test]
@@ -582,19 +587,21 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
-    let away = StoreHealth::Away(StoreAway {
+    let away = StoreHealth::Away(StoreUnreachable {
         since: since - Duration::from_secs(60),
         error: error.clone(),
         is_denied: false,
     });
     facts.here.as_mut().unwrap().store = away;
     reported(&mut facts);
-    let before = find_condition(&facts.status.conditions, trouble::STORE_REACHABLE).unwrap().clone();
-    for store in [StoreHealth::Unknown, StoreHealth::Away(StoreAway { since, error, is_denied: false })] {
+    let before = find_condition(&facts.status.conditions, fault::STORE_REACHABLE).unwrap().clone();
+    for store in
+        [StoreHealth::Unknown, StoreHealth::Away(StoreUnreachable { since, error, is_denied: false })]
+    {
         facts.here.as_mut().unwrap().store = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
-        let status = trouble::conditions(&facts, facts.here.as_ref().unwrap(), &later);
-        let after = find_condition(&status, trouble::STORE_REACHABLE).unwrap();
+        let status = fault::conditions(&facts, facts.here.as_ref().unwrap(), &later);
+        let after = find_condition(&status, fault::STORE_REACHABLE).unwrap();
         assert_eq!((&after.status, &after.reason), (&before.status, &before.reason));
         assert_eq!(after.last_transition_time, before.last_transition_time);
     }
@@ -603,7 +610,7 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
 }
 
 #[test]
-fn a_volume_in_trouble_is_looked_at_soon_so_that_what_is_over_is_told() {
+fn a_volume_with_a_fault_is_reconciled_soon() {
     let mut facts = served();
     assert_eq!(plan(&facts, &now()).again, Some(FIGURES_EVERY));
     facts.here.as_mut().unwrap().delayed = Some((Delay::DirtyLimit, Duration::from_secs(1)));
@@ -611,7 +618,7 @@ fn a_volume_in_trouble_is_looked_at_soon_so_that_what_is_over_is_told() {
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delayed = None;
     facts.here.as_mut().unwrap().store =
-        StoreHealth::Away(StoreAway { since, error: "timed out".to_owned(), is_denied: false });
+        StoreHealth::Away(StoreUnreachable { since, error: "timed out".to_owned(), is_denied: false });
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
 }
 
@@ -632,20 +639,20 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
     assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
     facts.here.as_mut().unwrap().state = VolumeState::Attaching;
     let status = written(&plan(&facts, &now())).unwrap();
-    assert!(find_condition(&status.conditions, trouble::STORE_REACHABLE).is_some());
-    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None);
+    assert!(find_condition(&status.conditions, fault::STORE_REACHABLE).is_some());
+    assert_eq!(find_condition(&status.conditions, fault::WRITABLE), None);
 }
 
 #[test]
 fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     let mut facts = served();
-    assert_eq!(facts.status.durable_up_to, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
+    assert_eq!(facts.status.durable_through, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
     let here = |facts: &mut Facts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
         here.dirty_bytes = Some(dirty);
         here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));
-        here.durable_up_to = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
+        here.durable_through = Some(std::time::UNIX_EPOCH + Duration::from_secs(seconds));
         facts.since_report = Some(Duration::from_secs(3600));
     };
     here(&mut facts, 0, 1_700_000_100);
@@ -654,13 +661,13 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     assert_eq!(acts(&plan(&facts, &now())), [""; 0]);
     here(&mut facts, 4096, 1_700_000_300);
     let dirty = written(&plan(&facts, &now())).unwrap();
-    assert_eq!(dirty.durable_up_to, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
+    assert_eq!(dirty.durable_through, Some(Time("2023-11-14T22:18:20Z".parse().unwrap())));
     // The daemon's successor does not know yet: what was said stays true.
     reported(&mut facts);
-    facts.here.as_mut().unwrap().durable_up_to = None;
+    facts.here.as_mut().unwrap().durable_through = None;
     facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     facts.since_report = None;
-    assert_eq!(written(&plan(&facts, &now())).unwrap().durable_up_to, dirty.durable_up_to);
+    assert_eq!(written(&plan(&facts, &now())).unwrap().durable_through, dirty.durable_through);
 }
 
 #[test]
@@ -679,22 +686,22 @@ fn what_was_dirty_stays_said_while_the_device_is_away() {
     (facts.here, facts.last) = (None, None);
     let claim = written(&plan(&facts, &now())).unwrap();
     assert_eq!((claim.epoch, claim.dirty_bytes), (Some(3), Some(8192)));
-    assert!(claim.durable_up_to.is_some());
+    assert!(claim.durable_through.is_some());
 }
 
 /// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is missing.
 #[test]
-fn what_nobody_can_say_yet_leaves_what_was_said() {
+fn unknown_figures_leave_the_reported_ones() {
     let unknown = |state| {
         let mut facts = served();
         let here = facts.here.as_mut().unwrap();
-        (here.state, here.attached, here.dirty_bytes, here.durable_up_to) = (state, None, None, None);
+        (here.state, here.attached, here.dirty_bytes, here.durable_through) = (state, None, None, None);
         written(&plan(&facts, &now())).unwrap()
     };
     for state in [VolumeState::Attaching, VolumeState::Quiesced] {
         let status = unknown(state);
         assert_eq!((status.epoch, status.dirty_bytes), (Some(3), Some(8192)), "{state:?}");
-        assert!(status.durable_up_to.is_some(), "{state:?}");
+        assert!(status.durable_through.is_some(), "{state:?}");
     }
 }
 
@@ -705,8 +712,8 @@ fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why
     (here.state, here.attached) = (VolumeState::Quiesced, None);
     here.message = Some("its device waits".to_owned());
     let quiesced = plan(&facts, &now());
-    assert_eq!(reason(&quiesced), ("False".to_owned(), "NotTakenUp".to_owned()));
+    assert_eq!(reason(&quiesced), ("False".to_owned(), "RecoveryFailed".to_owned()));
     let status = written(&quiesced).unwrap();
     assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
-    assert_eq!(find_condition(&status.conditions, trouble::WRITABLE), None, "nothing is served");
+    assert_eq!(find_condition(&status.conditions, fault::WRITABLE), None, "nothing is served");
 }

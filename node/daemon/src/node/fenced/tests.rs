@@ -34,7 +34,7 @@ fn state() -> TempDir {
     state
 }
 
-/// Memory of a live map, in a file once nobody uses it.
+/// Memory of a live map, in a file once it is not mapped.
 struct Live {
     bytes: Vec<u8>,
     path: PathBuf,
@@ -292,7 +292,7 @@ fn what_is_kept_is_deleted_only_when_that_was_meant() {
     let outside = find(state.path(), "../fenced/disk-1").unwrap_err();
     assert_eq!(outside.kind(), ErrorKind::NotFound);
     let refused = find(state.path(), "disk-1").unwrap().delete(false).unwrap_err();
-    assert!(refused.to_string().contains("holds 16384 bytes that are nowhere else"), "{refused}");
+    assert!(refused.to_string().contains("holds the only copy of 16384 bytes"), "{refused}");
     find(state.path(), "disk-1").unwrap().delete(true).unwrap();
     assert!(list(state.path()).unwrap().is_empty());
 }

@@ -79,7 +79,7 @@ impl Served {
                 Event::Moved { id, result: moved(completion, length * SECTOR_BYTES as u32, is_write) }
             }
             COLD_KIND => {
-                let ticket = self.tickets[data.aux() as usize].as_mut().expect("its read was under way");
+                let ticket = self.tickets[data.aux() as usize].as_mut().expect("its read was in flight");
                 let result = exactly(completion, bytes(ticket.range));
                 let slot = ticket.slot.take();
                 if result.is_err() && !std::mem::replace(&mut ticket.again, true) {
@@ -129,7 +129,7 @@ impl Served {
         Event::MapPrepared { chunk: Chunk(number.into()), result: Err(why) }
     }
 
-    /// The block of a cold read is in the slab, or cannot be had.
+    /// The block of a cold read is in the slab, or is unavailable.
     pub(in crate::node) fn on_cold(
         &mut self,
         ring: &mut Ring,

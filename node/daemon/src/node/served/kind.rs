@@ -18,7 +18,7 @@ pub(super) const SYNC_MAP_KIND: u8 = 21;
 pub(super) const PREPARE_KIND: u8 = 22;
 /// The chunk's place in the durable map allocated; aux: the chunk.
 pub(super) const PREPARE_DURABLE_KIND: u8 = 24;
-/// A hole punched where clean data was given up.
+/// A hole punched where clean data was evicted.
 pub(super) const EVICT_KIND: u8 = 23;
 /// Nothing: the turn after the one that asked for it.
 pub(super) const TURN_KIND: u8 = 25;

@@ -91,7 +91,7 @@ impl Served {
     }
 
     fn send(&self, work: Work) {
-        // The receiver lives as long as this sender, unless the runtime is shutting down: then nobody waits any more.
+        // The receiver lives as long as this sender, unless the runtime is shutting down: then no task waits any more.
         drop(self.work.send(work));
     }
 
@@ -157,7 +157,7 @@ impl Served {
 
     /// Asks for the block of a ticket, which was not readable in the slot it was in.
     pub(super) fn fetch(&self, number: u32, unreadable: Option<SlabSlot>) {
-        let ticket = self.tickets[number as usize].as_ref().expect("its read is under way");
+        let ticket = self.tickets[number as usize].as_ref().expect("its read is in flight");
         let (range, layers) = (ticket.range, ticket.layers.clone());
         self.send(Work::Cold { ticket: number, range, layers, unreadable });
     }

@@ -112,7 +112,7 @@ impl Served {
             sector = range.start.0,
             sectors = range.sectors,
             held_back,
-            "the local disk cannot read data that is nowhere else: {means}"
+            "the local disk cannot read the only copy of data: {means}"
         );
     }
 
@@ -142,7 +142,7 @@ impl Served {
         for (what, limited) in [
             ("the local disk failed to keep the volume's data or map", disk_failed),
             ("the local disk could not read cached data", clean_unreadable),
-            ("the local disk could not read data that is nowhere else", dirty_unreadable),
+            ("the local disk could not read the only copy of data", dirty_unreadable),
             ("the volume's map had no room", no_map),
         ] {
             if let Some(times) = limited.rest(now) {

@@ -9,7 +9,7 @@ use super::super::local::AttachFiles;
 use super::kernel::{Death, FakeKernel, Loss};
 use super::*;
 
-/// How long a start waits for devices of the last run.
+/// How long a start waits for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);
 
 /// A host: its directories, its kernel, and the bucket of its volumes.
@@ -82,7 +82,7 @@ impl Host {
 
     /// Every device that serves is its volume's own, and every device of ours that is LIVE serves.
     async fn check(&self, node: &Node) {
-        // A detach of the last run may be going on: it changes the kernel first.
+        // A detach of the previous process may be in progress: it changes the kernel first.
         until(|| self.live() == self.serving(node)).await;
         assert_eq!(self.kernel.wrong(), Vec::<String>::new());
         let devices = self.kernel.devices();
@@ -109,7 +109,7 @@ impl Host {
         serving
     }
 
-    /// Waits until what the last run left is served or on its way to be released.
+    /// Waits until what the previous process left is served or being released.
     async fn settle(&self, node: &Node) {
         settled(node, |status| matches!(status.state, VolumeState::Attached | VolumeState::Detaching)).await;
     }
@@ -378,7 +378,7 @@ fn the_record_of_another_installation_is_refused() {
     assert_eq!(host.kernel.devices(), before);
 }
 
-/// Found by reading: a detach was accepted while the attach was under way. Both succeeded, and the device stayed without a
+/// Found by reading: a detach was accepted while the attach was in progress. Both succeeded, and the device stayed without a
 /// server.
 #[test]
 fn a_detach_during_an_attach_is_refused() {
@@ -487,7 +487,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
         assert!(message().contains("its device is being recovered"), "{}", message());
         for refused in [node.attach(host.request("x")).await.map(drop), node.detach(&id("x")).await] {
             let refused = refused.unwrap_err();
-            assert!(matches!(refused, NodeError::NotTakenUp { .. }), "{refused}");
+            assert!(matches!(refused, NodeError::RecoveryFailed { .. }), "{refused}");
         }
         // The kernel refuses what the queues of x offer it: nothing more is waited for.
         node.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
@@ -505,7 +505,7 @@ fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     });
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
-        assert!(matches!(node.volumes().get(&id("x")), Some(Entry::Stranded(_))));
+        assert!(matches!(node.volumes().get(&id("x")), Some(Entry::RecoveryFailed(_))));
         host.kernel.release();
         settled(&node, |status| status.state == VolumeState::Attached).await;
         host.check(&node).await;

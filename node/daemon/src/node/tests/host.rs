@@ -67,7 +67,7 @@ fn volumes_of_an_earlier_version_are_named_and_left_alone() {
         let reasons = readiness.not_ready();
         for (volume, reason) in ["disk", "other"].into_iter().zip(&reasons) {
             let refused = node.attach(AttachRequest { volume: volume.parse().unwrap(), ..request() }).await;
-            assert!(matches!(refused, Err(NodeError::NotTakenUp { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(NodeError::RecoveryFailed { .. })), "{refused:?}");
             for part in [volume, "attached", "earlier version", "detach the volume, or restart the host"] {
                 assert!(reason.contains(part), "{reason}");
             }
@@ -132,7 +132,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
     std::process::exit(SERVED);
 }
 
-/// A tmpfs of its own; nobody sees it but through its file descriptor, with which it vanishes.
+/// A tmpfs of its own, visible only through its file descriptor, with which it vanishes.
 pub(in crate::node) struct SmallTmpfs(OwnedFd);
 
 impl SmallTmpfs {

@@ -36,7 +36,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
         assert_eq!(mode & 0o777, 0o600, "it holds the key");
         node.shutdown().await;
     });
-    // The last run was told to detach the volume: that needs the log.
+    // The previous process was detaching the volume: that needs the log.
     alone(async {
         let node = Node::start(dirs.config()).await.unwrap();
         let gone = async {
@@ -177,7 +177,7 @@ impl Tenants {
     }
 }
 
-/// What is refused, why, and that the volume goes on with the former configuration.
+/// What is refused, why, and that the volume continues with the former configuration.
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");

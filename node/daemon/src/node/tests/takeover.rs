@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use holdfast_background::{AttachError, Background, FoundMap, PutAside, StoreKey, Won, Work, win};
+use holdfast_background::{AttachError, Background, FoundMap, Preserved, StoreKey, Won, Work, win};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::{FoundPage, holds_dirty};
@@ -187,7 +187,7 @@ fn an_empty_state_directory_under_the_same_name_is_refused() {
             panic!("{refused:?}")
         };
         assert!(!empty.durable_map().exists(), "a refusal changes nothing");
-        // The disk is found again: its own attach needs nobody's permission.
+        // The disk is found again: its own attach needs no permission.
         assert_eq!(attach(&before, &store, &claim("a", 3)).await.unwrap().displaced, None);
         // It is lost for good.
         let accepted = Claim { replaces: Some(Epoch(2)), ..claim("a", 4) };
@@ -223,7 +223,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
         };
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
         let won = attach(&dirs, &store, &accepted).await.unwrap();
-        assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::Older }));
+        assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::Older }));
         assert!(won.found.is_empty() && won.displaced.is_some());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
         assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
@@ -266,7 +266,7 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
             let restored = Dirs::new();
             copy(&dirs.local().dir(), &restored.local().dir());
             let won = attach(&restored, &store, &claim).await.unwrap();
-            assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::LogSetBack }));
+            assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogSetBack }));
             assert_eq!(won.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
             assert_eq!((won.header.epoch, won.found.is_empty()), (Epoch(2), true));
             let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
@@ -299,7 +299,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let found = dirs.local().read_map().unwrap().unwrap();
         assert_eq!(worth(&seen, Some(&found.header)), LocalData::Foreign(Foreign::LogSetBack));
         let won = win(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
-        assert_eq!((won.put_aside, won.header.epoch), (None, Epoch(2)));
+        assert_eq!((won.preserved, won.header.epoch), (None, Epoch(2)));
         assert!(!won.found.is_empty());
     });
 }
@@ -465,7 +465,7 @@ fn a_disk_as_its_last_commit_left_it_is_trusted() {
 struct Slow {
     local: Local,
     reached: Notify,
-    goes_on: Notify,
+    resume: Notify,
 }
 
 impl LocalState for Slow {
@@ -476,8 +476,8 @@ impl LocalState for Slow {
         LocalState::read_map(&self.local).await
     }
 
-    async fn set_aside(&self, epoch: Epoch) -> Result<(), NodeError> {
-        LocalState::set_aside(&self.local, epoch).await
+    async fn preserve(&self, epoch: Epoch) -> Result<(), NodeError> {
+        LocalState::preserve(&self.local, epoch).await
     }
 
     async fn discard(&self) -> Result<(), NodeError> {
@@ -495,7 +495,7 @@ impl LocalState for Slow {
         generation: u64,
     ) -> Result<(), NodeError> {
         self.reached.notify_one();
-        self.goes_on.notified().await;
+        self.resume.notified().await;
         LocalState::write_header(&self.local, files, header, generation).await
     }
 }
@@ -521,7 +521,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
                 assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Won);
             }
             let (dirs, successor) = (Dirs::new(), Dirs::new());
-            let slow = Slow { local: dirs.local(), reached: Notify::new(), goes_on: Notify::new() };
+            let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
             let late_claim = Claim { replaces: permitted, ..claim("a", 2) };
             let at = volume();
             let late = win(&*store, &at, &slow, &late_claim);
@@ -529,7 +529,7 @@ fn an_attach_that_stood_still_fences_no_successor() {
                 slow.reached.notified().await;
                 let claim = Claim { replaces: permitted, ..claim("b", 3) };
                 let won = attach(&successor, &store, &claim).await.unwrap();
-                slow.goes_on.notify_one();
+                slow.resume.notify_one();
                 won
             };
             let (late, won) = tokio::join!(late, takes_over);
@@ -561,7 +561,7 @@ fn local_state_of_another_store_is_never_trusted() {
         drop(writer);
         let won = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
         assert!(won.found.is_empty() && !won.trust_clean);
-        assert_eq!(won.put_aside, Some(PutAside { epoch: Epoch(1), why: Foreign::OtherVolume }));
+        assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::OtherVolume }));
         let AttachRefused::LocalStateMissing { missing, .. } =
             attach(&dirs, &main, &claim("a", 3)).await.err().unwrap()
         else {

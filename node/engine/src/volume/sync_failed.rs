@@ -1,4 +1,4 @@
-//! When the local disk is not believed any more: from the first sync of a side that fails, until the volume is attached anew.
+//! A failed sync: from the first sync of a side that fails until the next attach, local syncs prove nothing.
 //!
 //! What a failed sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about it.
 //! So from then on:
@@ -9,7 +9,7 @@
 //! 3. each commit says which sides are void (`Body::Commit`): those it captured, and those whose dirty data, as far as the
 //!    durable map names it, is committed already. After a loss of the host an attach forgets what they hold. So a commit needs
 //!    no round before it: what it holds is never hidden by what the disk has of it.
-//! 4. clean data is given up once both sides are void, and not before: the durable map may call it dirty.
+//! 4. clean data is evicted once both sides are void, and not before: the durable map may call it dirty.
 //! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the host: they run.
 //!
 //! Upholds invariants 1 and 4 (`docs/invariants.md`); why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
@@ -20,16 +20,16 @@ use crate::sector_map::SideSet;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Whether a sync of a side failed since the attach.
-    pub(super) fn is_distrusted(&self) -> bool {
-        self.map.is_distrusted()
+    pub(super) fn is_sync_failed(&self) -> bool {
+        self.map.is_sync_failed()
     }
 
     /// A sync of a side failed.
-    pub(super) fn distrust(&mut self) {
+    pub(super) fn note_failed_sync(&mut self) {
         if is_planted(Bug::BelievesRetriedSync) {
             return;
         }
-        self.map.set_distrusted();
+        self.map.set_sync_failed();
         self.evict_nothing();
     }
 
@@ -40,15 +40,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Whether the inactive side may be punched without a round: nothing that the durable map says counts.
     pub(super) fn is_void(&self) -> bool {
-        self.is_distrusted()
+        self.is_sync_failed()
             && self.manifest.as_ref().is_some_and(|manifest| manifest.void() == SideSet::BOTH)
     }
 
     /// What the commit of these sides makes void.
     pub(super) fn void_with(&self, sealed: SideSet) -> SideSet {
-        if !self.is_distrusted() || is_planted(Bug::NothingIsVoid) {
+        if !self.is_sync_failed() || is_planted(Bug::NothingIsVoid) {
             return SideSet::NONE;
         }
-        self.map.vouched().others().or(sealed)
+        self.map.flushed_sides().others().or(sealed)
     }
 }

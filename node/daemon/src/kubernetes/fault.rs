@@ -1,7 +1,7 @@
 //! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read,
-//! whether the local disk kept its word.
+//! whether a sync of the local disk failed.
 //!
-//! Owns: the words. Each turns after [`LASTING`], and back at once; the last turns at once, and back with the next attach.
+//! Owns: the words. Each turns after [`REPORT_AFTER`], and back at once; the last turns at once, and back with the next attach.
 //! The first is there while the volume is on the node, the others while its device takes writes; none says anything of a
 //! volume that another writer holds. What was said of a store stays said until the store answers: a daemon that was
 //! restarted knows nothing of it at first.
@@ -13,7 +13,7 @@ use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
 use super::plan::Facts;
-use crate::node::{self, StoreAway, StoreHealth, VolumeState};
+use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
 /// Condition: the object store answers the node.
 pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
@@ -22,11 +22,11 @@ pub(crate) const WRITABLE: &str = "Writable";
 /// Condition: what is to be uploaded can be read.
 pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 /// Condition: no sync of the local disk failed since the attach.
-pub(crate) const LOCAL_DISK_TRUSTED: &str = "LocalDiskTrusted";
+pub(crate) const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
 /// All of them.
-pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_TRUSTED];
-/// Shorter trouble is the ordinary course of things.
-const LASTING: Duration = Duration::from_secs(5);
+pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
+/// Shorter faults are not reported.
+const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The conditions of a volume that is here.
 pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
@@ -39,7 +39,7 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
             let own = [
                 writable(facts, here, now),
                 local_data_readable(facts, here, now),
-                local_disk_trusted(facts, here, now),
+                local_disk_healthy(facts, here, now),
             ];
             store_reachable(facts, here, now).into_iter().chain(own).collect()
         }
@@ -49,7 +49,7 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
 fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
     let found = here.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
     let lasting = found.filter(|(_, since)| {
-        SystemTime::from(now.0).duration_since(*since).is_ok_and(|passed| passed >= LASTING)
+        SystemTime::from(now.0).duration_since(*since).is_ok_and(|passed| passed >= REPORT_AFTER)
     });
     let Some((Unreadable { first, bytes, .. }, since)) = lasting else {
         let message = "what is to be uploaded can be read".to_owned();
@@ -59,34 +59,34 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
     let (at, length) = (first.start.byte_offset(), first.bytes());
     let dirty = here.dirty_bytes.unwrap_or_default();
     let me = &facts.me;
-    let way_out = if here.attached.is_some() {
-        "until they are readable, written or discarded nothing is uploaded".to_owned()
+    let remedy = if here.attached.is_some() {
+        "Uploads are paused until they are readable, overwritten or discarded".to_owned()
     } else {
         format!(
-            "the detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
-             the volume goes on there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
+            "The detach waits until they are readable; or set spec.nodeName to another node and the annotation {FORCE_DETACH}={me}: \
+             the volume continues there as of its last commit, and `holdfast-node fenced export` on node {me} has all that was not \
              uploaded but these bytes"
         )
     };
     let message = format!(
-        "the disk of node {me}{since} cannot read {bytes} bytes that are nowhere else, the first {length} of them at byte {at} of the device; \
-         {way_out}, and {dirty} bytes wait"
+        "the disk of node {me}{since} cannot read {bytes} bytes that exist only there (first: {length} bytes at offset {at}). \
+         {remedy}; {dirty} bytes are pending"
     );
     make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
 }
 
-fn local_disk_trusted(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
-    if !here.disk_distrusted {
+fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+    if !here.disk_sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
-        return make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::True, "Synced", message, now);
+        return make(facts, LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message, now);
     }
     let message = format!(
-        "the disk of node {} failed a sync: the flush failed, and what it was to make durable may be gone after a power cut. \
-         Nothing is lost that a flush covered which succeeded. Until the volume is attached anew every flush waits for a \
-         commit: look into the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
+        "the disk of node {} failed a sync: the flush failed, and what it covered may be lost at a power cut. \
+         Earlier successful flushes are not affected. Until the next attach, every flush waits for an upload. \
+         Check the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
         facts.me
     );
-    make(facts, LOCAL_DISK_TRUSTED, ConditionStatus::False, "SyncFailed", message, now)
+    make(facts, LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message, now)
 }
 
 /// Whether a condition may be about to turn.
@@ -102,7 +102,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
         StoreHealth::Answers => None,
         StoreHealth::Away(away) => {
             let passed = SystemTime::from(now.0).duration_since(away.since);
-            let is_lasting = passed.is_ok_and(|passed| passed >= LASTING);
+            let is_lasting = passed.is_ok_and(|passed| passed >= REPORT_AFTER);
             (is_lasting || said.is_some_and(|said| said.status == "False")).then_some(away)
         }
     };
@@ -119,7 +119,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
             make(facts, STORE_REACHABLE, ConditionStatus::True, reason, message, now)
         }
         Some(away) => {
-            let reason = if away.is_denied { "AccessDenied" } else { "StoreAway" };
+            let reason = if away.is_denied { "AccessDenied" } else { "StoreUnreachable" };
             let mut message = waits_for_store(facts, here, away);
             if let Some(why) = &here.store_change_refused {
                 message = format!("{message}. Its newest configuration is not in use: {why}");
@@ -149,7 +149,7 @@ fn denied(facts: &Facts) -> String {
     }
 }
 
-fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -> String {
+fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreachable) -> String {
     let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.dirty_bytes, here.durability) {
         (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
@@ -169,14 +169,14 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreAway) -
         );
     }
     format!(
-        "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. All goes on by itself \
-         when the store answers. Last error: {}",
+        "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. Uploads resume \
+         automatically once the store is reachable. Last error: {}",
         here.store_name, facts.me, away.error
     )
 }
 
 fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
-    let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= LASTING) else {
+    let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         let message = "writes do not wait";
         return make(facts, WRITABLE, ConditionStatus::True, "Serving", message.to_owned(), now);
     };
@@ -186,13 +186,13 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
         Delay::DirtyLimit => (
             "DirtyLimit",
             format!(
-                "the volume has {bytes} bytes to upload, and data.most_dirty allows no more; they go on as these are uploaded"
+                "the volume has {bytes} bytes to upload, and data.most_dirty allows no more; writes resume as these are uploaded"
             ),
         ),
         Delay::CacheFull => (
             "CacheFull",
             format!(
-                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded; they go on as there is room"
+                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded; writes resume when there is room"
             ),
         ),
         Delay::Unreadable => (

@@ -1,12 +1,12 @@
 //! Taking a volume from a node that is lost, and saying what is missing because of it.
 //!
-//! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.cutOff` remembers
+//! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.forcedDetach` remembers
 //! the node until the annotation is gone, so that an old one never takes the volume from a node that got it back later.
 //! The node may be the one that is to serve the volume: then its disk is lost, and it attaches without it.
-//! `status.cutOff.epoch` is the permission of the next attach, which replaces the writer of that epoch and no other. The log
+//! `status.forcedDetach.epoch` is the permission of the next attach, which replaces the writer of that epoch and no other. The log
 //! decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
-use holdfast_crds::{Condition, ConditionStatus, CutOff, Durability, FORCE_DETACH, Time, condition};
+use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, ForcedDetach, Time, condition};
 
 use super::facts::Facts;
 
@@ -15,13 +15,14 @@ pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 
 impl Facts {
     /// Whether the node that reports that it serves the volume is to have it no more, whatever it does.
-    pub(super) fn is_cut_off(&self, serving: &str) -> bool {
-        let remembered = self.status.cut_off.as_ref().filter(|cut_off| cut_off.node == serving);
+    pub(super) fn is_force_detached(&self, serving: &str) -> bool {
+        let remembered =
+            self.status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == serving);
         let is_again = match remembered {
             None => false,
             // The same node attaches without the state that it lost; what it reports then has another epoch.
-            Some(cut_off) if self.desired() == Some(serving) => {
-                cut_off.epoch.is_none() || cut_off.epoch != self.status.epoch
+            Some(forced_detach) if self.desired() == Some(serving) => {
+                forced_detach.epoch.is_none() || forced_detach.epoch != self.status.epoch
             }
             // A grant that has moved stays moved until the next node claims the volume.
             Some(_) => self.assigned() == Some(serving),
@@ -32,30 +33,32 @@ impl Facts {
 
 /// What is remembered of the node that was cut off: as it reported last, at the moment it is. Its epoch is the log's, where the
 /// log still calls that node attached.
-pub(super) fn cut_off(facts: &Facts, now: &Time) -> Option<CutOff> {
+pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
     let named = facts.force_detach.as_deref()?;
     let status = &facts.status;
     // The log's word on the node's epoch: the node may have attached without ever reporting it.
     let logged = facts.log_writer.as_ref().filter(|writer| writer.node == named).map(|writer| writer.epoch);
-    if let Some(remembered) = status.cut_off.as_ref().filter(|cut_off| cut_off.node == named) {
-        // A node that got the volume back since is not given up by what was said of it before.
+    if let Some(remembered) =
+        status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named)
+    {
+        // A node that got the volume back since is not affected by an annotation from before.
         let since = logged.filter(|_| facts.desired() != Some(named));
-        return Some(CutOff { epoch: remembered.epoch.or(since), ..remembered.clone() });
+        return Some(ForcedDetach { epoch: remembered.epoch.or(since), ..remembered.clone() });
     }
-    let unreported = CutOff {
+    let unreported = ForcedDetach {
         node: named.to_owned(),
         time: now.clone(),
         epoch: logged,
         durability: None,
         dirty_bytes: None,
-        durable_up_to: None,
+        durable_through: None,
     };
-    if status.node.as_deref().is_some_and(|node| facts.is_cut_off(node)) {
-        return Some(CutOff {
+    if status.node.as_deref().is_some_and(|node| facts.is_force_detached(node)) {
+        return Some(ForcedDetach {
             epoch: logged.or(status.epoch),
             durability: status.durability,
             dirty_bytes: status.dirty_bytes,
-            durable_up_to: status.durable_up_to.clone(),
+            durable_through: status.durable_through.clone(),
             ..unreported
         });
     }
@@ -64,10 +67,10 @@ pub(super) fn cut_off(facts: &Facts, now: &Time) -> Option<CutOff> {
 }
 
 /// Says what is missing.
-pub(super) fn data_lost(facts: &Facts, cut_off: &CutOff, now: &Time) -> Condition {
-    let CutOff { node, time, epoch: _, durability, dirty_bytes, durable_up_to } = cut_off;
+pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
+    let ForcedDetach { node, time, epoch: _, durability, dirty_bytes, durable_through } = forced_detach;
     let begins = format!("node {node} was cut off at {}", time.0);
-    let after = durable_up_to
+    let after = durable_through
         .as_ref()
         .map_or_else(|| "since its last commit".to_owned(), |since| format!("after {}", since.0));
     let flushed = match durability {
