@@ -258,7 +258,7 @@ fn forget_peak() -> u64 {
     resident("VmRSS:")
 }
 
-/// Prints the line that `cargo e2e bench proof-turns` reads. Other tests of the process must not run meanwhile for it to be right.
+/// Prints the figures as a line of JSON. The memory is right where no other test of the process runs meanwhile.
 fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     let memory_bytes = resident("VmHWM:").saturating_sub(before_bytes);
     let (longest_ns, most_pages) = (turns.longest.as_nanos(), turns.most_writes / 2);
