@@ -62,7 +62,7 @@ impl S3Store {
         let upload = self.start_upload(key, full).await?;
         let done = match self.send_parts(key, full, &upload, first, parts).await {
             Ok(Sent { parts, bytes }) => {
-                let completed = self.complete_upload(key, full, &upload, parts).await;
+                let completed = self.complete_upload(key, full, &upload, parts, bytes).await;
                 self.settle_complete(key, completed, bytes).await.map_err(SegmentError::from)
             }
             Err(error) => Err(error),
@@ -159,9 +159,10 @@ impl S3Store {
         full: &str,
         upload: &str,
         parts: Vec<CompletedPart>,
+        size_bytes: u64,
     ) -> Result<(), StoreError> {
         let parts = CompletedMultipartUpload::builder().set_parts(Some(parts)).build();
-        let limit = self.config.timeouts.deadline;
+        let limit = self.config.timeouts.completion_for(size_bytes);
         self.repeat(Verb::CompleteUpload, limit, || async {
             let complete = self.client.complete_multipart_upload().bucket(&self.config.bucket).key(full);
             match complete.upload_id(upload).multipart_upload(parts.clone()).send().await {

@@ -183,6 +183,21 @@ async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
+/// A server that copies the parts needs time for them. The limit was the same for every size: the completion of 4 GiB
+/// timed out each time, and the upload began again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_segment_is_given_time_to_complete() {
+    let server = Server::start().await;
+    let mut config = server.config();
+    config.timeouts.deadline = Duration::from_secs(1);
+    let store = S3Store::connect(config).await.unwrap();
+    server.plan_fault(Method::POST, PlannedFault::Late(Duration::ZERO));
+    server.plan_fault(Method::POST, PlannedFault::Late(Duration::from_secs(2)));
+    let mut parts = ReadyParts::new([Bytes::from(vec![3; 5 << 20]), BODY]);
+    store.put_segment("volumes/v1/segments/a", &mut parts).await.unwrap();
+    assert_eq!((store.counts().complete_upload, store.counts().abort_upload), (1, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_segment_that_fails_frees_its_parts() {
     let server = Server::start().await;
