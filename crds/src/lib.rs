@@ -1,4 +1,4 @@
-//! The holdfast.dev custom resources.
+//! The `storage.holdfast.dev` custom resources.
 //!
 //! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in `crds/*.yaml`, and
 //! the parsing of field values into typed ones.
@@ -43,7 +43,7 @@ pub use volume::{
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 
 /// API group of every kind in this crate.
-pub const GROUP: &str = "holdfast.dev";
+pub const GROUP: &str = "storage.holdfast.dev";
 
 /// Finalizer the operator holds on a Volume until its objects are gone.
 pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A bucket on Amazon S3 or a server that speaks its protocol.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
-    group = "holdfast.dev",
+    group = "storage.holdfast.dev",
     version = "v1alpha1",
     kind = "ObjectStore",
     plural = "objectstores",

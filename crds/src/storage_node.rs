@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// One node that serves volumes. Its name is the node's name.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[kube(
-    group = "holdfast.dev",
+    group = "storage.holdfast.dev",
     version = "v1alpha1",
     kind = "StorageNode",
     plural = "storagenodes",

@@ -27,7 +27,7 @@ pub const FORCE_DETACH: &str = "holdfast.dev/force-detach";
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
-    group = "holdfast.dev",
+    group = "storage.holdfast.dev",
     version = "v1alpha1",
     kind = "Volume",
     plural = "volumes",

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The content of a volume at one point in time.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
-    group = "holdfast.dev",
+    group = "storage.holdfast.dev",
     version = "v1alpha1",
     kind = "VolumeSnapshot",
     plural = "volumesnapshots",

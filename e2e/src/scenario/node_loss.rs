@@ -32,12 +32,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     provision_store(world, &s3, BUCKET)?;
     apply(
         world,
-        "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
          spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h}\n",
     )?;
     apply(
         world,
-        "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: safe}\n\
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: safe}\n\
          spec: {size: 16Mi, objectStore: store, maxDirtyAge: 1h, durability: object}\n",
     )?;
     for volume in [VOLUME, "volume/safe"] {

@@ -137,7 +137,7 @@ pub(super) fn apply(world: &World, document: &str) -> Result<()> {
 
 pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &str) -> String {
     format!(
-        "apiVersion: holdfast.dev/v1alpha1\n\
+        "apiVersion: storage.holdfast.dev/v1alpha1\n\
          kind: ObjectStore\n\
          metadata: {{name: {name}}}\n\
          spec:\n  bucket: {bucket}\n  endpoint: {endpoint}\n  region: {REGION}\n  pathStyle: true\n  \
@@ -147,7 +147,7 @@ pub(super) fn object_store(name: &str, bucket: &str, secret: &str, endpoint: &st
 
 pub(super) fn volume(name: &str, store: &str, size: &str) -> String {
     format!(
-        "apiVersion: holdfast.dev/v1alpha1\n\
+        "apiVersion: storage.holdfast.dev/v1alpha1\n\
          kind: Volume\n\
          metadata: {{name: {name}}}\n\
          spec: {{size: {size}, objectStore: {store}}}\n"

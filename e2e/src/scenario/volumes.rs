@@ -41,7 +41,7 @@ pub(super) fn serve_all(
         .iter()
         .map(|(name, size)| {
             format!(
-                "apiVersion: holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+                "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
                  spec: {{size: {size}, objectStore: store, nodeName: {}, maxDirtyAge: 2s}}\n",
                 node.vm().name()
             )

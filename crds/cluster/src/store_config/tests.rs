@@ -8,7 +8,7 @@ use tower::service_fn;
 
 use super::*;
 
-const STORE: &str = "/apis/holdfast.dev/v1alpha1/objectstores/main";
+const STORE: &str = "/apis/storage.holdfast.dev/v1alpha1/objectstores/main";
 const KEYS: &str = "/api/v1/namespaces/apps/secrets/keys";
 const CA: &str = "/api/v1/namespaces/apps/secrets/ca";
 
@@ -41,7 +41,7 @@ fn store(more: Value) -> Value {
     });
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     json!({
-        "apiVersion": "holdfast.dev/v1alpha1",
+        "apiVersion": "storage.holdfast.dev/v1alpha1",
         "kind": "ObjectStore",
         "metadata": { "name": "main", "uid": "s", "generation": 3 },
         "spec": spec,
