@@ -6,7 +6,7 @@
 mod ring_thread;
 
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{IoSlice, IoSliceMut, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -174,6 +174,73 @@ fn misaligned_memory_is_refused_before_the_server_sees_it() {
         let stat = fixture.attribute("stat");
         assert_eq!(stat.split_whitespace().nth(4), Some("1"), "{transport}: writes in {stat}");
     }
+}
+
+/// A request whose memory fits at its start and not in the middle, as a vector of pieces can be: with zero copy the disk below would
+/// refuse it, and the program see an error that the disk did not have. The kernel refuses it before the server sees it.
+#[test]
+#[ignore = "needs ublk_drv"]
+fn memory_that_is_misaligned_in_the_middle_is_refused_too() {
+    for transport in Transport::ALL {
+        let fixture = Fixture::started(transport);
+        let mut direct = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(fixture.device.block_path())
+            .unwrap();
+        let mut memory = vec![3; 9 * 4096];
+        let aligned = memory.as_ptr().align_offset(4096);
+        let memory = &mut memory[aligned..][..8 * 4096];
+        // Offset and length of each piece, in bytes.
+        let refused: [&[(usize, usize)]; 7] = [
+            &[(4, 4096)],
+            &[(2048, 2048), (4096, 2048)],
+            &[(0, 4096), (8192, 512), (12800, 3584)],
+            &[(0, 4096), (8192 + 512, 4096)],
+            &[(0, 4096), (8192, 4092), (16384, 4)],
+            &[(0, 2048), (4096 + 2048, 2048)],
+            &[(0, 3584), (3584, 512)],
+        ];
+        for pieces in refused {
+            for outcome in
+                [moved(&mut direct, memory, pieces, true), moved(&mut direct, memory, pieces, false)]
+            {
+                let refused = outcome.expect_err("the disk below may refuse it");
+                assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "{transport}: {pieces:?}");
+            }
+        }
+        let stat = fixture.attribute("stat");
+        assert_eq!(stat.split_whitespace().nth(4), Some("0"), "{transport}: writes in {stat}");
+        let scattered: &[(usize, usize)] = &[(4096, 4096), (0, 4096), (16384, 8192)];
+        for is_write in [true, false] {
+            assert_eq!(moved(&mut direct, memory, scattered, is_write).unwrap(), 16384, "{transport}");
+        }
+    }
+}
+
+/// Moves pieces of memory to or from the start of a device with one call. Returns how many bytes.
+fn moved(
+    device: &mut File,
+    memory: &mut [u8],
+    pieces: &[(usize, usize)],
+    is_write: bool,
+) -> std::io::Result<usize> {
+    device.rewind()?;
+    if is_write {
+        let slices: Vec<_> = pieces.iter().map(|&(at, len)| IoSlice::new(&memory[at..][..len])).collect();
+        return device.write_vectored(&slices);
+    }
+    // In the order in which they lie in memory: the kernel cares for no other.
+    let mut sorted = pieces.to_vec();
+    sorted.sort_unstable();
+    let (mut rest, mut from, mut slices) = (memory, 0, Vec::new());
+    for (at, len) in sorted {
+        let (piece, after) = rest.split_at_mut(at - from).1.split_at_mut(len);
+        slices.push(IoSliceMut::new(piece));
+        (rest, from) = (after, at + len);
+    }
+    device.read_vectored(&mut slices)
 }
 
 /// Where the kernel could not register the pages of a request (no memory, an index in use), the program saw EIO.
