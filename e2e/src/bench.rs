@@ -19,6 +19,7 @@ pub mod kublk;
 mod main_job;
 mod proof;
 mod proof_faults;
+mod proof_turns;
 mod ring;
 
 /// One benchmark.
@@ -53,6 +54,12 @@ pub const ALL: &[Benchmark] = &[
         about: "what the simulation plays and finds, and how much of the engine it runs",
         expected: Duration::from_secs(600),
         run: proof::run,
+    },
+    Benchmark {
+        name: "proof-turns",
+        about: "the longest turn of a ring thread for a volume of 1 TiB of which all was touched",
+        expected: Duration::from_secs(120),
+        run: proof_turns::run,
     },
     Benchmark {
         name: "proof-faults",

@@ -154,10 +154,13 @@ impl Toolbox {
     ///
     /// # Errors
     /// When cargo fails or there is no such test.
-    pub fn test_program(&self, target: &str) -> Result<PathBuf> {
+    pub fn test_program(&self, target: &str, profile: Profile) -> Result<PathBuf> {
         report::step(format_args!("cargo build the tests {target}"));
         let mut build = self.cargo("test");
         build.args(["--workspace", "--no-run", "--message-format=json-render-diagnostics", "--test", target]);
+        if profile == Profile::Release {
+            build.arg("--release");
+        }
         let messages = command::output(&mut build)?;
         let program = messages.lines().find_map(|line| {
             let message: Value = serde_json::from_str(line).ok()?;

@@ -12,6 +12,7 @@ use crate::node::{Control, Node};
 use crate::report;
 use crate::s3::proxy::{Fault, FaultProxy, Rule};
 use crate::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use crate::setup::Profile;
 use crate::vm::bash;
 use crate::wait::until;
 use crate::wire::Exit;
@@ -115,7 +116,7 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
 /// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no success. So
 /// is a store that falls silent: the suite's hundred requests, one after the other, would wait for minutes.
 fn conformance(world: &World, proxy: &FaultProxy) -> Result<()> {
-    let tests = world.toolbox().test_program("s3")?;
+    let tests = world.toolbox().test_program("s3", Profile::Dev)?;
     for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
         let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
         proxy.set_rules(vec![rule(Some("GET"), ""), rule(Some("DELETE"), ""), rule(None, "segment-in-")]);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::load::Load;
+use crate::setup::Profile;
 use crate::vm::{Vm, bash};
 use crate::wire::Exit;
 use crate::world::World;
@@ -75,7 +76,7 @@ pub(super) fn many(world: &World) -> Result<()> {
 
 /// The tests of `holdfast-ublk` that need the driver, in a machine that has it.
 pub(super) fn device_tests(world: &World) -> Result<()> {
-    world.share(&world.toolbox().test_program("device")?, "bin/device-tests")?;
+    world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
     let vm = world.vm("a")?;
     let tests = vm.exec("device-tests --ignored --test-threads=1")?;
     ensure!(tests.contains("test result: ok."), "no tests ran: {tests}");
