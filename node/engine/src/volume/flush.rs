@@ -233,6 +233,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let is_later = round.next_page > 0;
         round.group.extend(round.pages.iter_from(round.next_page).take(round_pages()));
         round.next_page = round.group.last().map_or(round.next_page, |page| page + 1);
+        round.copies.reserve_exact(round.group.len() * PAGE_BYTES);
         for page in &round.group {
             round.copies.extend_from_slice(self.map.page(*page));
         }
