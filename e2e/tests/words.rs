@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 /// Pages and directories that are read.
 const READ_FROM: &[&str] = &[
     "CHANGELOG.md",
+    "HACKING.md",
     "README.md",
     "SECURITY.md",
     "charts",
