@@ -63,7 +63,7 @@ pub const ALL: &[Benchmark] = &[
     },
     Benchmark {
         name: "proof-faults",
-        about: "20 power cuts that lose unflushed writes, three minutes without the store, 100 ends of the daemon under file systems",
+        about: "20 power cuts that lose unflushed writes, three minutes without the store, 4 GiB uploaded after it, 100 ends of the daemon under file systems",
         expected: Duration::from_secs(1800),
         run: proof_faults::run,
     },

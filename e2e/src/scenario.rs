@@ -12,7 +12,9 @@ mod chart;
 mod control_plane;
 mod damage;
 mod device_identity;
+pub mod drain;
 mod fenced;
+mod held_requests;
 pub mod kill_rounds;
 mod load;
 mod node_loss;
@@ -163,6 +165,24 @@ pub const ALL: &[Scenario] = &[
         about: "while the store is away nothing fails, writes wait at the quota, the Volumes say so; then all catches up, without a herd",
         expected: Duration::from_secs(170),
         run: s3_outage::run,
+    },
+    Scenario {
+        name: "held-requests-zero-copy",
+        about: "forced writes that wait for the store hold all requests of their device: no other volume waits, and daemons come and go",
+        expected: Duration::from_secs(60),
+        run: held_requests::zero_copy,
+    },
+    Scenario {
+        name: "held-requests-user-copy",
+        about: "the same with user copy",
+        expected: Duration::from_secs(60),
+        run: held_requests::user_copy,
+    },
+    Scenario {
+        name: "drain",
+        about: "what an outage left dirty is uploaded within a memory limit of 512 MiB",
+        expected: Duration::from_secs(150),
+        run: drain::run,
     },
     Scenario {
         name: "cache-disk",

@@ -1,4 +1,5 @@
-//! The proof's figures that need machines: power cuts, a store that is away for minutes, and many ends of the daemon.
+//! The proof's figures that need machines: power cuts, a store that is away for minutes, what that leaves dirty, and many ends
+//! of the daemon.
 
 use std::time::Duration;
 
@@ -7,13 +8,15 @@ use anyhow::Result;
 use super::{Bar, Figure};
 use crate::pins::KERNEL;
 use crate::report;
-use crate::scenario::{kill_rounds, power_cuts, s3_outage};
+use crate::scenario::{drain, kill_rounds, power_cuts, s3_outage};
 use crate::setup::Profile;
 use crate::world::World;
 
 const POWER_CUTS: usize = 20;
 /// How many lines of each log are shown when something else fails.
 const LOG_LINES: usize = 60;
+/// What an outage leaves dirty, in MiB: `data.most_dirty` unless set.
+const DIRTY_MIB: u64 = 4096;
 const OUTAGE: Duration = Duration::from_secs(180);
 /// Ends of the daemon with each transport.
 const KILL_ROUNDS: usize = 50;
@@ -24,6 +27,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         report::step(lost);
     }
     let errors = play(world, "s3-outage", |world| s3_outage::outage(world, OUTAGE))?;
+    let peak_mib = play(world, "drain", |world| drain::drain(world, DIRTY_MIB))?;
     let mut kills = kill_rounds::Outcome::default();
     for transport in ["zero-copy", "user-copy"] {
         let rounds = |world: &World| kill_rounds::rounds(world, KERNEL, transport, KILL_ROUNDS);
@@ -43,6 +47,14 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
         figure("vm_power_cuts", outcome.cuts as f64, "20 cuts that lose unflushed writes", POWER_CUTS as f64),
         figure("vm_power_cuts_lost", outcome.lost.len() as f64, "none", 0.0),
         figure("s3_outage_io_errors", errors as f64, "none, in 180 s without the store", 0.0),
+        Figure {
+            name: "drain_4gib_peak_rss_mib".to_owned(),
+            value: peak_mib,
+            unit: "MiB",
+            against: "what the daemon may use while it uploads what an outage left, without a restart"
+                .to_owned(),
+            bar: Some(Bar::AtMost(drain::MEMORY_MIB as f64)),
+        },
         figure(
             "fs_kill_rounds",
             kills.rounds as f64,
