@@ -207,12 +207,14 @@ fn only(node: &Node) -> VolumeStatus {
     status
 }
 
-/// Looks at the volume until it is as wanted: nothing announces it.
+/// Looks at the volume until it is listed and as wanted: nothing announces it.
 async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStatus {
     let found = async {
         loop {
-            let status = only(node);
-            if wanted(&status) {
+            let listed: Result<[VolumeStatus; 1], _> = node.list().try_into();
+            if let Ok([status]) = listed
+                && wanted(&status)
+            {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
