@@ -32,3 +32,12 @@ fn many_volumes_share_hosts_and_stores() {
 fn a_device_without_a_noted_number_is_found_by_its_tag() {
     run(76..77, 4, 12_000);
 }
+
+/// Found by these seeds: the model did not note, while a store failed, that the process of a volume was away. Its commit
+/// counted as late once the store answered again.
+#[test]
+fn a_restart_during_an_outage_delays_a_commit() {
+    for seed in [20, 26] {
+        run(seed..seed + 1, 8, 20_000);
+    }
+}

@@ -54,9 +54,7 @@ impl World {
     /// the dead process had begun comes first.
     fn check_age(&mut self) {
         let (invariant, queue_ms) = self.in_time();
-        if self.is_store_failing() {
-            return;
-        }
+        let is_store_failing = self.is_store_failing();
         for here in
             self.hosts.iter_mut().filter(|host| host.device.as_ref().is_some_and(|device| device.ready))
         {
@@ -68,7 +66,7 @@ impl World {
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.uncommitted.clear();
             }
-            let Some((_, ended)) = here.uncommitted.front() else { continue };
+            let Some((_, ended)) = here.uncommitted.front().filter(|_| !is_store_failing) else { continue };
             let due = (ended + self.limits.max_age_ms).max(here.away_until + COMMIT_MS);
             let most = due + TICK_MS + JOB_MS + COMMIT_MS + queue_ms;
             invariant.check(self.now <= most, || {
