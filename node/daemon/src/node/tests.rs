@@ -220,7 +220,8 @@ async fn wait(node: &Node, wanted: impl Fn(&VolumeStatus) -> bool) -> VolumeStat
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(LIMIT, found).await.expect("the volume is never so")
+    let found = tokio::time::timeout(LIMIT, found).await;
+    found.unwrap_or_else(|_elapsed| panic!("the volume is never so: {:?}", node.list()))
 }
 
 /// The volume can be neither attached nor detached, and who asks is told the same as who looks.

@@ -299,7 +299,9 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
         let record = dirs.local().read_record().unwrap().unwrap();
         let kernel = Arc::new(FakeKernel::new());
         kernel.add_left(7, DeviceState::Quiesced, record.tag);
-        dirs.local().write_record(&AttachedRecord { device_id: Some(7), ..record }).unwrap();
+        // It stays attached.
+        let record = AttachedRecord { device_id: Some(7), detaching: false, ..record };
+        dirs.local().write_record(&record).unwrap();
         fs::write(dirs.live_map(), [0; 8192]).unwrap();
         let node = Node::start_with(dirs.config(), kernel, LIMIT).await.unwrap();
         assert_eq!(only(&node).state, VolumeState::Quiesced);
