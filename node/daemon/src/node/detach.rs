@@ -31,8 +31,8 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to repair the
-    /// volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`] after the local data was set
-    /// aside, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
+    /// volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`] after the local data was
+    /// preserved, [`NodeError::NotKept`] while it could not be: then nothing was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
         self.release(&present).await

@@ -155,7 +155,7 @@ impl<'a> Leftovers<'a> {
     }
 }
 
-/// Deletes what is trash, what an earlier process left too.
+/// Empties the trash, also of what an earlier process left there.
 pub(super) fn bury(state_dir: &Path) -> Result<(), NodeError> {
     let trash = state_dir.join(TRASH);
     let entries = match fs::read_dir(&trash) {

@@ -92,7 +92,7 @@ impl Node {
     }
 }
 
-/// Deletes what is trash, each time there is something: large files take long, and no volume waits for it.
+/// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
 async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
     let _alone = EndsProcess("the deletion of caches");
     loop {
