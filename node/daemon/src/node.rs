@@ -5,38 +5,16 @@
 //! again before anything else happens; a device is driven only if its tag is the one its volume gave it; only a detach deletes
 //! a device that served.
 
-mod attach;
-mod background;
-mod board;
-mod cold;
-mod detach;
-mod device_tag;
-mod devices;
+mod clock;
+mod device;
 mod ends_process;
 mod error;
 pub(crate) mod fenced;
-mod leftover;
-mod live_map;
 mod local;
 mod off_runtime;
-mod orphans;
-mod outdated;
-mod own_log;
-mod owner;
-mod planned;
-mod quota;
-mod record_file;
-mod recover;
-mod ring_thread;
-mod rings;
-mod scrub;
-mod served;
-mod slab;
-mod state_disk;
-mod status;
+mod ring;
 mod store;
-mod store_change;
-mod watched_store;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use holdfast_background::{Indexes, Pools, UploadMemory};
 use holdfast_engine::record::Displaced;
@@ -54,28 +32,32 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
 use tokio::sync::watch;
 
-pub(crate) use devices::FLUSH_DEVICE;
+pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
-pub(crate) use off_runtime::off_runtime;
-pub(crate) use owner::Owner;
-pub(crate) use scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
-pub(crate) use state_disk::StateDisk;
-pub(crate) use status::{ServedCounts, VolumeState, VolumeStatus};
-pub(crate) use watched_store::{StoreHealth, StoreUnreachable};
 
-use board::Board;
-use cold::ColdReads;
-use detach::Deletion;
-use device_tag::{DeviceTag, Installation};
-use devices::{Devices, Kernel};
+pub(crate) use local::owner::Owner;
+pub(crate) use local::state_disk::StateDisk;
+pub(crate) use off_runtime::off_runtime;
+pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
+pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
+pub(crate) use volume::status::{ServedCounts, VolumeState, VolumeStatus};
+
+use clock::unix_ms;
+use device::kernel::{Devices, Kernel};
+use device::tag::{DeviceTag, Installation};
 use error::file;
-use local::{Local, open_direct, random};
-use own_log::OwnLog;
-use ring_thread::{Message, RingHandle, VolumeKey};
-use rings::Rings;
-use slab::Slab;
-use store::Stores;
-use watched_store::WatchedStore;
+use local::attached_record::{ATTACHED_VERSION, AttachedRecord};
+use local::file::{open_direct, random};
+use local::volume_files::Local;
+use ring::board::Board;
+use ring::placement::Rings;
+use ring::thread::{self, Message, RingHandle, VolumeKey};
+use store::block_cache::Slab;
+use store::clients::Stores;
+use store::cold_reads::ColdReads;
+use store::watched::WatchedStore;
+use volume::detach::Deletion;
+use volume::own_log::OwnLog;
 
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
@@ -280,7 +262,7 @@ impl Node {
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(&zeros_path, "shared"));
-            let (ring, thread) = ring_thread::spawn(number, share(slab.file())?, share(&zeros)?)?;
+            let (ring, thread) = thread::spawn(number, share(slab.file())?, share(&zeros)?)?;
             rings.push(ring);
             threads.push(thread);
         }
@@ -442,8 +424,8 @@ impl Present {
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     fn remember(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock().unwrap_or_else(PoisonError::into_inner);
-        self.local.write_record(&local::AttachedRecord {
-            version: local::ATTACHED_VERSION,
+        self.local.write_record(&AttachedRecord {
+            version: ATTACHED_VERSION,
             tag: self.tag.0,
             device_id: self.device().map(|device| device.id()),
             sectors: self.sectors,
@@ -483,17 +465,6 @@ fn sectors_of(bytes: u64) -> Result<u64, NodeError> {
         return Err(NodeError::Size(bytes));
     }
     Ok(bytes / SECTOR_BYTES)
-}
-
-/// What milliseconds since 1970 the volumes' clock began at, as far as is known now.
-fn unix_ms_at_zero() -> u64 {
-    unix_ms().saturating_sub(ring_thread::now())
-}
-
-/// Milliseconds since 1970 by the node's clock.
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -12,10 +12,8 @@ use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
 use holdfast_ring::Errno;
 use holdfast_s3::{InvalidConfig, ProbeFailure};
-use holdfast_types::VolumeId;
+use holdfast_types::{Epoch, Seq, VolumeId};
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
-
-use super::own_log::Foreign;
 
 /// What a caller may do about an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -443,4 +441,28 @@ impl From<AttachError<Self>> for NodeError {
 pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(io::Error) -> NodeError {
     let path = path.to_owned();
     move |source| NodeError::File { path, action, source }
+}
+/// Why a log is not the writer's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Foreign {
+    /// There is no log.
+    #[error("there is no log of it")]
+    Absent,
+    /// The log of another volume of this name.
+    #[error("the log there is that of another volume of the same name")]
+    OtherVolume,
+    /// The attach came after a copy was made, or never.
+    #[error("the log there lacks the attach of this node, epoch {0}")]
+    NotAttached(Epoch),
+    /// Records came after a copy was made.
+    #[error("the log there has records of this node up to {found} and lacks record {due}")]
+    Behind {
+        /// The last one.
+        found: Seq,
+        /// One that this node committed.
+        due: Seq,
+    },
+    /// Another writer continued from a copy.
+    #[error("record {0} of the log there is of another writer")]
+    OtherWriter(Seq),
 }

@@ -18,7 +18,7 @@ use holdfast_types::{Epoch, SectorRange, VolumeId};
 pub(crate) use export::export;
 
 use super::error::{ErrorKind, NodeError, file};
-use super::local::{KEPT_LIVE_MAP, fenced_dir, read_map};
+use super::local::volume_files::{KEPT_LIVE_MAP, fenced_dir, read_map};
 
 /// One directory of a fenced writer.
 #[derive(Debug)]

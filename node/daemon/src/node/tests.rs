@@ -31,8 +31,9 @@ use bucket::Bucket;
 use holdfast_ublk::DeviceState;
 use kernel::FakeKernel;
 
-use super::live_map::LiveMap;
-use super::local::{ATTACHED_VERSION, AttachedRecord, KEPT_LIVE_MAP};
+use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
+use super::local::live_map::LiveMap;
+use super::local::volume_files::KEPT_LIVE_MAP;
 use super::*;
 
 const SECTORS: u64 = 64;
@@ -321,7 +322,7 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         dirs.leave().await;
         let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
         // The last round failed: the durable map may name nothing.
-        present.board.set_phase(board::Phase::Kept { whole: false });
+        present.board.set_phase(crate::node::ring::board::Phase::Kept { whole: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         for _ in 0..2 {
@@ -365,7 +366,7 @@ fn the_detach_of_the_previous_process_is_retried() {
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
         let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
-        present.board.set_phase(board::Phase::Kept { whole: false });
+        present.board.set_phase(crate::node::ring::board::Phase::Kept { whole: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         node.detach_in_background(present);

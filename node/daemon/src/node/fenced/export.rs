@@ -14,7 +14,7 @@ use holdfast_types::{SECTOR_BYTES, SectorRange};
 use serde::Serialize;
 
 use super::{Contents, FencedError, Kept, file};
-use crate::node::local::{open_mode, sync_dir};
+use crate::node::local::file::{open_mode, sync_dir};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;

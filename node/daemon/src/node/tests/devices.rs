@@ -5,9 +5,9 @@ use std::future::Future;
 use holdfast_ublk::{DeviceInfo, DeviceState};
 use tokio::runtime::{Builder, Runtime};
 
-use super::super::local::AttachFiles;
 use super::kernel::{Death, FakeKernel, Loss};
 use super::*;
+use crate::node::local::volume_files::AttachFiles;
 
 /// How long a start waits for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);

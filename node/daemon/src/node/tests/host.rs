@@ -12,7 +12,7 @@ use rustix::mount::{
 
 use super::kernel::FakeKernel;
 use super::*;
-use crate::node::local::run_volumes;
+use crate::node::local::volume_files::run_volumes;
 use crate::readiness::Readiness;
 
 /// A starting daemon removed every directory of the run directory whose name could be a volume's.

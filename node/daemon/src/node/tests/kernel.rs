@@ -14,7 +14,7 @@ use holdfast_ublk::{
 use tokio::sync::watch;
 
 use crate::node::TransportChoice;
-use crate::node::devices::{Devices, OpenQueues};
+use crate::node::device::kernel::{Devices, OpenQueues};
 
 /// When the process ends: before the command with this number took effect, or after it.
 #[derive(Debug, Clone, Copy)]

@@ -16,10 +16,11 @@ use holdfast_log::{CreateOutcome, create_record, provision, read_manifest};
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
-use super::super::attach::need;
-use super::super::background::{LocalSides, NodeTime};
-use super::super::local::AttachFiles;
 use super::*;
+use crate::node::clock::NodeTime;
+use crate::node::local::volume_files::AttachFiles;
+use crate::node::volume::attach::need;
+use crate::node::volume::background::LocalSides;
 
 /// One volume on one node, with everything done at once that its engine asks for.
 struct Writer {

@@ -1,0 +1,5 @@
+//! The host's ublk devices, and which of them are ours.
+
+pub(in crate::node) mod kernel;
+pub(in crate::node) mod orphans;
+pub(in crate::node) mod tag;

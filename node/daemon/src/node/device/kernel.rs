@@ -1,0 +1,139 @@
+//! The host's ublk devices, as attach, detach and recovery use them.
+//!
+//! Owns: the one way from the daemon to the kernel's control commands. A test puts a kernel of its own in its place.
+//! Runs on: threads that may block.
+//! Invariants: a device is found by its tag, never by its number alone ([`crate::node::device_tag`]).
+
+use std::io;
+use std::process::Command;
+use std::time::Duration;
+
+use holdfast_ring::Ring;
+use holdfast_ublk::{
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, Queue, QueueError,
+    QueueSpec, Transport, Unsupported, flush_from_outside,
+};
+
+use crate::node::TransportChoice;
+
+/// The command of the daemon's own program that flushes a block device.
+pub(crate) const FLUSH_DEVICE: &str = "flush-device";
+/// The program of this process, also after an upgrade has replaced its file.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// The longest wait for the flush of a lost device.
+const FLUSH_WITHIN: Duration = Duration::from_secs(5);
+
+/// Opens the queues of a device on a ring thread, under the volume's index there.
+pub(in crate::node) type OpenQueues =
+    Box<dyn FnOnce(&mut Ring, u16) -> Result<Vec<Queue>, QueueError> + Send>;
+
+/// What the kernel does with devices. Each function blocks.
+pub(in crate::node) trait Devices: Send + Sync {
+    /// The transport that a new device gets.
+    fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
+    /// The ids of all devices of the host.
+    fn list(&self) -> Result<Vec<u32>, ControlError>;
+    /// What any device is.
+    fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
+    /// The device with this id, if it is the one expected.
+    fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError>;
+    /// Adds a device.
+    fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError>;
+    /// Opens the character device of a device for its queues.
+    fn open(&self, device: Device) -> Result<OpenQueues, ControlError>;
+    /// Starts a device whose queues are armed.
+    fn start(&self, device: Device) -> Result<(), ControlError>;
+    /// Waits until the last server of a device has ended.
+    fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError>;
+    /// Has a process of its own flush a device that the kernel has lost, which may free it.
+    fn flush_from_outside(&self, id: u32) -> io::Result<()>;
+    /// Hands out the requests that waited, once the queues are armed.
+    fn end_recovery(&self, device: Device) -> Result<(), ControlError>;
+    /// Removes the block device.
+    fn stop(&self, device: Device) -> Result<(), ControlError>;
+    /// The same unless it is in use.
+    fn stop_unused(&self, device: Device) -> Result<(), ControlError>;
+    /// Removes the device.
+    fn delete(&self, device: Device) -> Result<(), ControlError>;
+}
+
+/// The running kernel.
+pub(in crate::node) struct Kernel;
+
+impl Devices for Kernel {
+    fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported> {
+        let features = Features::probe()?;
+        match choice {
+            TransportChoice::Auto => features.best_transport(),
+            TransportChoice::Only(transport) => features.check(transport).map(|()| transport),
+        }
+    }
+
+    fn list(&self) -> Result<Vec<u32>, ControlError> {
+        Device::list()
+    }
+
+    fn look(&self, id: u32) -> Result<DeviceInfo, ControlError> {
+        Device::look(id)
+    }
+
+    fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
+        Device::find(id, expected)
+    }
+
+    fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
+        Device::add(&Features::probe()?, spec)
+    }
+
+    fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
+        let char_device = device.open_char()?;
+        Ok(Box::new(move |ring, device_index| {
+            let mut queues = Vec::new();
+            for queue_id in 0..device.queues() {
+                match Queue::open(ring, &device, &char_device, QueueSpec { device_index, queue_id }) {
+                    Ok(queue) => queues.push(queue),
+                    Err(error) => {
+                        queues.into_iter().try_for_each(|queue: Queue| queue.close(ring))?;
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(queues)
+        }))
+    }
+
+    fn start(&self, device: Device) -> Result<(), ControlError> {
+        device.start()?;
+        device.tune()
+    }
+
+    fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
+        device.start_recovery(within)
+    }
+
+    fn flush_from_outside(&self, id: u32) -> io::Result<()> {
+        let mut flusher = Command::new(OWN_PROGRAM);
+        flusher.arg(FLUSH_DEVICE).arg(format!("/dev/ublkb{id}"));
+        flush_from_outside(flusher, FLUSH_WITHIN)
+    }
+
+    fn end_recovery(&self, device: Device) -> Result<(), ControlError> {
+        // An earlier call may have ended after its caller stopped waiting.
+        match device.info()?.state {
+            DeviceState::Live => Ok(()),
+            DeviceState::Dead | DeviceState::Quiesced | DeviceState::FailIo => device.end_recovery(),
+        }
+    }
+
+    fn stop(&self, device: Device) -> Result<(), ControlError> {
+        device.stop()
+    }
+
+    fn stop_unused(&self, device: Device) -> Result<(), ControlError> {
+        device.stop_unused(&Features::probe()?)
+    }
+
+    fn delete(&self, device: Device) -> Result<(), ControlError> {
+        device.delete()
+    }
+}

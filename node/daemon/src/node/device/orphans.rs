@@ -1,0 +1,86 @@
+//! Devices of this installation that no record of the run directory speaks of.
+//!
+//! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used it, it is
+//! deleted. A device that served may be mounted, so one whose record is missing is named and left alone.
+//! Runs: once, at the start, before an attach can add a device.
+
+use std::collections::BTreeSet;
+
+use holdfast_service::chain;
+use holdfast_types::VolumeId;
+use holdfast_ublk::{ControlError, DeviceInfo, DeviceState, Expected};
+
+use crate::node::Node;
+use crate::node::device::kernel::Devices;
+use crate::node::device::tag::Installation;
+use crate::node::off_runtime::blocking;
+
+impl Node {
+    /// Deletes what is ours and was never served, and names what is ours and has no volume.
+    pub(in crate::node) async fn sweep_devices(&self, volumes: &BTreeSet<VolumeId>) {
+        let locals: Vec<_> = volumes.iter().map(|volume| self.local(volume)).collect();
+        let (devices, installation) = (self.0.devices.clone(), self.0.installation);
+        let found = blocking(move || {
+            // The device of a record that cannot be read is ours too; recovery says what is wrong with the record.
+            let known = locals.iter().filter_map(|local| local.read_record().ok()?).map(|record| record.tag);
+            Ok(orphans(&*devices, installation, &known.collect())?)
+        });
+        match found.await {
+            Ok(orphans) => orphans.into_iter().for_each(|orphan| self.end_orphan(orphan)),
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "the host's ublk devices could not be listed: unused ones of ours stay"
+                );
+            }
+        }
+    }
+
+    fn end_orphan(&self, orphan: DeviceInfo) {
+        let DeviceInfo { id, state, .. } = orphan;
+        if state != DeviceState::Dead {
+            tracing::error!(
+                device = id, %state,
+                "a device of this installation has no readable record in node.run_dir; it is left alone, and requests to it wait; \
+                 unmount it and restart the host"
+            );
+            return;
+        }
+        let devices = self.0.devices.clone();
+        // The deletion waits for the last use of the device.
+        tokio::spawn(async move {
+            let deleted = blocking(move || {
+                let device = devices.find(id, &Expected { tag: orphan.tag, sectors: 0 })?;
+                Ok(devices.delete(device)?)
+            });
+            match deleted.await {
+                Ok(()) => tracing::warn!(
+                    device = id,
+                    "a device was deleted that an earlier daemon added and never served"
+                ),
+                Err(error) => tracing::error!(
+                    device = id,
+                    error = chain(&error),
+                    "an unused device could not be deleted"
+                ),
+            }
+        });
+    }
+}
+
+/// The devices of an installation whose tag is not `known`, whatever their state.
+pub(in crate::node) fn orphans(
+    devices: &dyn Devices,
+    installation: Installation,
+    known: &BTreeSet<u64>,
+) -> Result<Vec<DeviceInfo>, ControlError> {
+    let mut found = Vec::new();
+    for id in devices.list()? {
+        match devices.look(id) {
+            Ok(info) if installation.made(info.tag) && !known.contains(&info.tag) => found.push(info),
+            Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,81 @@
+//! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its device.
+
+use holdfast_engine::record::Displaced;
+use holdfast_engine::volume::Durability;
+use holdfast_engine::wire::{self, Kind};
+use holdfast_types::Epoch;
+use serde::{Deserialize, Serialize};
+
+use crate::node::error::Damage;
+use crate::node::store::record::StoreRecord;
+
+/// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
+pub(crate) const ATTACHED_VERSION: u32 = 3;
+
+/// What the tmpfs directory remembers of an attached volume.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AttachedRecord {
+    /// [`ATTACHED_VERSION`] of the daemon that wrote it.
+    pub(crate) version: u32,
+    /// The tag of the volume's device, known before there is one.
+    pub(crate) tag: u64,
+    /// The number of its device, from its addition to its deletion.
+    pub(crate) device_id: Option<u32>,
+    pub(crate) sectors: u64,
+    pub(crate) epoch: u64,
+    pub(crate) max_age_ms: u64,
+    #[serde(with = "DurabilityWord")]
+    pub(crate) durability: Durability,
+    /// The writer that was replaced when the node took the volume.
+    pub(crate) displaced: Option<DisplacedRecord>,
+    pub(crate) detaching: bool,
+    pub(crate) store_name: String,
+    pub(crate) store: StoreRecord,
+}
+
+/// The file of an [`AttachedRecord`].
+pub(super) const RECORD: &str = "attached";
+
+/// A [`Displaced`] writer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DisplacedRecord {
+    epoch: u64,
+    node: String,
+    since_unix_ms: u64,
+}
+
+impl From<Displaced> for DisplacedRecord {
+    fn from(Displaced { epoch, node, since_unix_ms }: Displaced) -> Self {
+        Self { epoch: epoch.0, node, since_unix_ms }
+    }
+}
+
+impl From<DisplacedRecord> for Displaced {
+    fn from(DisplacedRecord { epoch, node, since_unix_ms }: DisplacedRecord) -> Self {
+        Self { epoch: Epoch(epoch), node, since_unix_ms }
+    }
+}
+
+/// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have other fields.
+pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, Damage> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let text = wire::open(Kind::Attached, "the record of an attached volume", bytes)?;
+    let Versioned { version } = serde_json::from_slice(text)?;
+    if version != ATTACHED_VERSION {
+        return Err(Damage::Version { found: version, known: ATTACHED_VERSION });
+    }
+    Ok(serde_json::from_slice(text)?)
+}
+
+/// [`Durability`] in words.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Durability", rename_all = "snake_case")]
+enum DurabilityWord {
+    Local,
+    Object,
+}

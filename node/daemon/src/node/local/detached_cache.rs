@@ -1,0 +1,332 @@
+//! Local files of volumes that were detached: kept as cache for their next attach, until others need the space.
+//!
+//! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is thrown away: all
+//! of it is in the store.
+//! Runs on: threads that may block.
+//! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no other volume waits.
+//! On failure: what cannot be deleted stays; no volume waits for it.
+
+use std::collections::{BTreeMap, btree_map};
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use holdfast_types::VolumeId;
+
+use crate::node::Entry;
+use crate::node::error::{NodeError, file};
+use crate::node::local::file::random;
+use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
+
+/// Directory of what is being thrown away.
+const TRASH: &str = "trash";
+
+/// The local files of a volume that is not attached.
+struct Leftover {
+    volume: VolumeId,
+    held_bytes: u64,
+    /// When its map was last written.
+    used: SystemTime,
+}
+
+/// Leftovers that cannot be thrown away, by when they were last written.
+#[derive(Default)]
+pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
+
+/// What volumes left that are not among `volumes`.
+pub(in crate::node) struct Leftovers<'a> {
+    state_dir: &'a Path,
+    run_dir: &'a Path,
+    volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+    /// The longest unused first.
+    found: Vec<Leftover>,
+}
+
+impl<'a> Leftovers<'a> {
+    pub(in crate::node) fn find(
+        state_dir: &'a Path,
+        run_dir: &'a Path,
+        volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+    ) -> Result<Self, NodeError> {
+        let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
+        // What could not be recovered may have a live map that knows more than the durable one.
+        let live = volumes_under(&run_volumes(run_dir))?;
+        for volume in volumes_under(&state_volumes(state_dir))? {
+            if live.contains(&volume) || leftovers.in_use().contains_key(&volume) {
+                continue;
+            }
+            let local = Local::new(state_dir, run_dir, &volume);
+            match written_at(&local.map_path()).and_then(|used| Ok((used, local.held_bytes()?))) {
+                Ok((Some(used), held_bytes)) => leftovers.found.push(Leftover { held_bytes, volume, used }),
+                Ok((None, _)) => {}
+                // Several times a second: `debug`. The others are measured all the same.
+                Err(error) => {
+                    tracing::debug!(%volume, error = &error as &dyn std::error::Error, "files were not measured");
+                }
+            }
+        }
+        leftovers.found.sort_unstable_by_key(|leftover| leftover.used);
+        Ok(leftovers)
+    }
+
+    fn in_use(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What they all hold, in bytes.
+    pub(in crate::node) fn held_bytes(&self) -> u64 {
+        self.found.iter().map(|leftover| leftover.held_bytes).sum()
+    }
+
+    /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not `needed`. Returns whether there is
+    /// something to [`bury`].
+    pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
+        let (mut evicted, mut has_trash) = (0, false);
+        let mut kept = Vec::new();
+        for leftover in std::mem::take(&mut self.found) {
+            let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
+            if evicted < excess_bytes && !is_needed {
+                match self.throw_away(&leftover) {
+                    Ok(true) => {
+                        evicted += leftover.held_bytes;
+                        has_trash = true;
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(error) => {
+                        let volume = &leftover.volume;
+                        tracing::error!(%volume, error = &error as &dyn std::error::Error, "local files of a detached volume stay");
+                    }
+                }
+                needed.0.insert(leftover.volume.clone(), leftover.used);
+            }
+            kept.push(leftover);
+        }
+        self.found = kept;
+        has_trash
+    }
+
+    /// Whether the leftover could be thrown away.
+    fn throw_away(&self, leftover: &Leftover) -> Result<bool, NodeError> {
+        let Leftover { volume, held_bytes, used } = leftover;
+        let local = Local::new(self.state_dir, self.run_dir, volume);
+        let closed_clean = match local.read_header() {
+            Ok(found) => found.is_some_and(|(_generation, header)| header.closed_clean),
+            Err(error) => {
+                tracing::warn!(%volume, error = &error as &dyn std::error::Error, "local files are kept");
+                false
+            }
+        };
+        if !closed_clean || !self.move_to_trash(volume, &local, *used)? {
+            return Ok(false);
+        }
+        tracing::info!(%volume, bytes = held_bytes, "the cache of a detached volume made room");
+        Ok(true)
+    }
+
+    /// Takes the files away from the volume unless they were used since.
+    fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
+        let trash = self.state_dir.join(TRASH);
+        fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
+        let moved = self.unless_attached(volume, || {
+            if written_at(&local.map_path())? != Some(used) {
+                return Ok(false);
+            }
+            let dir = local.dir();
+            // What is being deleted under this volume's name does not stand in the way.
+            let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
+            fs::rename(&dir, trash.join(name)).map_err(file(&dir, "thrown away"))?;
+            Ok(true)
+        });
+        moved.unwrap_or(Ok(false))
+    }
+
+    /// Runs `act` while no attach of the volume can begin; not at all while there is one. The lock of all volumes is not held
+    /// meanwhile: an attach takes the volume's entry before it touches a file, and so does this.
+    fn unless_attached<T>(&self, volume: &VolumeId, act: impl FnOnce() -> T) -> Option<T> {
+        match self.in_use().entry(volume.clone()) {
+            btree_map::Entry::Occupied(_) => return None,
+            btree_map::Entry::Vacant(place) => place.insert(Entry::Evicting),
+        };
+        let done = act();
+        self.in_use().remove(volume);
+        Some(done)
+    }
+}
+
+/// Empties the trash, also of what an earlier process left there.
+pub(in crate::node) fn bury(state_dir: &Path) -> Result<(), NodeError> {
+    let trash = state_dir.join(TRASH);
+    let entries = match fs::read_dir(&trash) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(file(&trash, "listed"))?,
+    };
+    for entry in entries {
+        let path = entry.map_err(file(&trash, "listed"))?.path();
+        fs::remove_dir_all(&path).map_err(file(&path, "removed"))?;
+    }
+    Ok(())
+}
+
+fn written_at(path: &Path) -> Result<Option<SystemTime>, NodeError> {
+    match fs::metadata(path).and_then(|metadata| metadata.modified()) {
+        Ok(time) => Ok(Some(time)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(file(path, "measured")(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use holdfast_background::LocalState;
+    use holdfast_engine::durable_map::Header;
+    use holdfast_engine::sector_map::{Side, SideSet};
+    use holdfast_engine::volume::Durability;
+    use holdfast_types::{Epoch, Nonce, Seq};
+
+    use super::*;
+
+    /// A volume's files, as a detach leaves them or a lost host; used so many seconds after others.
+    async fn leave(dirs: &Path, name: &str, closed_clean: bool, used: u64) {
+        let volume: VolumeId = name.parse().unwrap();
+        let local = Local::new(dirs, &dirs.join("run"), &volume);
+        let header = Header {
+            volume,
+            identity: Nonce([9; 16]),
+            sectors: 256,
+            epoch: Epoch(1),
+            writer: Nonce::default(),
+            nonces: Vec::new(),
+            active: Side::A,
+            closed_clean,
+            void: SideSet::NONE,
+            seq: Seq(3),
+            synced_generation: 0,
+        };
+        let files = local.open(256, &[]).await.unwrap();
+        local.write_header(&files, &header, 1).await.unwrap();
+        std::os::unix::fs::FileExt::write_all_at(
+            &fs::File::options().write(true).open(local.dir().join("a.data")).unwrap(),
+            &[1; 8192],
+            0,
+        )
+        .unwrap();
+        files.files.map.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(used)).unwrap();
+        local.forget_attached().unwrap();
+    }
+
+    fn left(dirs: &Path) -> Vec<String> {
+        let mut names: Vec<String> = volumes_under(&state_volumes(dirs))
+            .unwrap()
+            .iter()
+            .map(|volume| volume.as_str().to_owned())
+            .collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[tokio::test]
+    async fn the_longest_unused_cache_goes_first_and_what_is_not_uploaded_never() {
+        let dirs = tempfile::tempdir().unwrap();
+        let (dirs, run) = (dirs.path(), dirs.path().join("run"));
+        for (name, closed_clean, used) in [
+            ("new", true, 30),
+            ("dirty", false, 5),
+            ("old", true, 10),
+            ("attached", true, 1),
+            ("live", true, 2),
+        ] {
+            leave(dirs, name, closed_clean, used).await;
+        }
+        fs::create_dir(run_volumes(&run).join("live")).unwrap();
+        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
+        let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
+        let mut needed = Needed::default();
+
+        let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
+        assert!(leftovers.held_bytes() >= 3 * 8192);
+        assert!(!leftovers.evict(0, &mut needed));
+        assert_eq!(left(dirs), ["attached", "dirty", "live", "new", "old"]);
+        assert!(leftovers.evict(1, &mut needed), "another thread deletes it");
+        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 1);
+        assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
+        leftovers.evict(u64::MAX, &mut needed);
+        assert_eq!(left(dirs), ["attached", "dirty", "live"]);
+        bury(dirs).unwrap();
+        assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn files_used_meanwhile_are_kept() {
+        let dirs = tempfile::tempdir().unwrap();
+        leave(dirs.path(), "v", true, 10).await;
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        // Attached and detached again in between.
+        leave(dirs.path(), "v", true, 20).await;
+        leftovers.evict(u64::MAX, &mut Needed::default());
+        assert_eq!(left(dirs.path()), ["v"]);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_thrown_away_still_counts() {
+        let dirs = tempfile::tempdir().unwrap();
+        for name in ["one", "two"] {
+            leave(dirs.path(), name, true, 10).await;
+        }
+        // Nothing can be moved there.
+        fs::write(dirs.path().join(TRASH), "").unwrap();
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        let held = leftovers.held_bytes();
+        leftovers.evict(u64::MAX, &mut Needed::default());
+        assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
+    }
+
+    /// All volumes of the node waited while a slow disk moved the files of one.
+    #[test]
+    fn no_volume_waits_while_a_cache_is_thrown_away() {
+        let volumes = Mutex::default();
+        let leftovers = Leftovers {
+            state_dir: Path::new("state"),
+            run_dir: Path::new("run"),
+            volumes: &volumes,
+            found: Vec::new(),
+        };
+        let volume: VolumeId = "v".parse().unwrap();
+        let held_up = leftovers.unless_attached(&volume, || {
+            let entries = volumes.try_lock().expect("no other volume waits");
+            // An attach of this one is refused.
+            matches!(entries.get(&volume), Some(Entry::Evicting))
+        });
+        assert_eq!(held_up, Some(true));
+        assert!(volumes.lock().unwrap().is_empty(), "it may be attached again");
+        volumes.lock().unwrap().insert(volume.clone(), Entry::RecoveryFailed(String::new()));
+        assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
+    }
+
+    /// One file that could not be looked at stopped the measurement for all, and writes waited.
+    #[tokio::test]
+    async fn one_volume_that_cannot_be_measured_stops_no_other() {
+        let dirs = tempfile::tempdir().unwrap();
+        for name in ["bad", "good"] {
+            leave(dirs.path(), name, true, 10).await;
+        }
+        // Looking at what is behind a link to itself fails, as a disk does that cannot be read.
+        let side = dirs.path().join("volumes/bad/a.data");
+        fs::remove_file(&side).unwrap();
+        std::os::unix::fs::symlink(&side, &side).unwrap();
+        let volumes = Mutex::default();
+        let run = dirs.path().join("run");
+        let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
+        assert!(leftovers.held_bytes() >= 8192);
+        assert!(leftovers.evict(u64::MAX, &mut Needed::default()));
+        assert_eq!(left(dirs.path()), ["bad"]);
+    }
+}

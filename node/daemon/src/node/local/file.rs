@@ -1,0 +1,77 @@
+//! Files of the node: direct I/O, replacement, allocated space.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use crate::node::error::{NodeError, file};
+
+/// `st_blocks` counts in these. Source: stat(3type).
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Opens a file for direct I/O where the filesystem allows it, else buffered; grows it to `length`.
+pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let handle = open_mode(path, &mut options).map_err(file(path, "opened"))?;
+    if handle.metadata().map_err(file(path, "read"))?.len() < length {
+        handle.set_len(length).map_err(file(path, "resized"))?;
+        handle.sync_all().map_err(file(path, "synced"))?;
+    }
+    Ok(handle)
+}
+
+/// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
+pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    match options.custom_flags(libc::O_DIRECT).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            tracing::warn!(
+                path = %path.display(),
+                "the filesystem has no direct I/O: when a write of this file fails, what is read afterwards may be older"
+            );
+            options.custom_flags(0).open(path)
+        }
+        other => other,
+    }
+}
+
+/// Replaces a small file so that a crash leaves the old or the new one.
+pub(crate) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), NodeError> {
+    let fresh = path.with_extension("new");
+    let mut options = OpenOptions::new();
+    let mut handle = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&fresh)
+        .map_err(file(&fresh, "created"))?;
+    handle.write_all(bytes).map_err(file(&fresh, "written"))?;
+    handle.sync_all().map_err(file(&fresh, "synced"))?;
+    fs::rename(&fresh, path).map_err(file(path, "replaced"))?;
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {
+    File::open(dir).and_then(|handle| handle.sync_all()).map_err(file(dir, "synced"))
+}
+
+/// Random bits from the kernel.
+pub(crate) fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    File::open("/dev/urandom")
+        .and_then(|mut source| source.read_exact(&mut bytes))
+        .expect("every Linux has /dev/urandom");
+    bytes
+}
+
+/// Bytes a file takes of its filesystem; none when there is no such file.
+pub(in crate::node) fn allocated_bytes(path: &Path) -> Result<u64, NodeError> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.blocks() * STAT_BLOCK_BYTES),
+        // The volume was just released.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(file(path, "measured")(error)),
+    }
+}

@@ -1,0 +1,78 @@
+//! Local files of volumes that this node does not serve: another node may hold the volume since.
+//!
+//! What such a volume had not uploaded here is preserved, as it is when a fenced writer notices; what it had uploaded is of
+//! no use any more and is removed. The log decides, not what anybody reports.
+
+use std::collections::btree_map::Entry;
+
+use holdfast_background::LocalState;
+use holdfast_engine::attach::{Foreign, LocalData, worth};
+use holdfast_engine::durable_map::holds_dirty;
+use holdfast_log::read_manifest_to_end;
+use holdfast_s3::S3Config;
+use holdfast_types::VolumeId;
+
+use crate::node::{Node, NodeError};
+
+impl Node {
+    /// Whether the node has files of a volume that it does not serve. One whose recovery failed after a restart is not
+    /// among them: its live map may know more than its durable one.
+    pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
+        let local = self.local(volume);
+        let attached = self.volumes().contains_key(volume) || local.live_map_path().exists();
+        !attached && local.map_path().exists()
+    }
+
+    /// Clears away the local files of a volume that another writer holds. An attach of it waits only while they are put away.
+    ///
+    /// # Errors
+    /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot be read.
+    pub(crate) async fn clear_outdated(
+        &self,
+        volume: &VolumeId,
+        name: &str,
+        store: &S3Config,
+    ) -> Result<(), NodeError> {
+        if !self.keeps(volume) {
+            return Err(NodeError::Busy { volume: volume.clone(), doing: "served" });
+        }
+        let objects = self.store(name, store).await?;
+        let manifest = read_manifest_to_end(&*objects, volume).await?;
+        let _no_attach = NoAttach::of(self, volume)?;
+        let local = self.local(volume);
+        // Read last: what an attach wrote meanwhile knows more than this log, and stays.
+        let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
+        match worth(&manifest, Some(&found.header)) {
+            // Nothing else may hold what a log that was set back lacks: an attach decides.
+            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
+            LocalData::Foreign(_) if holds_dirty(&found.pages) => {
+                LocalState::preserve(&local, found.header.epoch).await
+            }
+            LocalData::Foreign(_) => LocalState::discard(&local).await,
+        }
+    }
+}
+
+/// Keeps attaches from the local files of a volume.
+struct NoAttach<'a> {
+    node: &'a Node,
+    volume: &'a VolumeId,
+}
+
+impl<'a> NoAttach<'a> {
+    fn of(node: &'a Node, volume: &'a VolumeId) -> Result<Self, NodeError> {
+        match node.volumes().entry(volume.clone()) {
+            Entry::Occupied(_) => Err(NodeError::Busy { volume: volume.clone(), doing: "served" }),
+            Entry::Vacant(place) => {
+                place.insert(crate::node::Entry::Evicting);
+                Ok(Self { node, volume })
+            }
+        }
+    }
+}
+
+impl Drop for NoAttach<'_> {
+    fn drop(&mut self) {
+        self.node.volumes().remove(self.volume);
+    }
+}

@@ -1,0 +1,255 @@
+//! The node's cache quota: how much the sides of each volume may hold.
+//!
+//! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what detached
+//! volumes left goes first (`leftover`).
+//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
+//! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
+//! what some do not need, the others may have. What is free is handed out in equal parts at every measurement, so that all
+//! together never pass the quota.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::event::Event;
+use rustix::fs::StatVfs;
+use tokio::sync::Notify;
+
+use crate::node::ends_process::EndsProcess;
+use crate::node::error::{NodeError, file};
+use crate::node::local::detached_cache::{Leftovers, Needed, bury};
+use crate::node::off_runtime::blocking;
+use crate::node::ring::thread::Message;
+use crate::node::{Entry, Node, NodeConfig, Present, TICK};
+
+/// What a volume may do before the next measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Space {
+    excess_bytes: u64,
+    room_bytes: u64,
+}
+
+impl Node {
+    /// Measures all sides four times a second, and has deleted what makes room.
+    pub(in crate::node) async fn keep_quota(self) {
+        let _alone = EndsProcess("the measurement of the cache");
+        let trash = Arc::new(Notify::new());
+        // What an earlier process did not come to delete.
+        trash.notify_one();
+        tokio::spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
+        let mut needed = Needed::default();
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            ticks.tick().await;
+            let node = self.clone();
+            let measured = blocking(move || {
+                let has_trash = node.measure_space(&mut needed)?;
+                Ok((needed, has_trash))
+            });
+            let has_trash;
+            (needed, has_trash) = measured.await.unwrap_or_else(|error| {
+                tracing::error!(error = &error as &dyn std::error::Error, "the cache could not be measured");
+                (Needed::default(), false)
+            });
+            if has_trash {
+                trash.notify_one();
+            }
+        }
+    }
+
+    /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether files wait to be
+    /// deleted.
+    fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
+        let volumes: Vec<Arc<Present>> = self
+            .volumes()
+            .values()
+            .filter_map(|entry| match entry {
+                Entry::Present(present) => Some(Arc::clone(present)),
+                Entry::Attaching { .. } | Entry::RecoveryFailed(_) | Entry::Evicting => None,
+            })
+            .collect();
+        let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
+        let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
+        let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;
+        let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
+        let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
+        let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
+        // Those who are attached give nothing up as long as others can.
+        let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
+        let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
+        for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
+            present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
+            let Space { excess_bytes, room_bytes } = space;
+            let event = Event::Space { excess_bytes, room_bytes };
+            present.ring.send(Message::Event { key: present.key, event });
+        }
+        Ok(has_trash)
+    }
+}
+
+/// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
+async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
+    let _alone = EndsProcess("the deletion of caches");
+    loop {
+        trash.notified().await;
+        let state_dir = state_dir.clone();
+        if let Err(error) = blocking(move || bury(&state_dir)).await {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the cache of a detached volume was not deleted"
+            );
+        }
+    }
+}
+
+/// What the sides of a volume hold; what they held before, where that cannot be measured: the others are not affected.
+fn held_bytes(present: &Arc<Present>) -> u64 {
+    let known = &present.board.counters.cached_bytes;
+    present.local.held_bytes().unwrap_or_else(|error| {
+        // Several times a second: `debug`, for what the disk cannot do is told of elsewhere.
+        tracing::debug!(error = &error as &dyn std::error::Error, "the sides of a volume were not measured");
+        known.load(Ordering::Relaxed)
+    })
+}
+
+/// What all sides together may hold: what was configured, or nine tenths of what the slab leaves of the filesystem; and
+/// never so much that the rest of the daemon's files do not find their place.
+fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
+    let capacity = disk.f_blocks.saturating_mul(disk.f_frsize);
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let reserve = capacity / 64;
+    let share = (capacity.saturating_sub(slab_bytes)).max(capacity / 2) / 10 * 9;
+    configured.unwrap_or(share).min(held_bytes + free.saturating_sub(reserve))
+}
+
+/// What all together should hold, for there to be room for writes.
+fn target(quota_bytes: u64) -> u64 {
+    quota_bytes - quota_bytes / 8
+}
+
+/// Divides `quota_bytes` among volumes that hold `held` bytes each. What all hold and may write before the next measurement
+/// is never more than the quota; a sixteenth of it is for volumes that hold next to nothing, one that comes next included.
+fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
+    let level = level(target(quota_bytes), held);
+    let volumes = held.len() as u64;
+    let reserved = quota_bytes / 16;
+    let own = reserved / (volumes + 1);
+    let mut free = quota_bytes.saturating_sub(held.iter().sum());
+    let beyond_own: u64 = held.iter().map(|held| held.saturating_sub(own)).sum();
+    let shared = (quota_bytes - reserved).saturating_sub(beyond_own);
+    held.iter()
+        .map(|held| {
+            let room_bytes = (own.saturating_sub(*held) + shared / volumes).min(free);
+            free -= room_bytes;
+            Space { excess_bytes: level.map_or(0, |level| held.saturating_sub(level)), room_bytes }
+        })
+        .collect()
+}
+
+/// The most bytes that one volume may hold, for all together to hold `target`; `None` when they hold less.
+fn level(target: u64, held: &[u64]) -> Option<u64> {
+    let mut sorted = held.to_vec();
+    sorted.sort_unstable();
+    let mut rest = target;
+    let mut sharing = held.len() as u64;
+    for held in sorted {
+        let fair = rest / sharing;
+        if held > fair {
+            return Some(fair);
+        }
+        rest -= held;
+        sharing -= 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spaces(quota: u64, held: &[u64]) -> Vec<(u64, u64)> {
+        divide(quota, held).iter().map(|space| (space.excess_bytes, space.room_bytes)).collect()
+    }
+
+    #[test]
+    fn up_to_seven_eighths_nothing_is_evicted() {
+        assert_eq!(spaces(800, &[]), []);
+        let excess: Vec<u64> = spaces(800, &[0, 700]).iter().map(|(excess, _)| *excess).collect();
+        assert_eq!(excess, [0, 0]);
+    }
+
+    /// Every volume writes all it may, as long as it may; nothing is uploaded.
+    fn fill(quota: u64, held: &mut [u64]) {
+        for _ in 0..200 {
+            let rooms = spaces(quota, held);
+            for (held, (_, room)) in held.iter_mut().zip(rooms) {
+                *held += room;
+            }
+        }
+    }
+
+    #[test]
+    fn all_together_never_pass_the_quota() {
+        for quota in [0, 1, 799, 1 << 30] {
+            for volumes in 1..12 {
+                for seed in 0..50u64 {
+                    let part = |index: u64| (seed * 7919 + index * 104_729) % 97;
+                    let mut held: Vec<u64> =
+                        (0..volumes).map(|index| quota / volumes / 97 * part(index)).collect();
+                    let rooms: u64 = spaces(quota, &held).iter().map(|(_, room)| room).sum();
+                    assert!(rooms + held.iter().sum::<u64>() <= quota, "{quota}: {held:?}");
+                    fill(quota, &mut held);
+                    assert!(held.iter().sum::<u64>() <= quota, "{quota}: {held:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn who_holds_nothing_may_write_even_when_others_have_taken_all_they_may() {
+        for volumes in 1..12 {
+            let mut held = vec![0; volumes];
+            fill(16 << 20, &mut held);
+            assert!(held.iter().sum::<u64>() > 15 << 20, "nearly all of it is for those who write: {held:?}");
+            held.push(0);
+            let (_, room) = spaces(16 << 20, &held)[volumes];
+            assert!(room >= 64 << 10, "{volumes} volumes: {room}");
+        }
+    }
+
+    #[test]
+    fn volumes_that_hold_most_are_evicted_first() {
+        let excess = |held: &[u64]| spaces(800, held).iter().map(|(excess, _)| *excess).collect::<Vec<_>>();
+        assert_eq!(excess(&[100, 650]), [0, 50]);
+        assert_eq!(excess(&[100, 800]), [0, 200]);
+        assert_eq!(excess(&[400, 400]), [50, 50]);
+        assert_eq!(excess(&[0, 0, 801]), [0, 0, 101]);
+    }
+
+    #[test]
+    fn together_the_excess_is_evicted() {
+        for held in [[350, 350, 100], [700, 50, 50], [0, 0, 800], [267, 267, 266]] {
+            let total_excess: u64 = spaces(800, &held).iter().map(|(excess, _)| excess).sum();
+            assert!((100..103).contains(&total_excess), "{held:?}: {total_excess}");
+        }
+    }
+
+    #[test]
+    fn without_a_quota_everybody_gives_everything_up() {
+        assert_eq!(spaces(0, &[5, 0]), [(5, 0), (0, 0)]);
+    }
+
+    #[test]
+    fn a_disk_that_fills_up_lowers_the_quota() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut disk = rustix::fs::statvfs(dir.path()).unwrap();
+        (disk.f_frsize, disk.f_blocks, disk.f_bavail) = (4096, 64 << 10, 64 << 10);
+        let capacity = 256 << 20;
+        assert_eq!(quota(&disk, Some(50 << 20), 0, 0), 50 << 20);
+        assert_eq!(quota(&disk, None, 0, 0), capacity / 10 * 9);
+        disk.f_bavail = 2 << 10;
+        assert_eq!(quota(&disk, Some(50 << 20), 0, 10 << 20), 14 << 20, "8 MiB are free, 4 MiB stay so");
+        disk.f_bavail = 0;
+        assert_eq!(quota(&disk, None, 0, 10 << 20), 10 << 20);
+    }
+}

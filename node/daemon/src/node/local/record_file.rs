@@ -1,0 +1,94 @@
+//! A small file of the run directory that is replaced even when the tmpfs is full.
+//!
+//! ```text
+//! <name>      the file
+//! <name>.new  as many pages, kept for the next form
+//! ```
+//! A new form is written over the pages of `<name>.new`, then both change places in one step. Bytes behind a form are what
+//! an older one left: the form says where it ends.
+//! Invariants: a crash leaves the old or the new form; once written, a form that needs no more pages needs no room.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
+
+use crate::node::error::{NodeError, file};
+
+const PAGE_BYTES: u64 = 4096;
+/// What a form may grow by without another page.
+const SPARE_BYTES: u64 = 256;
+
+/// Where the next form of the file is written.
+pub(in crate::node) fn spare(path: &Path) -> PathBuf {
+    path.with_extension("new")
+}
+
+/// Replaces the file; the first time it also takes the room for all later ones.
+///
+/// # Errors
+/// No room; the old form stays.
+pub(in crate::node) fn replace_reserved(path: &Path, bytes: &[u8]) -> Result<(), NodeError> {
+    let spare = spare(path);
+    let handle = reserve(&spare, bytes.len())?;
+    handle.write_all_at(bytes, 0).map_err(file(&spare, "written"))?;
+    match renameat_with(CWD, &spare, CWD, path, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(()),
+        Err(rustix::io::Errno::NOENT) => {
+            fs::rename(&spare, path).map_err(file(path, "replaced"))?;
+            reserve(&spare, bytes.len()).map(drop)
+        }
+        Err(errno) => Err(file(path, "replaced")(errno.into())),
+    }
+}
+
+/// Opens the file with pages for that many bytes and some more.
+fn reserve(path: &Path, bytes: usize) -> Result<fs::File, NodeError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    let handle = options.open(path).map_err(file(path, "created"))?;
+    let needed = (bytes as u64 + SPARE_BYTES).next_multiple_of(PAGE_BYTES);
+    if handle.metadata().map_err(file(path, "read"))?.len() < needed {
+        fallocate(&handle, FallocateFlags::empty(), 0, needed)
+            .map_err(|errno| file(path, "allocated")(io::Error::from(errno)))?;
+    }
+    Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::host::SmallTmpfs;
+
+    /// A detach wrote its record into a full tmpfs and failed, so that no volume could make room.
+    #[test]
+    fn a_full_tmpfs_takes_the_next_form() {
+        let Some(tmpfs) = SmallTmpfs::mount(64 << 10) else { return };
+        let path = tmpfs.path().join("attached");
+        let form = |fill: u8| [&[fill; 1000][..], b"end"].concat();
+        replace_reserved(&path, &form(0)).unwrap();
+        tmpfs.fill();
+        let refused = fs::write(tmpfs.path().join("more"), [1; 5000]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        for fill in 1..20 {
+            replace_reserved(&path, &form(fill)).unwrap();
+            assert!(fs::read(&path).unwrap().starts_with(&form(fill)));
+        }
+        let error = replace_reserved(&path, &[9; 9000]).unwrap_err();
+        assert!(error.to_string().contains("attached.new"), "{error}");
+        assert!(fs::read(&path).unwrap().starts_with(&form(19)), "the old form stays");
+    }
+
+    #[test]
+    fn what_a_crash_left_half_written_is_no_form() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("attached");
+        replace_reserved(&path, b"one").unwrap();
+        fs::write(spare(&path), "half").unwrap();
+        assert!(fs::read(&path).unwrap().starts_with(b"one"));
+        replace_reserved(&path, b"two").unwrap();
+        assert!(fs::read(&path).unwrap().starts_with(b"two"));
+    }
+}

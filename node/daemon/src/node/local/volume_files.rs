@@ -1,0 +1,439 @@
+//! A volume's files on the node.
+//!
+//! ```text
+//! <state>/lock  run                 see `owner.rs`
+//! <state>/installation              16 random bytes: whose devices are ours
+//! <state>/slab.data  zeros.data     shared by all volumes
+//! <state>/volumes/<id>/a.data       side A, sparse, the device's geometry
+//! <state>/volumes/<id>/b.data       side B
+//! <state>/volumes/<id>/map          the durable map
+//! <state>/volumes/<id>/pending      the log record about to be created: u64 seq, then its bytes
+//! <state>/trash/<id>/              what a detached volume left, being deleted
+//! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
+//! <run>/lock  owner                 see `owner.rs`
+//! <run>/volumes.d/<id>/map          the live map (tmpfs)
+//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/volumes.d/<id>/attached.new room for its next form
+//! ```
+//! Nothing else below `<run>` is removed, and nothing else read but the records of earlier versions.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use holdfast_background::{FoundMap, LocalState};
+use holdfast_engine::durable_map::{
+    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+};
+use holdfast_engine::sector_map::PAGE_SECTORS;
+use holdfast_engine::volume::Pending;
+use holdfast_engine::wire::{self, Kind};
+use holdfast_ring::HeapBuffer;
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, SECTOR_BYTES, Seq, VolumeId};
+use rustix::fs::SeekFrom;
+
+use crate::node::error::{Damage, NodeError, file};
+use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_record};
+use crate::node::local::file::{allocated_bytes, open_direct, open_mode, replace, sync_dir};
+use crate::node::local::live_map::LiveMap;
+use crate::node::local::record_file::{replace_reserved, spare};
+use crate::node::off_runtime::blocking;
+
+/// Where one volume's files are.
+#[derive(Debug, Clone)]
+pub(crate) struct Local {
+    volume: VolumeId,
+    state_dir: PathBuf,
+    run_dir: PathBuf,
+}
+
+/// The live map of a fenced writer, kept beside its sides.
+pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
+
+/// Where the volumes' files are in a state directory.
+pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
+    state_dir.join("volumes")
+}
+
+/// Where the volumes' files are in a run directory, which may be shared with other programs. Its name is no volume's: earlier
+/// versions take every directory beside it that could be a volume's for one, and remove it.
+pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
+    run_dir.join("volumes.d")
+}
+
+/// Where earlier versions had the directories of attached volumes.
+fn older_run_volumes(run_dir: &Path) -> [PathBuf; 2] {
+    [run_dir.to_owned(), run_dir.join("volumes")]
+}
+
+/// Where the local files of fenced writers are kept.
+pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("fenced")
+}
+
+/// The open files of a volume.
+pub(crate) struct VolumeFiles {
+    pub(crate) sides: [File; 2],
+    pub(crate) map: File,
+}
+
+/// The open files of a volume that is being attached.
+pub(crate) struct AttachFiles {
+    pub(crate) files: VolumeFiles,
+    pub(crate) live_map: LiveMap,
+}
+
+impl Local {
+    pub(crate) fn new(state_dir: &Path, run_dir: &Path, volume: &VolumeId) -> Self {
+        Self { volume: volume.clone(), state_dir: state_dir.to_owned(), run_dir: run_dir.to_owned() }
+    }
+
+    pub(crate) fn volume(&self) -> &VolumeId {
+        &self.volume
+    }
+
+    pub(crate) fn dir(&self) -> PathBuf {
+        state_volumes(&self.state_dir).join(self.volume.as_str())
+    }
+
+    fn run(&self) -> PathBuf {
+        run_volumes(&self.run_dir).join(self.volume.as_str())
+    }
+
+    pub(crate) fn live_map_path(&self) -> PathBuf {
+        self.run().join("map")
+    }
+
+    pub(crate) fn map_path(&self) -> PathBuf {
+        self.dir().join("map")
+    }
+
+    fn record_path(&self) -> PathBuf {
+        self.run().join(RECORD)
+    }
+
+    /// The record of the volume that an earlier version left.
+    fn older_record(&self) -> Option<PathBuf> {
+        let records = older_run_volumes(&self.run_dir).map(|dir| dir.join(self.volume.as_str()).join(RECORD));
+        // What cannot be read may be one.
+        let is_ours = |path: &Path| fs::read(path).map_or(true, |bytes| wire::begins_as_ours(&bytes));
+        records.into_iter().find(|path| path.is_file() && is_ours(path))
+    }
+
+    /// Makes sure that no earlier version has the volume attached.
+    pub(crate) fn check_layout(&self) -> Result<(), NodeError> {
+        match self.older_record() {
+            Some(record) => Err(NodeError::OlderLayout { volume: self.volume.clone(), record }),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the volume's directories; a power cut does not take them back.
+    fn make_dirs(&self) -> Result<(), NodeError> {
+        for dir in [self.dir(), self.run()] {
+            fs::create_dir_all(&dir).map_err(file(&dir, "created"))?;
+            dir.parent().map_or(Ok(()), sync_dir)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the sides and the durable map, making or growing them for `sectors`.
+    pub(crate) fn open_files(&self, sectors: u64) -> Result<VolumeFiles, NodeError> {
+        let dir = self.dir();
+        let side = |name| {
+            let path = dir.join(name);
+            open_direct(&path, sectors * SECTOR_BYTES).map_err(|error| self.too_large(&path, sectors, error))
+        };
+        let (a, b) = (side("a.data")?, side("b.data")?);
+        let map = open_direct(&self.map_path(), file_bytes(sectors.div_ceil(PAGE_SECTORS)))?;
+        sync_dir(&dir)?;
+        Ok(VolumeFiles { sides: [a, b], map })
+    }
+
+    /// The error of a side that cannot be as large as the device, in words of the volume.
+    fn too_large(&self, side: &Path, sectors: u64, error: NodeError) -> NodeError {
+        let is_limit =
+            matches!(&error, NodeError::File { source, .. } if source.kind() == io::ErrorKind::FileTooLarge);
+        if !is_limit {
+            return error;
+        }
+        let bytes = sectors * SECTOR_BYTES;
+        NodeError::TooLarge {
+            volume: self.volume.clone(),
+            bytes,
+            limit_bytes: most_bytes(side, bytes),
+            state_dir: self.state_dir.clone(),
+        }
+    }
+
+    /// Bytes that the sides take of the filesystem.
+    pub(crate) fn held_bytes(&self) -> Result<u64, NodeError> {
+        let dir = self.dir();
+        Ok(allocated_bytes(&dir.join("a.data"))? + allocated_bytes(&dir.join("b.data"))?)
+    }
+
+    /// The durable header with its generation, and the newest pages; nothing when the volume was never here.
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        read_map(&self.map_path())
+    }
+
+    /// The durable header with its generation, without a look at the pages: where a live map is left, they are not read, and
+    /// the next rounds repair a damaged one.
+    pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
+        let path = self.map_path();
+        Ok(open_map(&path)?.map(|map| read_header(&map, &path)).transpose()?.flatten())
+    }
+
+    /// Writes the header as the next generation and syncs it.
+    fn write_header(&self, map: &File, header: &Header, generation: u64) -> Result<(), NodeError> {
+        let path = self.map_path();
+        let slot = u8::from(generation % 2 == 1);
+        let aligned = HeapBuffer::from_slice(&header.encode(generation));
+        map.write_all_at(&aligned, header_offset(slot)).map_err(file(&path, "written"))?;
+        map.sync_data().map_err(file(&path, "synced"))
+    }
+
+    /// Keeps a log record through a crash, in place of the last one.
+    pub(crate) fn store_pending(&self, pending: &Pending) -> Result<(), NodeError> {
+        let bytes = [&pending.seq.0.to_le_bytes()[..], &pending.bytes].concat();
+        replace(&self.dir().join("pending"), &bytes, 0o600)
+    }
+
+    /// The log record a predecessor was about to create.
+    pub(crate) fn read_pending(&self) -> Result<Option<Pending>, NodeError> {
+        let path = self.dir().join("pending");
+        match fs::read(&path) {
+            // The record's own checksum tells whether the rest is whole.
+            Ok(bytes) => Ok(bytes
+                .split_first_chunk::<8>()
+                .map(|(seq, record)| Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: record.to_vec() })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file(&path, "read")(error)),
+        }
+    }
+
+    pub(crate) fn write_record(&self, record: &AttachedRecord) -> Result<(), NodeError> {
+        let path = self.record_path();
+        let text = serde_json::to_vec(record)
+            .map_err(|error| NodeError::Damaged { path: path.clone(), source: error.into() })?;
+        replace_reserved(&path, &wire::enclose(Kind::Attached, &text))
+    }
+
+    pub(crate) fn read_record(&self) -> Result<Option<AttachedRecord>, NodeError> {
+        let path = self.record_path();
+        match fs::read(&path) {
+            Ok(bytes) => {
+                attached_record(&bytes).map(Some).map_err(|source| NodeError::Damaged { path, source })
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(file(&path, "read")(error)),
+        }
+    }
+
+    /// Forgets that the volume is attached; the sides stay as cache. Files of others are left where they are.
+    pub(crate) fn forget_attached(&self) -> Result<(), NodeError> {
+        let record = self.record_path();
+        let gone = |removed: io::Result<()>, path: &Path| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(path, "removed")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        // The record first: without it the rest is what an attach left that never had a device.
+        for path in [record.clone(), spare(&record), self.live_map_path()] {
+            gone(fs::remove_file(&path), &path)?;
+        }
+        let run = self.run();
+        match fs::remove_dir(&run) {
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                tracing::warn!(directory = %run.display(), "files that are not holdfast's stayed in the run directory");
+                Ok(())
+            }
+            removed => gone(removed, &run),
+        }
+    }
+
+    /// Throws the local files away: nothing in them is the volume's newest data.
+    pub(crate) fn discard(&self) -> Result<(), NodeError> {
+        let dir = self.dir();
+        match fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file(&dir, "removed")(error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Copies the live map beside the sides, where the durable one could not be brought up to date.
+    pub(crate) fn keep_live_map(&self) -> Result<(), NodeError> {
+        let path = self.dir().join(KEPT_LIVE_MAP);
+        let copied = fs::copy(self.live_map_path(), &path).and_then(|_| File::open(&path)?.sync_all());
+        if copied.is_err() {
+            // Part of a map is none; nothing is there if even this fails.
+            drop(fs::remove_file(&path));
+        }
+        copied.map_err(file(&path, "written"))
+    }
+
+    /// Keeps the local files of a fenced writer aside. Returns where.
+    pub(crate) fn preserve(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
+        let fenced = fenced_dir(&self.state_dir);
+        fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;
+        let name = (0..).map(|turn| if turn == 0 { String::new() } else { format!("-{turn}") });
+        let kept = name
+            .map(|suffix| fenced.join(format!("{}-{epoch}{suffix}", self.volume)))
+            .find(|path| !path.exists())
+            .expect("an endless list of names");
+        let dir = self.dir();
+        fs::rename(&dir, &kept).map_err(file(&dir, "preserved"))?;
+        sync_dir(&fenced)?;
+        Ok(kept)
+    }
+}
+
+impl LocalState for Local {
+    type Error = NodeError;
+    type Files = AttachFiles;
+
+    async fn read_map(&self) -> Result<Option<FoundMap>, NodeError> {
+        let local = self.clone();
+        blocking(move || local.read_map()).await
+    }
+
+    async fn preserve(&self, epoch: Epoch) -> Result<(), NodeError> {
+        let local = self.clone();
+        let kept = blocking(move || local.preserve(epoch)).await?;
+        tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
+            "kept local data aside that had not been uploaded: it is not the volume's newest");
+        Ok(())
+    }
+
+    async fn discard(&self) -> Result<(), NodeError> {
+        let local = self.clone();
+        blocking(move || local.discard()).await
+    }
+
+    async fn open(&self, sectors: u64, found: &[FoundPage]) -> Result<AttachFiles, NodeError> {
+        let (local, chunks) = (self.clone(), prepared_chunks(found));
+        blocking(move || {
+            local.make_dirs()?;
+            let files = local.open_files(sectors)?;
+            let live_map = LiveMap::create(&local.live_map_path(), sectors, &chunks)?;
+            Ok(AttachFiles { files, live_map })
+        })
+        .await
+    }
+
+    async fn write_header(
+        &self,
+        AttachFiles { files, .. }: &AttachFiles,
+        header: &Header,
+        generation: u64,
+    ) -> Result<(), NodeError> {
+        let map = files.map.try_clone().map_err(file(&self.map_path(), "shared"))?;
+        let (local, header) = (self.clone(), header.clone());
+        blocking(move || local.write_header(&map, &header, generation)).await
+    }
+}
+
+fn prepared_chunks(found: &[FoundPage]) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> =
+        found.iter().map(|page| Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS)).collect();
+    chunks.dedup();
+    chunks
+}
+
+/// The durable map at `path`, with what a predecessor wrote synced; nothing when there is none.
+fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
+    let map = match open_mode(path, OpenOptions::new().read(true).write(true)) {
+        Ok(map) => map,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(file(path, "opened")(error)),
+    };
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: a decision based on it
+    // would write over the slot that holds.
+    map.sync_data().map_err(file(path, "synced"))?;
+    Ok(Some(map))
+}
+
+fn damaged(path: &Path, source: impl Into<Damage>) -> NodeError {
+    NodeError::Damaged { path: path.to_owned(), source: source.into() }
+}
+
+fn read_header(map: &File, path: &Path) -> Result<Option<(u64, Header)>, NodeError> {
+    if map.metadata().map_err(file(path, "read"))?.len() < page_offset(0, 0) {
+        return Ok(None);
+    }
+    let mut head = HeapBuffer::zeroed(2 * SLOT_BYTES);
+    map.read_exact_at(&mut head, 0).map_err(file(path, "read"))?;
+    Header::newest(&head).map_err(|error| damaged(path, error))
+}
+
+/// What the durable map at `path` says; nothing when there is none.
+pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
+    let Some(map) = open_map(path)? else { return Ok(None) };
+    let Some((generation, header)) = read_header(&map, path)? else { return Ok(None) };
+    let length = map.metadata().map_err(file(path, "read"))?.len();
+    let mut pages = Vec::new();
+    let mut at = page_offset(0, 0);
+    while at < length {
+        // Holes are pages never written.
+        let data = match rustix::fs::seek(&map, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(errno) => return Err(file(path, "searched")(errno.into())),
+        };
+        let page = (data - page_offset(0, 0)) / (2 * SLOT_BYTES as u64);
+        let mut pair = HeapBuffer::zeroed(2 * SLOT_BYTES);
+        map.read_exact_at(&mut pair, page_offset(page, 0)).map_err(file(path, "read"))?;
+        pages.push((page, pair.to_vec()));
+        at = page_offset(page + 1, 0);
+    }
+    let pages = newest_pages(&header, &pages).map_err(|error| damaged(path, error))?;
+    Ok(Some(FoundMap { generation, header, pages }))
+}
+
+/// The volumes that were attached through a run directory, by this version or an earlier one.
+pub(crate) fn attached_volumes(state_dir: &Path, run_dir: &Path) -> Result<BTreeSet<VolumeId>, NodeError> {
+    let mut volumes = BTreeSet::from_iter(volumes_under(&run_volumes(run_dir))?);
+    for dir in older_run_volumes(run_dir).into_iter().filter(|dir| dir.is_dir()) {
+        let is_attached = |volume: &VolumeId| Local::new(state_dir, run_dir, volume).older_record().is_some();
+        volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
+    }
+    Ok(volumes)
+}
+
+/// The volumes with a directory under `dir`: [`run_volumes`] or [`state_volumes`].
+pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
+    let entries = fs::read_dir(dir).map_err(file(dir, "listed"))?;
+    let mut volumes = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(file(dir, "listed"))?.file_name();
+        // Other files are no volumes.
+        if let Some(volume) = name.to_str().and_then(|name| name.parse().ok())
+            && dir.join(&name).is_dir()
+        {
+            volumes.push(volume);
+        }
+    }
+    Ok(volumes)
+}
+
+/// How large the filesystem lets a file of holes be, found by trying; less than `refused_bytes`.
+fn most_bytes(path: &Path, refused_bytes: u64) -> u64 {
+    let Ok(handle) = OpenOptions::new().write(true).open(path) else { return 0 };
+    let length = handle.metadata().map_or(0, |metadata| metadata.len());
+    let (mut fits, mut too_large) = (length, refused_bytes);
+    while too_large - fits > SECTOR_BYTES {
+        let middle = fits + (too_large - fits) / 2;
+        if handle.set_len(middle).is_ok() {
+            fits = middle;
+        } else {
+            too_large = middle;
+        }
+    }
+    // Nothing was written beyond it.
+    drop(handle.set_len(length));
+    fits / SECTOR_BYTES * SECTOR_BYTES
+}
+
+#[cfg(test)]
+mod tests;

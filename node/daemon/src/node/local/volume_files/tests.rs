@@ -1,0 +1,107 @@
+//! What a node remembers of its volumes.
+
+use holdfast_engine::sector_map::{Side, SideSet};
+use holdfast_engine::volume::Durability;
+use holdfast_s3::{Credentials, S3Config};
+use holdfast_types::{Epoch, Nonce};
+
+use super::*;
+use crate::node::local::attached_record::ATTACHED_VERSION;
+
+#[test]
+fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    fs::create_dir_all(local.run()).unwrap();
+    let record = AttachedRecord {
+        version: ATTACHED_VERSION,
+        tag: 5,
+        device_id: Some(3),
+        sectors: 1024,
+        epoch: 7,
+        max_age_ms: 30_000,
+        durability: Durability::Object,
+        displaced: None,
+        detaching: false,
+        store_name: "store".into(),
+        store: (&S3Config::new("bucket", "us-east-1", Credentials::Environment)).into(),
+    };
+    local.write_record(&record).unwrap();
+    let read = local.read_record().unwrap().unwrap();
+    assert_eq!((read.epoch, read.durability, read.sectors), (7, Durability::Object, 1024));
+    let mut whole = fs::read(local.record_path()).unwrap();
+    let payload = u32::from_le_bytes(whole[8..12].try_into().unwrap());
+    // The rest of the page is room for a longer one.
+    whole.truncate(32 + usize::try_from(payload).unwrap());
+    for at in 0..whole.len() {
+        for change in [1, 0x10, 0x80] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= change;
+            assert!(attached_record(&bytes).is_err(), "byte {at} was {}", whole[at]);
+        }
+        assert!(attached_record(&whole[..at]).is_err(), "{at} bytes");
+    }
+}
+
+/// The live map says more than the pages: a decayed one must not keep a device without its daemon.
+#[test]
+fn a_takeover_reads_the_header_and_not_a_damaged_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    assert_eq!(local.read_header().unwrap(), None, "nothing was ever attached here");
+    local.make_dirs().unwrap();
+    let files = local.open_files(9000).unwrap();
+    assert_eq!(local.read_header().unwrap(), None, "the attach died before it wrote one");
+    let header = Header {
+        volume: "disk".parse().unwrap(),
+        identity: Nonce([9; 16]),
+        sectors: 9000,
+        epoch: Epoch(7),
+        writer: Nonce([7; 16]),
+        nonces: vec![Nonce([7; 16])],
+        active: Side::B,
+        closed_clean: false,
+        seq: Seq(3),
+        synced_generation: 4,
+        void: SideSet::NONE,
+    };
+    local.write_header(&files.map, &header, 5).unwrap();
+    let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
+    files.map.write_all_at(&decayed, page_offset(1, 0)).unwrap();
+    assert_eq!(local.read_header().unwrap(), Some((5, header)));
+    let Err(NodeError::Damaged { path, source }) = local.read_map() else {
+        panic!("an attach reads the pages");
+    };
+    assert_eq!(path, local.map_path());
+    assert!(source.to_string().contains("page 1 "), "{source}");
+}
+
+/// A volume of more than 16 TiB on ext4 was provisioned and never attached, for a reason that named no field.
+#[test]
+fn a_volume_larger_than_files_may_be_is_refused_by_name() {
+    const CHILD: &str = "HOLDFAST_TEST_FILE_LIMIT";
+    const MIB: u64 = 1 << 20;
+    let Some(dir) = std::env::var_os(CHILD) else {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "node::local::tests::a_volume_larger_than_files_may_be_is_refused_by_name";
+        // Files of at most 1 MiB; the limit answers as a filesystem does.
+        let child = std::process::Command::new("bash")
+            .args(["-c", "trap '' XFSZ; ulimit -f 1024; exec \"$0\" --exact \"$1\""])
+            .arg(std::env::current_exe().unwrap())
+            .arg(name)
+            .env(CHILD, dir.path())
+            .output()
+            .unwrap();
+        return assert!(child.status.success(), "{child:?}");
+    };
+    let local = Local::new(Path::new(&dir), &Path::new(&dir).join("run"), &"disk".parse().unwrap());
+    local.make_dirs().unwrap();
+    drop(local.open_files(MIB / SECTOR_BYTES).unwrap());
+    let Err(error) = local.open_files(8 * MIB / SECTOR_BYTES) else { panic!("it fits") };
+    let message = error.to_string();
+    for part in ["spec.size", "disk has 8388608 bytes", "at most 1048576 bytes", "node.state_dir"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert_eq!(error.kind(), crate::node::ErrorKind::Invalid);
+    assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
+}

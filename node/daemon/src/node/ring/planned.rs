@@ -1,0 +1,58 @@
+//! A volume's planner, made off the ring threads.
+//!
+//! All that grows with the size of a volume before it serves is done here: its whole live map is written, or read and
+//! counted. On a ring thread every other device would stand still meanwhile.
+
+use holdfast_engine::action::{Action, Report};
+use holdfast_engine::durable_map::FoundPage;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::sector_map::LiveMapError;
+use holdfast_engine::volume::{Pending, Setup, Volume};
+use holdfast_types::VolumeId;
+
+use crate::node::clock::now;
+use crate::node::local::live_map::LiveMap;
+
+/// How a volume begins.
+pub(crate) enum Start {
+    /// Just attached.
+    Attach { manifest: Box<Manifest>, found: Vec<FoundPage>, trust_clean: bool },
+    /// Taken over from a dead or retired process.
+    Resume { pending: Option<Pending> },
+}
+
+/// A volume's planner that is not on a ring thread yet.
+pub(crate) struct Planned {
+    pub(in crate::node) name: VolumeId,
+    pub(in crate::node) sectors: u64,
+    /// How many requests it may have in flight.
+    pub(in crate::node) requests: u32,
+    pub(in crate::node) volume: Volume<LiveMap>,
+    /// What it asked for when it was made.
+    pub(in crate::node) actions: Vec<Action>,
+}
+
+impl Start {
+    /// Makes the planner; it blocks for as long as the map takes.
+    ///
+    /// # Errors
+    /// [`LiveMapError`] when what a predecessor left is not the volume's live map.
+    pub(crate) fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
+        let (sectors, requests) = (setup.header.sectors, setup.requests);
+        let name = setup.header.volume.clone();
+        let mut actions = Vec::with_capacity(64);
+        let volume = match self {
+            Self::Attach { manifest, found, trust_clean } => {
+                Volume::attach(setup, live_map, *manifest, &found, trust_clean, now(), &mut actions)
+            }
+            Self::Resume { pending } => {
+                let volume = Volume::resume(setup, live_map, pending, now())?;
+                if !volume.status().recovering {
+                    actions.push(Action::Report(Report::Ready));
+                }
+                volume
+            }
+        };
+        Ok(Planned { name, sectors, requests, volume, actions })
+    }
+}

@@ -1,0 +1,248 @@
+//! One volume on a ring thread: where the engine and the device meet.
+//!
+//! Owns: the volume's planner, its device's queues, the requests and the file operations in flight.
+//! Runs on: its ring thread. No lock, no wait, no allocation for a request that is served locally.
+//! Invariants: a request stays in `requests` until it is completed; an operation's user data names the request (or the
+//! step) whose answer it is.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use holdfast_engine::action::Action;
+use holdfast_engine::event::{Errno, Event, Millis, RequestId};
+use holdfast_engine::manifest::Layers;
+use holdfast_engine::volume::Volume;
+use holdfast_ring::{FileSlot, Ring, RingError};
+use holdfast_types::{SectorRange, VolumeId};
+use holdfast_ublk::{Queue, QueueError, Request};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::node::clock::unix_ms_at_zero;
+use crate::node::local::live_map::LiveMap;
+use crate::node::ring::board::Board;
+use crate::node::ring::placement::Place;
+use crate::node::ring::planned::Planned;
+use crate::node::ring::thread::SharedFiles;
+use crate::node::store::block_cache::SlabSlot;
+use crate::node::volume::background::Work;
+
+mod completion;
+mod kind;
+mod perform;
+mod report;
+
+use report::Reports;
+
+/// The volume's own files in the ring's table.
+pub(in crate::node) struct Slots {
+    pub(in crate::node) sides: [FileSlot; 2],
+    pub(in crate::node) map: FileSlot,
+    pub(in crate::node) live: FileSlot,
+}
+
+impl Slots {
+    /// Takes the files off the ring.
+    pub(in crate::node) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+        let Self { sides: [a, b], map, live } = self;
+        [a, b, map, live].into_iter().try_for_each(|slot| ring.unregister_file(slot))
+    }
+}
+
+/// A cold read in progress.
+struct Ticket {
+    id: RequestId,
+    range: SectorRange,
+    at: u32,
+    layers: Layers,
+    /// Held from the fetch to the end of the read.
+    slot: Option<SlabSlot>,
+    /// A slot could not be read before.
+    again: bool,
+}
+
+#[derive(Default)]
+struct Tally {
+    reads: u64,
+    writes: u64,
+    flushes: u64,
+    discards: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    cold_reads: u64,
+    local_read_errors: u64,
+    errors: u64,
+}
+
+/// One volume on a ring thread.
+pub(in crate::node) struct Served {
+    index: u16,
+    name: VolumeId,
+    reports: Reports,
+    volume: Volume<LiveMap>,
+    sectors: u64,
+    slots: Slots,
+    shared: SharedFiles,
+    depth: u32,
+    queues: Vec<Queue>,
+    requests: Vec<Option<Request>>,
+    tickets: Vec<Option<Ticket>>,
+    map_writes: u32,
+    map_write_failed: Option<Errno>,
+    /// Operations of this volume in the ring, commands of the device apart.
+    operations: u32,
+    actions: Vec<Action>,
+    tally: Tally,
+    work: mpsc::UnboundedSender<Work>,
+    board: Arc<Board>,
+    closing: Option<oneshot::Sender<Result<(), QueueError>>>,
+    /// The device's queues are with the kernel.
+    is_open: bool,
+    _place: Place,
+}
+
+/// What a volume is given on its ring thread.
+pub(in crate::node) struct Made {
+    /// Its place on the thread.
+    pub(in crate::node) index: u16,
+    pub(in crate::node) slots: Slots,
+    pub(in crate::node) shared: SharedFiles,
+    pub(in crate::node) work: mpsc::UnboundedSender<Work>,
+    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) place: Place,
+}
+
+impl Served {
+    pub(in crate::node) fn new(planned: Planned, made: Made) -> Self {
+        let Planned { name, sectors, requests, volume, actions } = planned;
+        let Made { index, slots, shared, work, board, place } = made;
+        Self {
+            index,
+            name,
+            reports: Reports::default(),
+            volume,
+            sectors,
+            slots,
+            shared,
+            depth: requests,
+            queues: Vec::new(),
+            requests: (0..requests).map(|_| None).collect(),
+            tickets: Vec::new(),
+            map_writes: 0,
+            map_write_failed: None,
+            operations: 0,
+            actions,
+            tally: Tally::default(),
+            work,
+            board,
+            closing: None,
+            is_open: false,
+            _place: place,
+        }
+    }
+
+    /// Serves the queues of the volume's device from now on.
+    pub(in crate::node) fn open(&mut self, ring: &mut Ring, queues: Vec<Queue>) {
+        let number = queues.len().max(1);
+        self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
+        self.queues = queues;
+        self.is_open = true;
+        for queue in &mut self.queues {
+            queue.arm(ring);
+        }
+    }
+
+    /// Passes an event to the planner and does what it answers.
+    pub(in crate::node) fn tell(&mut self, ring: &mut Ring, event: Event, now: Millis) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.volume.handle(now, event, &mut actions);
+        for action in actions.drain(..) {
+            self.perform(ring, action);
+        }
+        self.actions = actions;
+    }
+
+    /// Does what the planner asked for when the volume was made, and shows its first figures.
+    pub(in crate::node) fn begin(&mut self, ring: &mut Ring) {
+        for action in std::mem::take(&mut self.actions) {
+            self.perform(ring, action);
+        }
+        self.board.show(self.volume.status());
+    }
+
+    /// Time passed: limits are looked at, figures shown.
+    pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
+        self.volume.set_time_of_day(unix_ms_at_zero());
+        self.tell(ring, Event::Tick, now);
+        self.tell_held_back(now);
+        self.board.show(self.volume.status());
+        let (tally, shown) = (&self.tally, &self.board.counters);
+        for (value, counter) in [
+            (tally.reads, &shown.reads),
+            (tally.writes, &shown.writes),
+            (tally.flushes, &shown.flushes),
+            (tally.discards, &shown.discards),
+            (tally.read_bytes, &shown.read_bytes),
+            (tally.written_bytes, &shown.written_bytes),
+            (tally.cold_reads, &shown.cold_reads),
+            (tally.local_read_errors, &shown.local_read_errors),
+            (tally.errors, &shown.errors),
+        ] {
+            counter.store(value, Ordering::Relaxed);
+        }
+    }
+
+    /// Releases the device's queues once all tags are back; the device was told to stop.
+    pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: oneshot::Sender<Result<(), QueueError>>) {
+        self.closing = Some(done);
+        self.finish_closing(ring);
+    }
+
+    fn finish_closing(&mut self, ring: &mut Ring) {
+        let all_back =
+            self.queues.iter().all(|queue| queue.tags_with_kernel() + queue.requests_with_owner() == 0);
+        if !all_back {
+            return;
+        }
+        if let Some(done) = self.closing.take() {
+            let closed = self.queues.drain(..).try_for_each(|queue| queue.close(ring));
+            self.is_open = false;
+            // The caller may have stopped waiting.
+            drop(done.send(closed));
+        }
+    }
+
+    /// From now on requests are left to the successor.
+    pub(in crate::node) fn drain(&mut self) {
+        for queue in &mut self.queues {
+            queue.drain();
+        }
+    }
+
+    /// Whether no file operation is in flight.
+    pub(in crate::node) fn is_still(&self) -> bool {
+        self.operations == 0
+    }
+
+    /// Whether the device's queues are with the kernel: completions of theirs name this volume's index.
+    pub(in crate::node) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
+    pub(in crate::node) fn leave(&mut self) {
+        let is_still = self.is_still();
+        for (number, slot) in self.requests.iter_mut().enumerate() {
+            let Some(request) = slot.take() else { continue };
+            match self.queues.get_mut(number / self.depth as usize) {
+                Some(queue) if is_still => queue.leave(request),
+                // What moves its data may still be in flight.
+                Some(_) | None => request.leave_to_successor(),
+            }
+        }
+    }
+
+    /// Takes the volume's files off the ring.
+    pub(in crate::node) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
+        self.slots.release(ring)
+    }
+}

@@ -1,0 +1,93 @@
+//! The client of one configuration of a store.
+
+use std::ops::Range;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use holdfast_objects::{
+    CreateError, Created, ObjectStore, Page, Parts, RequestCounts, SegmentError, StoreError, Suffix,
+};
+use holdfast_s3::{InvalidConfig, ProbeFailure, S3Store};
+use tokio::sync::OnceCell;
+
+use crate::node::store::record::StoreRecord;
+
+/// A client of one configuration, connected by its first request.
+#[derive(Debug)]
+pub(crate) struct StoreClient {
+    record: StoreRecord,
+    connected: OnceCell<S3Store>,
+    probed: OnceCell<()>,
+}
+
+impl StoreClient {
+    pub(crate) fn new(record: StoreRecord) -> Self {
+        Self { record, connected: OnceCell::new(), probed: OnceCell::new() }
+    }
+
+    /// What it was made from.
+    pub(crate) fn record(&self) -> &StoreRecord {
+        &self.record
+    }
+
+    /// The connection. Sends nothing.
+    ///
+    /// # Errors
+    /// The field that cannot be used here.
+    pub(crate) async fn connect(&self) -> Result<&S3Store, InvalidConfig> {
+        self.connected.get_or_try_init(|| S3Store::connect((&self.record).into())).await
+    }
+
+    /// Asks the bucket for all that volumes need, create-once above all, unless this client did so before.
+    ///
+    /// # Errors
+    /// What the bucket lacks; it is asked again by the next call.
+    pub(crate) async fn probe(&self, store: &S3Store) -> Result<(), ProbeFailure> {
+        self.probed.get_or_try_init(|| store.probe()).await.map(|_probed| ())
+    }
+
+    /// Requests sent so far.
+    pub(crate) fn counts(&self) -> RequestCounts {
+        self.connected.get().map(S3Store::counts).unwrap_or_default()
+    }
+
+    /// Time that requests took so far.
+    pub(crate) fn time(&self) -> std::time::Duration {
+        self.connected.get().map(|store| store.requests().time()).unwrap_or_default()
+    }
+
+    async fn store(&self) -> Result<&S3Store, StoreError> {
+        self.connect().await.map_err(|invalid| StoreError::Unavailable(invalid.into()))
+    }
+}
+
+#[async_trait]
+impl ObjectStore for StoreClient {
+    async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.store().await?.get(key, max_bytes).await
+    }
+
+    async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
+        self.store().await?.get_range(key, range).await
+    }
+
+    async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
+        self.store().await?.get_suffix(key, len).await
+    }
+
+    async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
+        self.store().await.map_err(CreateError::Failed)?.create(key, body).await
+    }
+
+    async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
+        self.store().await?.put_segment(key, parts).await
+    }
+
+    async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.store().await?.list(prefix, start_after, limit).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.store().await?.delete(key).await
+    }
+}

@@ -1,0 +1,127 @@
+//! Object stores: who they are, and their clients, which change under the volumes that use them.
+//!
+//! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in which a store is
+//! remembered across a restart. Does not own: when a configuration is read again (`change.rs` and the edges).
+//! Invariants: a store never changes its place; whatever asks it next uses the newest configuration.
+//! On failure: a configuration that cannot be used here (no authorities to trust) fails each request as "not available", and
+//! is tried again by the next one. Devices are recovered without it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::OwnedMutexGuard;
+
+use crate::node::store::client::StoreClient;
+use crate::node::store::record::StoreRecord;
+use crate::node::store::watched::WatchedStore;
+
+/// A store's name, bucket and prefix.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    name: String,
+    bucket: String,
+    prefix: String,
+}
+
+impl Place {
+    fn of(name: &str, record: &StoreRecord) -> Self {
+        let (bucket, prefix) = record.place();
+        Self { name: name.to_owned(), bucket: bucket.to_owned(), prefix: prefix.to_owned() }
+    }
+}
+
+/// The stores in use, and those that were used last under their names.
+#[derive(Debug, Default)]
+pub(crate) struct Stores {
+    known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
+    changing: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+impl Stores {
+    /// The store of this name and place; as `record` says if it is new here, else as it is.
+    pub(crate) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
+        let mut known = self.known();
+        let place = Place::of(name, record);
+        known.retain(|other, store| {
+            other.name != place.name || *other == place || Arc::strong_count(store) > 1
+        });
+        let new = || Arc::new(WatchedStore::new(Arc::new(StoreClient::new(record.clone()))));
+        Arc::clone(known.entry(place).or_insert_with(new))
+    }
+
+    /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a time.
+    pub(crate) async fn change(&self, name: &str) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(changing.entry(name.to_owned()).or_default())
+        };
+        lock.lock_owned().await
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_objects::ObjectStore;
+    use holdfast_s3::{Credentials, S3Config};
+
+    use super::*;
+
+    fn config(bucket: &str, secret: &str) -> S3Config {
+        let credentials = Credentials::Static {
+            access_key_id: "key".to_owned(),
+            secret_access_key: secret.to_owned(),
+            session_token: None,
+        };
+        S3Config {
+            endpoint: Some("http://127.0.0.1:1".to_owned()),
+            ..S3Config::new(bucket.to_owned(), "us-east-1".to_owned(), credentials)
+        }
+    }
+
+    fn record(bucket: &str, secret: &str) -> StoreRecord {
+        (&config(bucket, secret)).into()
+    }
+
+    #[test]
+    fn volumes_of_one_place_share_a_store_whatever_their_credentials() {
+        let stores = Stores::default();
+        let one = stores.open("main", &record("bucket", "old"));
+        let other = stores.open("main", &record("bucket", "new"));
+        assert!(Arc::ptr_eq(&one, &other));
+        assert_eq!(*one.current().record(), record("bucket", "old"), "only a change of the store changes it");
+        let named_otherwise = stores.open("other", &record("bucket", "old"));
+        assert!(!Arc::ptr_eq(&one, &named_otherwise));
+    }
+
+    #[test]
+    fn an_old_place_lives_while_a_volume_uses_it() {
+        let stores = Stores::default();
+        let old = stores.open("main", &record("old", "s"));
+        let unused = Arc::downgrade(&stores.open("main", &record("between", "s")));
+        assert!(unused.upgrade().is_some(), "the newest waits for the next volume");
+        let new = stores.open("main", &record("new", "s"));
+        assert!(unused.upgrade().is_none(), "nothing uses it");
+        assert!(Arc::ptr_eq(&stores.open("main", &record("old", "s")), &old));
+        assert!(Arc::ptr_eq(&stores.open("main", &record("new", "s")), &new));
+    }
+
+    /// An image without authorities made the device of a volume unreachable, though all its data was on the node.
+    #[tokio::test]
+    async fn an_unusable_configuration_is_unavailable_and_tried_again() {
+        let stores = Stores::default();
+        let unusable = S3Config { ca_pem: Some("none".to_owned()), ..config("bucket", "s") };
+        let unusable = StoreRecord::from(&unusable);
+        let store = stores.open("main", &unusable);
+        for _ in 0..2 {
+            let failed = store.get("a", 1).await.unwrap_err();
+            assert_eq!(failed.kind(), holdfast_objects::ErrorKind::Unavailable);
+            assert!(holdfast_service::chain(&failed).contains("caBundle"), "{failed:?}");
+        }
+        assert!(store.health().away().is_some_and(|away| away.error.contains("caBundle")));
+        assert_eq!(store.current().counts().total(), 0);
+    }
+}

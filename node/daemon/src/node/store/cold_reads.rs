@@ -1,0 +1,53 @@
+//! Cold reads: a block of the object store, through the slab.
+
+use std::sync::Arc;
+
+use holdfast_background::{ColdError, Indexes, fetch, patiently};
+use holdfast_engine::manifest::Layers;
+use holdfast_objects::ObjectStore;
+use holdfast_ring::HeapBuffer;
+use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+
+use crate::node::clock::NodeTime;
+use crate::node::store::block_cache::{Slab, SlabSlot};
+
+/// The node's cold reads.
+pub(crate) struct ColdReads {
+    slab: Slab,
+    indexes: Arc<Indexes>,
+}
+
+impl ColdReads {
+    pub(crate) fn new(slab: Slab, indexes: Arc<Indexes>) -> Self {
+        Self { slab, indexes }
+    }
+
+    /// The disk cannot read what is in `slot`.
+    pub(crate) fn forget(&self, slot: &SlabSlot) {
+        self.slab.forget(slot);
+    }
+
+    /// The slab slot of `range`'s block that holds at least `range` as `layers` compose it.
+    ///
+    /// # Errors
+    /// [`ColdError`] only where asking again cannot help.
+    pub(crate) async fn block(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        time: &NodeTime,
+        range: SectorRange,
+        layers: &Layers,
+    ) -> Result<SlabSlot, ColdError> {
+        patiently(time, volume, range, |wanted| async move {
+            let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+            let whole = async {
+                let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+                fetch(objects, volume, &plan, &mut whole).await?;
+                Ok(whole)
+            };
+            self.slab.slot(&plan.key, whole).await
+        })
+        .await
+    }
+}

@@ -1,0 +1,9 @@
+//! One volume on this node: attach, recovery, service, detach.
+
+pub(in crate::node) mod attach;
+pub(in crate::node) mod background;
+pub(in crate::node) mod detach;
+pub(in crate::node) mod own_log;
+pub(in crate::node) mod recover;
+pub(in crate::node) mod scrub;
+pub(in crate::node) mod status;

@@ -1,0 +1,339 @@
+//! Attaching a volume: place on a ring thread, local files, log, device, in this order.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use holdfast_background::{Background, Preserved, StoreKey, Won, win};
+use holdfast_engine::attach::{Claim, Foreign};
+use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_engine::record::Displaced;
+use holdfast_engine::volume::Setup;
+use holdfast_service::chain;
+use holdfast_types::{Epoch, Nonce, VolumeId};
+use holdfast_ublk::{Device, DeviceSpec, Transport};
+use tokio::sync::{mpsc, watch};
+
+use crate::node::clock::{NodeTime, unix_ms_at_zero};
+use crate::node::ends_process::EndsProcess;
+use crate::node::error::{Damage, NodeError, file};
+use crate::node::local::file::random;
+use crate::node::local::live_map::LiveMap;
+use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
+use crate::node::off_runtime::blocking;
+use crate::node::ring::board::{Board, Phase};
+use crate::node::ring::placement::{Need, Place, VOLUME_FILES};
+use crate::node::ring::planned::Start;
+use crate::node::ring::thread::{Message, NewVolume, RingHandle, VolumeKey};
+use crate::node::store::record::StoreRecord;
+use crate::node::store::watched::WatchedStore;
+use crate::node::volume::background::{LocalSides, VolumeWork};
+use crate::node::volume::detach::or_gone;
+use crate::node::volume::own_log::OwnLog;
+use crate::node::{
+    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
+};
+
+impl Node {
+    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
+    ///
+    /// # Errors
+    /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
+    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+        let _alone = EndsProcess("an attach");
+        let volume = request.volume.clone();
+        if let Some(attached) = self.reserve(&request)? {
+            return Ok(attached);
+        }
+        match self.try_attach(request).await {
+            Ok(attached) => Ok(attached),
+            Err(error) => {
+                self.abandon(&volume).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn reserve(&self, request: &AttachRequest) -> Result<Option<Attached>, NodeError> {
+        let AttachRequest { volume, store_name, store, durability, .. } = request;
+        let mut volumes = self.volumes();
+        let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
+        if let Some(Entry::Present(present)) = volumes.get(volume) {
+            present.check_recovered(volume)?;
+            // The directory of its local files has the volume's name only.
+            let (used, asked) = (present.objects.current(), StoreRecord::from(store));
+            let is_same = if present.store_name == *store_name {
+                used.record().place() == asked.place()
+            } else {
+                used.record().is_same_place(&asked)
+            };
+            if !is_same {
+                return Err(NodeError::OtherStore {
+                    volume: volume.clone(),
+                    attached: present.store_name.clone(),
+                    asked: store_name.clone(),
+                });
+            }
+        }
+        match volumes.get(volume) {
+            None => {
+                let entry = Entry::Attaching { store_name: store_name.clone(), durability: *durability };
+                volumes.insert(volume.clone(), entry);
+                Ok(None)
+            }
+            Some(Entry::Attaching { .. }) => busy("being attached"),
+            Some(Entry::Evicting) => busy("putting its local files away"),
+            Some(Entry::RecoveryFailed(why)) => {
+                Err(NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() })
+            }
+            Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
+            Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
+                (Phase::Ready, Some(attached)) => Ok(Some(attached)),
+                (Phase::Fenced | Phase::Kept { .. }, _) => Err(NodeError::Fenced(volume.clone())),
+                (Phase::Recovering | Phase::Ready | Phase::Detached, _) => busy("being attached"),
+            },
+        }
+    }
+
+    /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
+    /// attach continues from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
+    async fn abandon(&self, volume: &VolumeId) {
+        let entry = self.volumes().get(volume).cloned();
+        if let Some(Entry::Present(present)) = entry
+            && let Err(error) = self.withdraw(&present).await
+        {
+            tracing::error!(
+                %volume, error = chain(&error),
+                "the attach failed, and so did the removal of its device; it serves no requests; detach the volume"
+            );
+            present.set_serving(Serving::NotYet);
+            return;
+        }
+        // Before the entry: an attach that finds none makes these files.
+        if let Err(error) = self.local(volume).forget_attached() {
+            tracing::warn!(%volume, error = &error as &dyn std::error::Error, "leftovers of a failed attach stay");
+        }
+        self.volumes().remove(volume);
+    }
+
+    async fn withdraw(&self, present: &Arc<Present>) -> Result<(), NodeError> {
+        if let Some(device) = present.device() {
+            let devices = Arc::clone(&self.0.devices);
+            blocking(move || Ok(or_gone(devices.stop(device))?)).await?;
+            self.remove_device(present, device).await?;
+            present.await_deletion().await;
+        }
+        self.remove_from_ring(present).await
+    }
+
+    async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
+        let AttachRequest { volume, store_name, store, bytes, replaces, max_dirty_age, durability, probe } =
+            request;
+        let begun = Instant::now();
+        let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
+        let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
+        let objects = if probe {
+            self.probed_store(&store_name, &store).await?
+        } else {
+            self.store(&store_name, &store).await?
+        };
+        let store_time = objects.current().time();
+        let local = self.local(&volume);
+        let claim = Claim {
+            node: self.0.config.node_name.clone(),
+            nonce: Nonce(random()),
+            unix_ms: unix_ms(),
+            grow_to: bytes.map(sectors_of).transpose()?,
+            replaces: replaces.map(Epoch),
+        };
+        // What the node lacks shows before a writer is fenced.
+        let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
+        let won = win(&*objects, &volume, &local, &claim).await?;
+        tell(&volume, &won);
+        let sectors = won.header.sectors;
+        let epoch = won.header.epoch.0;
+        let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
+        let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
+        let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
+        let setup = Setup {
+            requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
+            limits: self.limits(max_age_ms),
+            durability,
+            header: won.header,
+            header_generation: won.header_generation,
+            unix_ms_at_zero: unix_ms_at_zero(),
+        };
+        let start = Start::Attach {
+            manifest: Box::new(won.manifest),
+            found: won.found,
+            trust_clean: won.trust_clean,
+        };
+        let AttachFiles { files, live_map } = won.files;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
+        let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
+        let present = Arc::new(Present {
+            local,
+            store_name,
+            objects,
+            log,
+            ring,
+            key,
+            board,
+            tag: self.0.installation.tag(&volume, epoch),
+            device: None.into(),
+            deleting: watch::Sender::default(),
+            serving: Serving::Attaching.into(),
+            sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            displaced: won.displaced,
+            detaching: false.into(),
+            detach_running: false.into(),
+            remembering: Mutex::default(),
+        });
+        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
+        present.remember()?;
+        if present.board.reach(|phase| phase != Phase::Recovering).await == Phase::Fenced {
+            return Err(NodeError::Fenced(volume));
+        }
+        self.add_device(&present, transport).await?;
+        present.set_serving(Serving::Yes);
+        let attached = present.attached();
+        if let Some(Attached { device_path, epoch, .. }) = &attached {
+            // Requests of other volumes to the same store are in its time too.
+            let store_time = present.objects.current().time().saturating_sub(store_time);
+            tracing::info!(
+                %volume,
+                device = %device_path.display(),
+                epoch,
+                took_us = begun.elapsed().as_micros(),
+                store_us = store_time.as_micros(),
+                "the device serves"
+            );
+        }
+        attached.ok_or(NodeError::NotAttached(volume))
+    }
+
+    async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<(), NodeError> {
+        let spec = DeviceSpec {
+            id: None,
+            sectors: present.sectors,
+            queues: QUEUES,
+            depth: QUEUE_DEPTH,
+            max_io_bytes: MAX_IO_BYTES,
+            transport,
+            tag: present.tag.0,
+        };
+        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by its tag.
+        let devices = Arc::clone(&self.0.devices);
+        let device = blocking(move || Ok(devices.add(&spec)?)).await?;
+        present.set_device(Some(device));
+        present.remember()?;
+        self.open_queues(present, device).await?;
+        let devices = Arc::clone(&self.0.devices);
+        present.unless_refused(device, blocking(move || Ok(devices.start(device)?))).await
+    }
+
+    /// Offers the device's queues to the kernel on the volume's ring thread.
+    pub(in crate::node) async fn open_queues(
+        &self,
+        present: &Present,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let devices = Arc::clone(&self.0.devices);
+        let queues = blocking(move || Ok(devices.open(device)?)).await?;
+        Ok(present.ring.call(|done| Message::Open { key: present.key, queues, done }).await??)
+    }
+
+    /// Puts a volume on a ring thread and starts its background work.
+    pub(in crate::node) async fn add_to_ring(
+        &self,
+        ring: &RingHandle,
+        volume: &VolumeId,
+        parts: Parts,
+        start: Start,
+        setup: Setup,
+        live_map: LiveMap,
+    ) -> Result<(VolumeKey, Arc<Board>), NodeError> {
+        let Parts { local, objects, files, place } = parts;
+        let VolumeFiles { sides: [a, b], map } = files;
+        let map_path = local.live_map_path();
+        let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
+        let sides = [share(&a)?, share(&b)?].map(Arc::new);
+        let board = Arc::new(Board::new());
+        let (work, receiver) = mpsc::unbounded_channel();
+        let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
+        let planned = blocking(move || {
+            start.make(setup, live_map).map_err(|error| {
+                let source = Damage::LiveMap(error);
+                NodeError::Damaged { path: map_path, source }
+            })
+        });
+        let planned = planned.await?;
+        let board_here = Arc::clone(&board);
+        let new = NewVolume { planned, live, sides: [a, b], map, work, board: board_here, place };
+        let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
+        let key = added.map_err(|error| NodeError::Queue(error.into()))?;
+        let sides = LocalSides { local, sides };
+        // Volumes of one store share the connection.
+        let store = StoreKey(Arc::as_ptr(&objects).addr());
+        let work = VolumeWork {
+            background: Background::new(
+                volume.clone(),
+                (store, objects),
+                sides,
+                NodeTime,
+                self.0.pools.clone(),
+            ),
+            cold: Arc::clone(&self.0.cold),
+            ring: ring.clone(),
+            key,
+        };
+        tokio::spawn(Arc::new(work).run(receiver));
+        Ok((key, board))
+    }
+}
+
+/// Logs what an attach lost or preserved.
+fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
+    if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
+        tracing::warn!(
+            %volume,
+            replaced_epoch = epoch.0,
+            replaced_node = node,
+            attached_since_unix_ms = since_unix_ms,
+            "replaced a writer that was attached: what it had not uploaded is not in the volume"
+        );
+    }
+    if let Some(Preserved { epoch, why }) = won.preserved {
+        match why {
+            Foreign::LogSetBack => tracing::error!(
+                %volume, %epoch,
+                "the log was set back to an earlier state: kept local data aside, clean or dirty, that knows more than the log"
+            ),
+            Foreign::OtherVolume | Foreign::Superseded | Foreign::Older => tracing::warn!(
+                %volume, %epoch, ?why,
+                "kept local data aside that is not the volume's newest"
+            ),
+        }
+    }
+}
+
+/// What a volume brings to its ring thread.
+pub(in crate::node) struct Parts {
+    pub(in crate::node) local: Local,
+    pub(in crate::node) objects: Arc<WatchedStore>,
+    pub(in crate::node) files: VolumeFiles,
+    /// Its place on the ring.
+    pub(in crate::node) place: Place,
+}
+
+/// What a device takes of a ring.
+pub(in crate::node) fn need(transport: Transport, queues: u16, depth: u16) -> Need {
+    let buffers = match transport {
+        Transport::ZeroCopy => u32::from(queues) * u32::from(depth),
+        Transport::UserCopy => 0,
+    };
+    Need { files: VOLUME_FILES + u32::from(queues), buffers }
+}

@@ -1,0 +1,97 @@
+//! The log that a writer of this node extends, and whether a store holds it.
+//!
+//! A bucket of the same name may be another one: on another server, of another tenant of the same server, or a copy that lacks
+//! the newest records. A writer that continued there would split its volume.
+//!
+//! Owns: what proves that a log is the same one. Does not own: when that is asked (`store/change.rs`).
+
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::record::Record;
+use holdfast_engine::volume::Pending;
+use holdfast_log::{LogFailure, read_manifest_to_end, read_record};
+use holdfast_objects::{ObjectStore, StoreError};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+
+use crate::node::error::{Foreign, NodeError};
+use crate::node::local::attached_record::AttachedRecord;
+use crate::node::local::volume_files::Local;
+
+/// The log of an attached volume, as its writer knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::node) struct OwnLog {
+    pub(in crate::node) volume: VolumeId,
+    /// The nonce of the record that created the volume.
+    identity: Nonce,
+    /// The writer's.
+    epoch: Epoch,
+    nonce: Nonce,
+    /// A record of the writer that is in the log: the newest that is known to be.
+    seq: Option<Seq>,
+}
+
+/// What keeps a log from being proven.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::node) enum Unproven {
+    /// It is another one.
+    #[error(transparent)]
+    Foreign(#[from] Foreign),
+    /// It could not be read.
+    #[error(transparent)]
+    Unread(#[from] LogFailure),
+}
+
+impl OwnLog {
+    /// The log that the writer of `header` extends, attached as `epoch`. `pending` is the record that it was about to create.
+    pub(in crate::node) fn of(header: &Header, epoch: u64, pending: Option<&Pending>) -> Self {
+        let nonce = header.nonces.last().copied().unwrap_or_default();
+        let pending = pending.and_then(|pending| Record::decode(&pending.bytes).ok());
+        let before = pending.filter(|record| record.nonce == nonce).map(|record| Seq(record.seq.0 - 1));
+        let (volume, identity) = (header.volume.clone(), header.identity);
+        Self { volume, identity, epoch: Epoch(epoch), nonce, seq: before }
+    }
+
+    /// What a volume that is not on a ring thread left of itself, with where it is stored; nothing if it was not served.
+    pub(in crate::node) fn left(local: &Local) -> Result<Option<(AttachedRecord, Self)>, NodeError> {
+        let Some(record) = local.read_record()? else { return Ok(None) };
+        let Some((_generation, header)) = local.read_header()? else { return Ok(None) };
+        let log = Self::of(&header, record.epoch, local.read_pending()?.as_ref());
+        Ok(Some((record, log)))
+    }
+
+    /// The same log, of which the writer knows that it goes to `seq`.
+    pub(in crate::node) fn up_to(&self, seq: Option<Seq>) -> Self {
+        Self { seq: seq.or(self.seq), ..self.clone() }
+    }
+
+    /// Finds this log in `objects`: two GETs where the newest record is known and there.
+    ///
+    /// # Errors
+    /// [`Unproven`].
+    pub(in crate::node) async fn find(&self, objects: &dyn ObjectStore) -> Result<(), Unproven> {
+        let first = self.read(objects, Seq::FIRST).await?.ok_or(Foreign::Absent)?;
+        if first.nonce != self.identity {
+            return Err(Foreign::OtherVolume.into());
+        }
+        if let Some(seq) = self.seq
+            && let Some(newest) = self.read(objects, seq).await?
+        {
+            let is_own = newest.epoch == self.epoch && newest.nonce == self.nonce;
+            return if is_own { Ok(()) } else { Err(Foreign::OtherWriter(seq).into()) };
+        }
+        // The newest is unknown, or it was truncated.
+        let manifest = read_manifest_to_end(objects, &self.volume).await?;
+        let found = manifest.last_of(self.epoch, self.nonce).ok_or(Foreign::NotAttached(self.epoch))?;
+        match self.seq {
+            Some(due) if found < due => Err(Foreign::Behind { found, due }.into()),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn read(&self, objects: &dyn ObjectStore, seq: Seq) -> Result<Option<Record>, LogFailure> {
+        match read_record(objects, &self.volume, seq).await {
+            Ok(record) => Ok(Some(record)),
+            Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,472 @@
+//! Recovery of what the previous process left, before any request to the API server or the object store.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::join_all;
+use holdfast_background::load_manifest;
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::Event;
+use holdfast_engine::sector_map::LiveMapError;
+use holdfast_engine::volume::{Pending, Setup};
+use holdfast_service::chain;
+use holdfast_types::VolumeId;
+use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
+use tokio::sync::watch;
+
+use crate::node::clock::NodeTime;
+use crate::node::clock::unix_ms_at_zero;
+use crate::node::device::kernel::Devices;
+use crate::node::device::tag::{DeviceTag, Installation};
+use crate::node::ends_process::EndsProcess;
+use crate::node::error::{Damage, NodeError, file};
+use crate::node::local::attached_record::AttachedRecord;
+use crate::node::local::live_map::LiveMap;
+use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
+use crate::node::off_runtime::{blocking, off_runtime};
+use crate::node::ring::board::Phase;
+use crate::node::ring::placement::{Need, VOLUME_FILES};
+use crate::node::ring::planned::Start;
+use crate::node::ring::thread::Message;
+use crate::node::volume::attach::{Parts, need};
+use crate::node::volume::detach::delete_stopped;
+use crate::node::volume::own_log::OwnLog;
+use crate::node::{Entry, Node, Present, Serving};
+
+/// How long a device may take to become quiesced after its last server died, before the daemon continues without it.
+const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
+/// The same once that has failed.
+const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
+/// Time between two tries to take a volume up, at first and at most.
+const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known to help.
+const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// What is said of a volume until its first try has ended.
+const FIRST_TRY: &str = "its device is being recovered";
+
+/// What a predecessor left of one volume.
+struct Left {
+    record: AttachedRecord,
+    /// Its server has ended.
+    device: Option<Device>,
+    header_generation: u64,
+    header: Header,
+    pending: Option<Pending>,
+    live_map: LiveMap,
+    files: VolumeFiles,
+}
+
+impl Left {
+    /// Nothing if the attach never got as far as a device.
+    ///
+    /// The device comes first: until the kernel says that its last server has ended, writes of that server may land in the
+    /// files that are read here.
+    fn find(
+        local: &Local,
+        devices: &Arc<dyn Devices>,
+        installation: Installation,
+        quiesce_within: Duration,
+    ) -> Result<Option<Self>, NodeError> {
+        local.check_layout()?;
+        let Some(mut record) = local.read_record()? else {
+            local.forget_attached()?;
+            return Ok(None);
+        };
+        if record.tag != installation.tag(local.volume(), record.epoch).0 {
+            return Err(NodeError::OtherInstallation(local.volume().clone()));
+        }
+        let device = device_of(devices, local, &mut record)?;
+        if let Some(device) = device {
+            devices.start_recovery(device, quiesce_within)?;
+        }
+        let Some((header_generation, header)) = local.read_header()? else {
+            if device.is_some() {
+                // The contents of the device's sides are unknown.
+                return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
+            }
+            // The detach came as far as putting the files away.
+            local.forget_attached()?;
+            return Ok(None);
+        };
+        let pending = local.read_pending()?;
+        let live_map = LiveMap::open(&local.live_map_path())?;
+        let files = local.open_files(record.sectors)?;
+        Ok(Some(Self { record, device, header_generation, header, pending, live_map, files }))
+    }
+}
+
+/// A volume of the previous process while it is recovered.
+struct Recovery {
+    volume: VolumeId,
+    /// Once it is on a ring thread.
+    present: Option<Arc<Present>>,
+    /// Whether the device's queues wait for requests: then only the end of the recovery is missing.
+    is_armed: bool,
+    quiesce_within: Duration,
+}
+
+impl Node {
+    /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried; one
+    /// that takes longer than `within` is recovered in the background.
+    pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
+        let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
+        let tries: Vec<_> = volumes
+            .iter()
+            .map(|volume| {
+                // No attach passes it meanwhile.
+                self.volumes().insert(volume.clone(), Entry::RecoveryFailed(FIRST_TRY.to_owned()));
+                tokio::spawn(self.clone().recover(volume.clone()))
+            })
+            .collect();
+        let first = async {
+            // No attach adds a device yet.
+            self.sweep_devices(&volumes).await;
+            join_all(tries).await
+        };
+        if tokio::time::timeout(within, first).await.is_err() {
+            tracing::error!("some devices are not recovered yet; the others are served meanwhile");
+        }
+        Ok(())
+    }
+
+    async fn recover(self, volume: VolumeId) {
+        let _alone = EndsProcess("the recovery of a volume");
+        let mut one = Recovery { volume, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN };
+        let Err(error) = self.try_recover(&mut one).await else { return };
+        self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
+        one.quiesce_within = QUIESCE_AGAIN_WITHIN;
+        tokio::spawn(self.recover_again(one));
+    }
+
+    async fn recover_again(self, mut one: Recovery) {
+        let _alone = EndsProcess("the recovery of a volume");
+        let [mut pause, longest] = AGAIN_AFTER;
+        let mut was_flushed = false;
+        loop {
+            tokio::time::sleep(pause).await;
+            match self.try_recover(&mut one).await {
+                Ok(()) => {
+                    return tracing::warn!(volume = %one.volume, "volume recovered after a retry");
+                }
+                Err(error) => {
+                    self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
+                    if let NodeError::Device(ControlError::KernelLostDevice { id }) = error {
+                        if was_flushed {
+                            pause = LOST_AGAIN_AFTER;
+                        } else {
+                            self.flush_lost(id).await;
+                            was_flushed = true;
+                        }
+                        continue;
+                    }
+                }
+            }
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Tries the one thing that may free a device that the kernel has lost.
+    async fn flush_lost(&self, id: u32) {
+        let devices = Arc::clone(&self.0.devices);
+        match off_runtime(move || devices.flush_from_outside(id)).await {
+            Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
+            Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
+        }
+    }
+
+    /// Publishes that a volume is not served, and why.
+    pub(in crate::node) fn set_recovery_failed(
+        &self,
+        volume: &VolumeId,
+        present: Option<&Arc<Present>>,
+        error: &NodeError,
+    ) {
+        let why = chain(error);
+        let is_known = match present {
+            Some(present) => {
+                present.set_serving(Serving::RecoveryFailed(why.clone()))
+                    == Serving::RecoveryFailed(why.clone())
+            }
+            None => {
+                let before = self.volumes().insert(volume.clone(), Entry::RecoveryFailed(why.clone()));
+                matches!(before, Some(Entry::RecoveryFailed(known)) if known == why)
+            }
+        };
+        if !is_known {
+            tracing::error!(%volume, why, "recovery of the volume failed; its device is paused and the recovery is retried");
+        }
+    }
+
+    /// Continues where the last try ended.
+    async fn try_recover(&self, one: &mut Recovery) -> Result<(), NodeError> {
+        let (present, is_new) = match &one.present {
+            Some(present) => (Arc::clone(present), false),
+            None => {
+                let Some(present) = self.resume(&one.volume, one.quiesce_within).await? else {
+                    // Nothing was served from it.
+                    self.volumes().remove(&one.volume);
+                    return Ok(());
+                };
+                (Arc::clone(one.present.insert(present)), true)
+            }
+        };
+        let device = present.device();
+        let served = match device {
+            Some(device) => self.serve_again(&present, device, one).await,
+            None => Ok(()),
+        };
+        if is_new {
+            self.load_manifest(one.volume.clone(), Arc::clone(&present));
+        }
+        served?;
+        present.set_serving(if device.is_some() { Serving::Yes } else { Serving::NotYet });
+        // Without a device nothing writes: the previous process died while it attached. The next attach starts over.
+        if present.is_detaching() || device.is_none() {
+            self.detach_in_background(present);
+        }
+        Ok(())
+    }
+
+    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served. What runs in
+    /// the background from here on (rounds, uploads) meets no write of the last server.
+    pub(in crate::node) async fn resume(
+        &self,
+        volume: &VolumeId,
+        quiesce_within: Duration,
+    ) -> Result<Option<Arc<Present>>, NodeError> {
+        let local = self.local(volume);
+        let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
+        let found = blocking({
+            let local = local.clone();
+            move || Left::find(&local, &devices, installation, quiesce_within)
+        });
+        let Some(left) = found.await? else { return Ok(None) };
+        let Left { record, device, header_generation, header, pending, live_map, files } = left;
+        let AttachedRecord {
+            version: _,
+            tag,
+            device_id: _,
+            sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            displaced,
+            detaching,
+            store_name,
+            store,
+        } = record;
+        // Sends nothing: the device is served whatever keeps the store from being connected.
+        let objects = self.0.stores.open(&store_name, &store);
+        let log = OwnLog::of(&header, epoch, pending.as_ref());
+        let (requests, need) = taken_by(device);
+        let setup = Setup {
+            requests,
+            limits: self.limits(max_age_ms),
+            durability,
+            header,
+            header_generation,
+            unix_ms_at_zero: unix_ms_at_zero(),
+        };
+        let (ring, place) = self.0.rings.reserve(need)?;
+        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
+        let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
+        let (key, board) = match added {
+            // The attach died while it made the live map: nothing was served from it.
+            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
+                if device.is_none() =>
+            {
+                local.forget_attached()?;
+                return Ok(None);
+            }
+            added => added?,
+        };
+        let present = Arc::new(Present {
+            local,
+            store_name,
+            objects,
+            log,
+            ring,
+            key,
+            board,
+            tag: DeviceTag(tag),
+            device: device.into(),
+            deleting: watch::Sender::default(),
+            serving: device.map_or(Serving::NotYet, |_| Serving::RecoveryFailed(FIRST_TRY.to_owned())).into(),
+            sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            displaced: displaced.map(Into::into),
+            detaching: detaching.into(),
+            detach_running: false.into(),
+            remembering: Mutex::default(),
+        });
+        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
+        Ok(Some(present))
+    }
+
+    /// Serves a device again whose last server has ended.
+    async fn serve_again(
+        &self,
+        present: &Present,
+        device: Device,
+        one: &mut Recovery,
+    ) -> Result<(), NodeError> {
+        if !one.is_armed {
+            let (devices, within) = (Arc::clone(&self.0.devices), one.quiesce_within);
+            blocking(move || Ok(devices.start_recovery(device, within)?)).await?;
+            self.open_queues(present, device).await?;
+            one.is_armed = true;
+        }
+        let devices = Arc::clone(&self.0.devices);
+        present.unless_refused(device, blocking(move || Ok(devices.end_recovery(device)?))).await
+    }
+
+    /// Reads the log once the store answers; reads of remote blocks wait until then.
+    pub(in crate::node) fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
+        tokio::spawn(async move {
+            let _alone = EndsProcess("the reading of a volume's log");
+            tokio::select! {
+                manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
+                    let event = Event::ManifestLoaded(Box::new(manifest));
+                    present.ring.send(Message::Event { key: present.key, event });
+                }
+                _ = present.board.reach(|phase| phase == Phase::Detached) => {}
+            }
+        });
+    }
+
+    /// Ends the detach of the previous process, or releases what its attach left without a device. Retries until the volume
+    /// is off this node. A device that is in use stays served, as after any detach: then the detach is called off.
+    pub(in crate::node) fn detach_in_background(&self, present: Arc<Present>) {
+        let node = self.clone();
+        tokio::spawn(async move {
+            let volume = present.local.volume();
+            let [mut pause, longest] = AGAIN_AFTER;
+            let mut known = String::new();
+            loop {
+                let error = match node.release(&present).await {
+                    Ok(()) => return,
+                    Err(error) => error,
+                };
+                let why = chain(&error);
+                if !present.is_detaching() || !node.has(&present) {
+                    return tracing::warn!(%volume, why, "the detach of the previous process ended");
+                }
+                if known != why {
+                    tracing::error!(%volume, why, "the detach of the previous process failed; it is retried");
+                    known = why;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        });
+    }
+
+    /// Whether this is still the volume of its name.
+    fn has(&self, present: &Arc<Present>) -> bool {
+        matches!(
+            self.volumes().get(present.local.volume()),
+            Some(Entry::Present(known)) if Arc::ptr_eq(known, present)
+        )
+    }
+}
+
+/// How many requests a volume may have in flight, and what it takes of a ring: as its device was made, perhaps by another
+/// version.
+fn taken_by(device: Option<Device>) -> (u32, Need) {
+    match device {
+        Some(device) => (
+            u32::from(device.queues()) * u32::from(device.depth()),
+            need(device.transport(), device.queues(), device.depth()),
+        ),
+        None => (0, Need { files: VOLUME_FILES, buffers: 0 }),
+    }
+}
+
+/// The device that served the volume, if it is still there; else the record names none from here on.
+///
+/// The tag decides, not the number: another device may have the number by now, and the last daemon may have died before it
+/// noted the number.
+fn device_of(
+    devices: &Arc<dyn Devices>,
+    local: &Local,
+    record: &mut AttachedRecord,
+) -> Result<Option<Device>, NodeError> {
+    let expected = Expected { tag: record.tag, sectors: record.sectors };
+    let numbered = match record.device_id {
+        Some(id) => found(devices.find(id, &expected))?,
+        None => None,
+    };
+    let found = match numbered {
+        Some(device) => Some(device),
+        None => tagged(&**devices, &expected)?,
+    };
+    let served = match found {
+        Some(device) if devices.look(device.id())?.state == DeviceState::Dead => None,
+        found => found,
+    };
+    let device_id = served.map(|device| device.id());
+    if record.device_id != device_id {
+        record.device_id = device_id;
+        local.write_record(record)?;
+    }
+    match (served, found) {
+        (Some(device), _) => Ok(Some(device)),
+        (None, Some(unused)) => {
+            // It was added and never started, or stopped. The volume does not wait for a program that has it open.
+            let devices = Arc::clone(devices);
+            tokio::task::spawn_blocking(move || delete_stopped(&*devices, unused));
+            Ok(None)
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+fn tagged(devices: &dyn Devices, expected: &Expected) -> Result<Option<Device>, NodeError> {
+    for id in devices.list()? {
+        match devices.look(id) {
+            Ok(info) if info.tag == expected.tag => return found(devices.find(id, expected)),
+            Ok(_) | Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+fn found(device: Result<Device, ControlError>) -> Result<Option<Device>, NodeError> {
+    match device {
+        Ok(device) => Ok(Some(device)),
+        Err(ControlError::NotFound { .. } | ControlError::NotOurs { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_ublk::{DeviceInfo, ForeignFeatures, Transport};
+
+    use super::*;
+
+    /// Found by reading: a recovered device had room for as many requests as this version gives a device, whatever it was made
+    /// with; a greater tag ended the process.
+    #[test]
+    fn a_recovered_device_has_room_for_all_its_tags() {
+        let info = DeviceInfo {
+            id: 1,
+            state: DeviceState::Quiesced,
+            queues: 2,
+            depth: 256,
+            max_io_bytes: 1 << 20,
+            transport: Some(Transport::ZeroCopy),
+            server_pid: -1,
+            tag: 5,
+            foreign: ForeignFeatures::among(0),
+        };
+        let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();
+        let need = Need { files: VOLUME_FILES + 2, buffers: 512 };
+        assert_eq!(taken_by(Some(device)), (512, need));
+        assert_eq!(taken_by(None).1, Need { files: VOLUME_FILES, buffers: 0 });
+    }
+}

@@ -1,0 +1,279 @@
+//! Scrub of a volume: its objects in the store, its durable map on this node; and the repair of both from each other.
+//!
+//! 1. everything is read (`holdfast_log::scrub`);
+//! 2. damaged checkpoints give way to one made from the log;
+//! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the disk can read, and
+//!    makes a checkpoint in place of damaged records;
+//! 4. everything is read again: what still hurts could not be repaired.
+//!
+//! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use holdfast_background::LocalState;
+use holdfast_engine::attach::AttachRefused;
+use holdfast_engine::event::Event;
+use holdfast_log::scrub::{Effect, Progress, Report, repair_checkpoints, scrub};
+use holdfast_objects::ObjectStore;
+use holdfast_ring::HeapBuffer;
+use holdfast_s3::S3Config;
+use holdfast_service::chain;
+use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
+
+use crate::node::error::{NodeError, file};
+use crate::node::local::file::open_mode;
+use crate::node::off_runtime::blocking;
+use crate::node::ring::board::Phase;
+use crate::node::ring::thread::Message;
+use crate::node::{Node, Present};
+
+/// How often a durable map that is being written is read before it counts as damaged.
+const MAP_TRIES: usize = 3;
+
+/// What is to be scrubbed.
+#[derive(Debug, Clone)]
+pub(crate) struct ScrubRequest {
+    /// Which volume.
+    pub(crate) volume: VolumeId,
+    /// Name and configuration of its store, where the volume is not attached here.
+    pub(crate) store: Option<(String, S3Config)>,
+    /// Repair what can be repaired.
+    pub(crate) repair: bool,
+}
+
+/// What a scrub read and found.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scrubbed {
+    /// Log records read.
+    pub(crate) records: u64,
+    /// Checkpoints read.
+    pub(crate) checkpoints: u64,
+    /// Segments read.
+    pub(crate) segments: u64,
+    /// Frames whose bytes were read.
+    pub(crate) frames: u64,
+    /// Bytes of segments read.
+    pub(crate) read_bytes: u64,
+    /// Every damaged object and file.
+    pub(crate) findings: Vec<ScrubFinding>,
+}
+
+/// One damaged object or file.
+#[derive(Debug, Clone)]
+pub(crate) struct ScrubFinding {
+    /// Its key, or its path.
+    pub(crate) object: String,
+    /// What is wrong with it.
+    pub(crate) fault: String,
+    /// Whom it hurt when it was found.
+    pub(crate) effect: ScrubEffect,
+    /// What a repair changed.
+    pub(crate) repair: ScrubRepair,
+    /// The sectors whose bytes are lost, after the repair.
+    pub(crate) lost: Vec<SectorRange>,
+}
+
+/// Whom damage hurts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScrubEffect {
+    /// None.
+    Harmless,
+    /// Reads fail.
+    Unreadable,
+    /// The volume cannot be attached.
+    NoAttach,
+}
+
+/// What a repair changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScrubRepair {
+    /// None was asked for, or none was needed.
+    None,
+    /// No effect any more.
+    Done,
+    /// Some of the lost sectors were stored again.
+    Partly,
+    /// There was nothing to repair it with.
+    Impossible,
+}
+
+impl Node {
+    /// Reads all of a volume, repairs it if asked to, and says what is or was damaged.
+    ///
+    /// # Errors
+    /// [`NodeError::StoreNeeded`]; [`NodeError::Refused`] when there is no such volume; what the store says.
+    pub(crate) async fn scrub(
+        &self,
+        request: ScrubRequest,
+        tell: impl Fn(Progress) + Send + Sync,
+    ) -> Result<Scrubbed, NodeError> {
+        let ScrubRequest { volume, store, repair } = request;
+        let present = match self.present(&volume) {
+            Ok(present) => Some(present),
+            Err(NodeError::NotAttached(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let objects = match (&present, store) {
+            (Some(present), _) => Arc::clone(&present.objects),
+            (None, Some((name, config))) => self.store(&name, &config).await?,
+            (None, None) => return Err(NodeError::StoreNeeded(volume)),
+        };
+        let found = scrub(&*objects, &volume, &tell).await?;
+        if !found.manifest.exists() {
+            let deleted = found.manifest.is_deleted();
+            return Err(if deleted {
+                AttachRefused::Deleted(volume)
+            } else {
+                AttachRefused::NotFound(volume)
+            }
+            .into());
+        }
+        let left = if repair && !found.is_harmless() {
+            repair_found(&*objects, &volume, present.as_deref(), &found).await?;
+            Some(scrub(&*objects, &volume, &tell).await?)
+        } else {
+            None
+        };
+        let mut findings = compare(&found, left.as_ref());
+        findings.extend(self.scrub_map(&volume, repair).await);
+        let Report { records, checkpoints, segments, frames, read_bytes, .. } = found;
+        Ok(Scrubbed { records, checkpoints, segments, frames, read_bytes, findings })
+    }
+
+    /// The durable map of the volume on this node, if it is here.
+    async fn scrub_map(&self, volume: &VolumeId, repair: bool) -> Option<ScrubFinding> {
+        let local = self.local(volume);
+        let mut damage = None;
+        for _ in 0..MAP_TRIES {
+            // A ring thread may be writing it: what is damaged stays so.
+            match LocalState::read_map(&local).await {
+                Ok(_) => return None,
+                Err(error) => damage = Some(error),
+            }
+        }
+        damage.map(|error| ScrubFinding {
+            object: local.map_path().display().to_string(),
+            fault: chain(&error),
+            effect: ScrubEffect::NoAttach,
+            repair: if repair { ScrubRepair::Impossible } else { ScrubRepair::None },
+            lost: Vec::new(),
+        })
+    }
+}
+
+/// Repairs what the log, and this node if it serves the volume, can repair.
+async fn repair_found(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    present: Option<&Present>,
+    found: &Report,
+) -> Result<(), NodeError> {
+    let removed = repair_checkpoints(objects, volume, found).await?;
+    for key in &removed {
+        tracing::warn!(%volume, key, "a damaged checkpoint was removed");
+    }
+    let Some(present) = present else { return Ok(()) };
+    let (dir, lost) = (present.local.dir(), found.unreadable());
+    let ranges = blocking(move || {
+        let open = |name: &str| {
+            let path = dir.join(name);
+            open_mode(&path, OpenOptions::new().read(true)).map_err(file(&path, "opened"))
+        };
+        Ok(readable(&[open("a.data")?, open("b.data")?], &lost))
+    })
+    .await?;
+    let checkpoint = found
+        .findings
+        .iter()
+        .any(|finding| finding.effect == Effect::NoAttach && !removed.contains(&finding.key));
+    let mut repairs = present.board.repairs();
+    let event = Event::Repair { ranges, checkpoint };
+    present.ring.send(Message::Event { key: present.key, event });
+    tokio::select! {
+        repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
+        // The second look says what was done before that.
+        _ = present.board.reach(|phase| matches!(phase, Phase::Fenced | Phase::Kept { .. } | Phase::Detached)) => {}
+    }
+    Ok(())
+}
+
+/// Where both sides can be read. What a repair marks is to be uploaded, and what cannot be read would keep everything else from
+/// being committed.
+fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
+    let mut buffer = HeapBuffer::zeroed(BLOCK_BYTES as usize);
+    let mut can_read = |range: &SectorRange| {
+        let bytes = usize::try_from(range.bytes()).expect("it lies in one block");
+        sides.iter().all(|side| side.read_exact_at(&mut buffer[..bytes], range.start.byte_offset()).is_ok())
+    };
+    let mut readable = Vec::new();
+    for piece in ranges.iter().flat_map(|range| range.split_at_multiples(BLOCK_SECTORS)) {
+        if can_read(&piece) {
+            readable.push(piece);
+        } else {
+            readable.extend(piece.split_at_multiples(1).filter(&mut can_read));
+        }
+    }
+    readable
+}
+
+/// What was found, and what is left of it.
+fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
+    let lost = |effect: &Effect| match effect {
+        Effect::Unreadable(ranges) => ranges.clone(),
+        Effect::Harmless | Effect::NoAttach => Vec::new(),
+    };
+    let now = |key: &str| {
+        let worst = left?.findings.iter().filter(|finding| finding.key == key);
+        worst.map(|finding| &finding.effect).find(|effect| **effect != Effect::Harmless)
+    };
+    let one = |finding: &holdfast_log::scrub::Finding| {
+        let before = lost(&finding.effect);
+        let after = match left {
+            Some(_) => now(&finding.key).map(lost).unwrap_or_default(),
+            None => before.clone(),
+        };
+        let repair = match (left, &finding.effect) {
+            (None, _) | (Some(_), Effect::Harmless) => ScrubRepair::None,
+            (Some(_), Effect::Unreadable(_) | Effect::NoAttach) => match now(&finding.key) {
+                None => ScrubRepair::Done,
+                Some(_) if after != before => ScrubRepair::Partly,
+                Some(_) => ScrubRepair::Impossible,
+            },
+        };
+        ScrubFinding {
+            object: finding.key.clone(),
+            fault: chain(&finding.fault),
+            effect: match finding.effect {
+                Effect::Harmless => ScrubEffect::Harmless,
+                Effect::Unreadable(_) => ScrubEffect::Unreadable,
+                Effect::NoAttach => ScrubEffect::NoAttach,
+            },
+            repair,
+            lost: after,
+        }
+    };
+    found.findings.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by reading: a repair marked sectors that the disk could not read either; from then on nothing was committed, and
+    /// the repair did not end.
+    #[test]
+    fn a_repair_leaves_alone_what_the_disk_cannot_read() {
+        let side = |sectors: u64| {
+            let side = tempfile::tempfile().unwrap();
+            side.set_len(sectors * 4096).unwrap();
+            side
+        };
+        let ranges = [SectorRange::new(30, 4), SectorRange::new(96, 32)];
+        let all = [SectorRange::new(30, 2), SectorRange::new(32, 2), SectorRange::new(96, 32)];
+        assert_eq!(readable(&[side(128), side(128)], &ranges), all);
+        let some = [SectorRange::new(30, 2), SectorRange::new(32, 1)];
+        assert_eq!(readable(&[side(128), side(33)], &ranges), some);
+    }
+}

@@ -1,0 +1,314 @@
+//! What the node says of a volume: to people, to metrics, to Kubernetes.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use holdfast_engine::volume::{Delay, Durability, Status, Unreadable};
+use holdfast_objects::RequestCounts;
+use holdfast_types::VolumeId;
+use holdfast_ublk::Device;
+
+use crate::node::error::NodeError;
+use crate::node::ring::board::{Counters, Phase};
+use crate::node::store::watched::{RefusedDeletes, StoreHealth};
+use crate::node::volume::detach::Deletion;
+use crate::node::{Attached, Entry, Present, Serving};
+
+/// How far a volume is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum VolumeState {
+    /// Being attached.
+    Attaching,
+    /// Served.
+    Attached,
+    /// Its last commit is in progress.
+    Detaching,
+    /// Another writer holds it; all I/O fails.
+    Fenced,
+    /// Recovery after a daemon restart failed and is retried: requests to its device wait.
+    Quiesced,
+}
+
+/// A volume on this node.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeStatus {
+    /// Which.
+    pub(crate) volume: VolumeId,
+    /// The store's name.
+    pub(crate) store_name: String,
+    /// How far it is.
+    pub(crate) state: VolumeState,
+    /// What a person should know.
+    pub(crate) message: Option<String>,
+    /// Its device, once there is one.
+    pub(crate) attached: Option<Attached>,
+    /// The last record in the log.
+    pub(crate) committed_seq: Option<u64>,
+    /// Bytes not yet committed; none while unknown.
+    pub(crate) dirty_bytes: Option<u64>,
+    /// Age of the oldest of them.
+    pub(crate) oldest_dirty: Option<Duration>,
+    /// When a FLUSH is complete; none while unknown.
+    pub(crate) durability: Option<Durability>,
+    /// Every write that completed before then is committed; none while unknown.
+    pub(crate) durable_through: Option<SystemTime>,
+    /// Whether its store answers this node.
+    pub(crate) store: StoreHealth,
+    /// Why the newest configuration of its store is not in use.
+    pub(crate) store_change_refused: Option<String>,
+    /// Deletes that its store denied, to any volume of this node.
+    pub(crate) refused_deletes: RefusedDeletes,
+    /// Why writes wait, and for how long.
+    pub(crate) delayed: Option<(Delay, Duration)>,
+    /// The local disk failed a sync: flushes wait for commits until the next attach.
+    pub(crate) disk_sync_failed: bool,
+    /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
+    pub(crate) unreadable: Option<Unreadable>,
+    /// Requests that wait for the store, memory or space.
+    pub(crate) waiting_requests: usize,
+    /// Bytes that its sides hold on the local disk.
+    pub(crate) cached_bytes: u64,
+    /// Clean bytes evicted from its sides since this process took the volume.
+    pub(crate) evicted_bytes: u64,
+    /// What was served so far.
+    pub(crate) served: ServedCounts,
+    /// Requests sent to its store, by all volumes of that store on this node; none while it is not connected.
+    pub(crate) store_requests: Option<RequestCounts>,
+}
+
+/// Counters since this process attached or recovered the volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ServedCounts {
+    /// Read requests.
+    pub(crate) reads: u64,
+    /// Write requests.
+    pub(crate) writes: u64,
+    /// Flush requests.
+    pub(crate) flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub(crate) discards: u64,
+    /// Bytes read.
+    pub(crate) read_bytes: u64,
+    /// Bytes written.
+    pub(crate) written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+}
+
+impl VolumeStatus {
+    /// What is known of a volume now; nothing of one that is detached.
+    pub(in crate::node) fn of(volume: VolumeId, entry: &Entry) -> Option<Self> {
+        Some(match entry {
+            Entry::Attaching { store_name, durability } => {
+                Self::unknown(volume, VolumeState::Attaching, store_name.clone(), Some(*durability))
+            }
+            Entry::RecoveryFailed(why) => {
+                let error = NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() };
+                let message = Some(error.to_string());
+                let known = Self::unknown(volume, VolumeState::Quiesced, String::new(), None);
+                Self { message, ..known }
+            }
+            Entry::Present(present) => Self::present(volume, present),
+            Entry::Evicting => return None,
+        })
+    }
+
+    /// A volume that is on no ring thread.
+    fn unknown(
+        volume: VolumeId,
+        state: VolumeState,
+        store_name: String,
+        durability: Option<Durability>,
+    ) -> Self {
+        Self {
+            volume,
+            store_name,
+            state,
+            message: None,
+            attached: None,
+            committed_seq: None,
+            dirty_bytes: None,
+            oldest_dirty: None,
+            durability,
+            durable_through: None,
+            store: StoreHealth::Unknown,
+            store_change_refused: None,
+            refused_deletes: RefusedDeletes::default(),
+            delayed: None,
+            disk_sync_failed: false,
+            unreadable: None,
+            waiting_requests: 0,
+            cached_bytes: 0,
+            evicted_bytes: 0,
+            served: ServedCounts::default(),
+            store_requests: None,
+        }
+    }
+
+    fn present(volume: VolumeId, present: &Present) -> Self {
+        let (status, counters) = (present.board.status(), &present.board.counters);
+        let attached = present.attached();
+        let (state, message) = match present.check_recovered(&volume) {
+            Err(recovery_failed) => (VolumeState::Quiesced, Some(recovery_failed.to_string())),
+            Ok(()) => told(present.board.phase(), present.is_detaching(), &present.serving(), &status),
+        };
+        let held_open = (*present.deleting.borrow()).filter(Deletion::is_held_up);
+        let held_open = held_open.map(|deletion| still_open(deletion.device));
+        let message = match (message, held_open) {
+            (Some(message), Some(held_open)) => Some(format!("{message}; {held_open}")),
+            (message, held_open) => message.or(held_open),
+        };
+        Self {
+            volume,
+            store_name: present.store_name.clone(),
+            state,
+            message,
+            attached,
+            committed_seq: status.committed.map(|seq| seq.0),
+            dirty_bytes: Some(status.dirty_bytes),
+            oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
+            durability: Some(present.durability),
+            durable_through: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
+            store: present.objects.health(),
+            store_change_refused: present.objects.refused_change(),
+            refused_deletes: present.objects.refused_deletes(),
+            delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+            disk_sync_failed: status.sync_failed,
+            unreadable: status.unreadable,
+            waiting_requests: status.parked,
+            cached_bytes: Counters::get(&counters.cached_bytes),
+            evicted_bytes: status.evicted_bytes,
+            served: ServedCounts {
+                reads: Counters::get(&counters.reads),
+                writes: Counters::get(&counters.writes),
+                flushes: Counters::get(&counters.flushes),
+                discards: Counters::get(&counters.discards),
+                read_bytes: Counters::get(&counters.read_bytes),
+                written_bytes: Counters::get(&counters.written_bytes),
+                cold_reads: Counters::get(&counters.cold_reads),
+                local_read_errors: Counters::get(&counters.local_read_errors),
+                errors: Counters::get(&counters.errors),
+            },
+            store_requests: Some(present.objects.current().counts()),
+        }
+    }
+}
+
+fn still_open(device: Device) -> String {
+    format!(
+        "{} is stopped and still open by a process; it is deleted once that has closed it",
+        device.block_path().display()
+    )
+}
+
+/// How far a volume on a ring thread is, and what a person should know of it first.
+fn told(
+    phase: Phase,
+    is_detaching: bool,
+    serving: &Serving,
+    status: &Status,
+) -> (VolumeState, Option<String>) {
+    let has_device = *serving == Serving::Yes;
+    match phase {
+        Phase::Fenced | Phase::Kept { .. } => {
+            let message = match serving {
+                Serving::NotKept(why) => why.clone(),
+                Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::RecoveryFailed(_) => {
+                    "another writer holds the volume; local data is kept".to_owned()
+                }
+            };
+            (VolumeState::Fenced, Some(message))
+        }
+        Phase::Recovering => (
+            VolumeState::Attaching,
+            Some("uploading data that was left dirty by the previous process".to_owned()),
+        ),
+        Phase::Ready | Phase::Detached if is_detaching => {
+            let commits = || (status.dirty_bytes > 0).then(|| "the last commit is in progress".to_owned());
+            (VolumeState::Detaching, unreadable(status, has_device).or_else(commits))
+        }
+        // Its device is being made.
+        Phase::Ready if !has_device => (VolumeState::Attaching, None),
+        Phase::Ready | Phase::Detached => {
+            let message = unreadable(status, has_device).or_else(|| Some(fault(status)?.to_owned()));
+            (VolumeState::Attached, message)
+        }
+    }
+}
+
+fn unreadable(status: &Status, has_device: bool) -> Option<String> {
+    let Unreadable { bytes, first, .. } = status.unreadable?;
+    let first = first.start.byte_offset();
+    let remedy = if has_device {
+        "write or discard them"
+    } else {
+        "the detach waits until it can, or until another node takes the volume over without what is not uploaded \
+         (`attach --take-over` there, or the annotation holdfast.dev/force-detach): `holdfast-node fenced export` here then \
+         has all of that but these bytes"
+    };
+    Some(format!(
+        "nothing is uploaded: the local disk cannot read {bytes} bytes from byte {first} on; {remedy}"
+    ))
+}
+
+fn fault(status: &Status) -> Option<&'static str> {
+    if status.parked > 0 {
+        Some(if status.run_dir_full {
+            "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
+        } else if status.disk_full {
+            "requests wait: the local disk is full"
+        } else if status.cache_full {
+            "writes wait: the cache is full of data that is not uploaded yet"
+        } else {
+            "requests wait for the object store"
+        })
+    } else if status.sync_failed {
+        Some("the local disk failed a sync: flushes wait for uploads until the next attach")
+    } else if status.repairing {
+        Some("what is damaged in the store is being repaired")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::SectorRange;
+
+    use super::*;
+
+    #[test]
+    fn what_a_person_is_told_names_what_is_amiss_and_the_remedy() {
+        let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
+        let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
+        let (state, message) = told(Phase::Ready, false, &Serving::Yes, &unreadable);
+        assert_eq!(state, VolumeState::Attached);
+        let message = message.unwrap();
+        assert!(message.contains("8192 bytes from byte 65536 on; write or discard them"), "{message}");
+        let (state, message) = told(Phase::Ready, true, &Serving::NotYet, &unreadable);
+        assert_eq!(state, VolumeState::Detaching);
+        assert!(
+            message
+                .unwrap()
+                .contains("the detach waits until it can, or until another node takes the volume over"),
+            "there is no device to write to"
+        );
+
+        let full = Status { parked: 1, disk_full: true, sync_failed: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
+        assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
+        let full = Status { parked: 1, run_dir_full: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
+        assert!(message.unwrap().contains("the run directory (node.run_dir) is full"));
+        let sync_failed = Status { sync_failed: true, ..Status::default() };
+        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &sync_failed);
+        assert!(message.unwrap().starts_with("the local disk failed a sync"));
+        let fine = Status::default();
+        assert_eq!(told(Phase::Ready, false, &Serving::Yes, &fine), (VolumeState::Attached, None));
+        let begins = told(Phase::Ready, false, &Serving::NotYet, &fine);
+        assert_eq!(begins, (VolumeState::Attaching, None), "its device is not started yet");
+    }
+}
