@@ -20,8 +20,11 @@ use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalDa
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::Displaced;
+use holdfast_engine::safeguard::{
+    Safeguard::{CheckTruncation, PreserveFenced},
+    safeguard,
+};
 use holdfast_log::{
     CreateOutcome, LogFailure, create_record, read_manifest, read_manifest_to_end, was_trimmed_after,
 };
@@ -117,7 +120,7 @@ pub async fn win<L: LocalState>(
                 }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }
-            (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && !is_planted(Bug::NotPreserved) => {
+            (LocalData::Foreign(why), Some(map)) if is_kept(&map, why) && safeguard(PreserveFenced) => {
                 let epoch = map.header.epoch;
                 local.preserve(epoch).await.map_err(AttachError::Local)?;
                 preserved = Some(Preserved { epoch, why });
@@ -136,7 +139,7 @@ pub async fn win<L: LocalState>(
             reach(CrashPoint::AttachLost);
             continue;
         }
-        if was_trimmed_after(objects, volume, begun_at).await? && !is_planted(Bug::NoTrimCheck) {
+        if was_trimmed_after(objects, volume, begun_at).await? && safeguard(CheckTruncation) {
             reach(CrashPoint::AttachSuperseded);
             continue;
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::safeguard::{Safeguard::RetryFailed, safeguard};
 use holdfast_types::Jitter;
 
 use crate::TimeAndChance;
@@ -30,7 +30,7 @@ impl Backoff {
     }
 
     pub(crate) async fn wait(&mut self, time: &impl TimeAndChance) {
-        if is_planted(Bug::NeverRetries) {
+        if !safeguard(RetryFailed) {
             std::future::pending::<()>().await;
         }
         let [chance] = time.random();

@@ -16,8 +16,8 @@ use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
 use holdfast_engine::compose::{Composition, Piece, compose, place};
 use holdfast_engine::manifest::Layers;
-use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
+use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
 use holdfast_engine::segment::{FrameError, FrameIndex, unpack};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
@@ -107,7 +107,7 @@ pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
             backoff.wait(time).await;
             continue;
         };
-        if wanted != Mask::of(range) && !is_planted(Bug::WholeBlockFails) {
+        if wanted != Mask::of(range) && safeguard(ReadOnlyWanted) {
             wanted = Mask::of(range);
         } else if found.as_ref() == Some(&finding) {
             return Err(error);

@@ -1,7 +1,7 @@
 //! The manifest of a volume that was taken over while it was served.
 
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::safeguard::{Safeguard::ProbeBeyondList, safeguard};
 use holdfast_log::{read_manifest, read_manifest_to_end};
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
@@ -19,10 +19,10 @@ pub async fn load_manifest(
 ) -> Manifest {
     let mut backoff = Backoff::of_commits();
     loop {
-        let read = if is_planted(Bug::ListIsTheEnd) {
-            read_manifest(objects, volume).await
-        } else {
+        let read = if safeguard(ProbeBeyondList) {
             read_manifest_to_end(objects, volume).await
+        } else {
+            read_manifest(objects, volume).await
         };
         match read {
             Ok(manifest) => return manifest,

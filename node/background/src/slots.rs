@@ -10,7 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_engine::compose::ContentKey;
-use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::safeguard::{
+    Safeguard::{FreeSlotOnce, SpareSlots},
+    safeguard,
+};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
 use tokio::sync::Semaphore;
@@ -44,7 +47,7 @@ struct OwnedSlot {
 
 impl Drop for OwnedSlot {
     fn drop(&mut self) {
-        if is_planted(Bug::SlotFreedTwice) {
+        if !safeguard(FreeSlotOnce) {
             self.free.give_back(self.number, false);
         }
         self.free.give_back(self.number, *self.failed.get_mut());
@@ -93,7 +96,7 @@ impl SlotTable {
     /// # Panics
     /// When the index could hold more than that.
     pub fn new(slots: u32, spare: u32, shards: usize) -> Self {
-        let spare = if is_planted(Bug::IndexFillsSlab) { 0 } else { spare };
+        let spare = if safeguard(SpareSlots) { spare } else { 0 };
         let most = (slots - spare) as usize;
         // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each up.
         let mut shards = shards.next_power_of_two();

@@ -5,8 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
-use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::SegmentRef;
+use holdfast_engine::safeguard::{
+    Safeguard::{CommitOnlyAllRead, PackByMask},
+    safeguard,
+};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
 use holdfast_objects::Part;
@@ -125,7 +128,7 @@ impl SegmentBuild {
                 }
             }
         }
-        if is_planted(Bug::SkipUnreadable) {
+        if !safeguard(CommitOnlyAllRead) {
             self.unreadable = None;
         }
         if let Some(unreadable) = self.unreadable.take_if(|found| count(&found.ranges) >= MOST_UNREADABLE) {
@@ -137,7 +140,7 @@ impl SegmentBuild {
         let all = a.union(*b);
         let mut packed = Vec::with_capacity(all.count() as usize * SECTOR);
         for (first, length) in all.runs() {
-            let first = if is_planted(Bug::SparseIsDense) { 0 } else { first };
+            let first = if safeguard(PackByMask) { first } else { 0 };
             packed.extend_from_slice(&buffer[first as usize * SECTOR..(first + length) as usize * SECTOR]);
         }
         self.builder.push(*block, all, &packed);

@@ -11,8 +11,11 @@ use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::begins_as_ours;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
-use holdfast_engine::planted::{Bug, is_planted};
 use holdfast_engine::record::Record;
+use holdfast_engine::safeguard::{
+    Safeguard::{CheckpointBeforeDeletes, FreeMemoryInBackoff, QueueByStore, SegmentBeforeCommit},
+    safeguard,
+};
 use holdfast_engine::segment::FRAME_MEMORY_BYTES;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
@@ -157,7 +160,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
             Work::WriteCheckpoint { seq, bytes } => {
                 let checkpoint = Bytes::from(bytes);
                 let mut written = self.write_checkpoint(seq, checkpoint.clone()).await;
-                if written && is_planted(Bug::NeedsDeletes) {
+                if written && !safeguard(CheckpointBeforeDeletes) {
                     written = holdfast_log::drop_checkpoints(&*self.objects, &self.volume, seq).await.is_ok();
                 }
                 let tidy = written.then_some(Tidy { seq, checkpoint });
@@ -196,7 +199,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         let dirty: Arc<[DirtyBlock]> = dirty.into();
         let id = SegmentId::new(self.time.unix_ms(), self.time.random());
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
-        let store = if is_planted(Bug::OneQueue) { StoreKey(0) } else { self.store };
+        let store = if safeguard(QueueByStore) { self.store } else { StoreKey(0) };
         let mut backoff = Backoff::of_commits();
         loop {
             let room = Arc::new(self.pools.upload_memory.room(store, need).await);
@@ -204,10 +207,10 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
             let build = SegmentBuild::within(Arc::clone(&room), Arc::clone(&dirty), id, part_bytes);
             let mut parts =
                 PartsOf { sides: &self.sides, build: Some(build), room: &room, made: 0, unreadable: None };
-            let stored = if is_planted(Bug::SegmentNotStored) {
-                holdfast_objects::collect(&mut parts).await.map(drop).map_err(SegmentError::from)
-            } else {
+            let stored = if safeguard(SegmentBeforeCommit) {
                 self.objects.put_segment(&key, &mut parts).await
+            } else {
+                holdfast_objects::collect(&mut parts).await.map(drop).map_err(SegmentError::from)
             };
             let PartsOf { build, unreadable, .. } = parts;
             if let Some(Unreadable { ranges, error }) = unreadable {
@@ -227,7 +230,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
                     self.warn("the upload waits", &error);
                 }
             }
-            let kept = is_planted(Bug::MemoryKeptInBackoff).then_some((build, room));
+            let kept = (!safeguard(FreeMemoryInBackoff)).then_some((build, room));
             backoff.wait(&self.time).await;
             drop(kept);
         }

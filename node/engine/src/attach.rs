@@ -22,8 +22,13 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use crate::durable_map::Header;
 use crate::limit::MAX_SECTORS;
 use crate::manifest::{Manifest, Writer};
-use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Displaced, Record};
+use crate::safeguard::{
+    Safeguard::{
+        CheckExpectedEpoch, CleanOnlyIfClosed, RefuseAbsentState, RejectOlderState, RejectOtherStore,
+    },
+    safeguard,
+};
 use crate::sector_map::{Side, SideSet};
 
 /// Who wants the volume, and how.
@@ -192,21 +197,20 @@ pub enum AttachRefused {
 /// may also mean that `manifest` is not its end.
 pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     let Some(header) = found else { return LocalData::Absent };
-    let is_this_volume = header.volume == *manifest.volume()
-        && (header.identity == manifest.identity() || is_planted(Bug::TrustsOtherStore));
-    if !is_this_volume {
+    let is_other = header.volume != *manifest.volume()
+        || (safeguard(RejectOtherStore) && header.identity != manifest.identity());
+    if is_other {
         LocalData::Foreign(Foreign::OtherVolume)
     } else if !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq() {
         LocalData::Foreign(Foreign::LogSetBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
         LocalData::Foreign(Foreign::Superseded)
-    } else if manifest.is_beyond(&header.nonces, header.synced_generation)
-        && !is_planted(Bug::TrustsOlderState)
-    {
+    } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
         LocalData::Foreign(Foreign::Older)
     } else {
-        let trust_clean = header.closed_clean && header.seq == manifest.seq();
-        LocalData::Ours { trust_clean: trust_clean || is_planted(Bug::StaleClean) }
+        let was_closed = header.closed_clean && header.seq == manifest.seq();
+        let is_stale = safeguard(CleanOnlyIfClosed) && !was_closed;
+        LocalData::Ours { trust_clean: !is_stale }
     }
 }
 
@@ -224,7 +228,7 @@ fn displace(
         LocalData::Ours { .. } if is_of_writer && is_of_this_node => {
             return Ok(manifest.displaced().cloned());
         }
-        LocalData::Ours { .. } | LocalData::Absent if is_of_this_node && is_planted(Bug::SilentAbsent) => {
+        LocalData::Ours { .. } | LocalData::Absent if is_of_this_node && !safeguard(RefuseAbsentState) => {
             return Ok(None);
         }
         LocalData::Absent => Missing::Gone,
@@ -232,7 +236,7 @@ fn displace(
         LocalData::Foreign(why) => Missing::Unlike(why),
     };
     let is_named = match claim.replaces {
-        Some(named) => named == epoch || is_planted(Bug::IgnoresExpectedEpoch),
+        Some(named) => !(safeguard(CheckExpectedEpoch) && named != epoch),
         None => false,
     };
     let volume = manifest.volume().clone();

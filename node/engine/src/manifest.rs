@@ -21,8 +21,11 @@ use std::sync::Arc;
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
-use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Displaced, Record, SegmentRef};
+use crate::safeguard::{
+    Safeguard::{KeepAttachRecords, NewestSegmentFirst},
+    safeguard,
+};
 use crate::sector_map::SideSet;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -297,7 +300,7 @@ impl Manifest {
         let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
             && self.attaches.front().is_some_and(|oldest| seq < oldest.seq);
         let is_attach = self.attaches.iter().any(|at| at.seq == seq);
-        seq > Seq::FIRST && seq <= self.seq && !is_forgotten && (!is_attach || is_planted(Bug::TrimmedAttach))
+        seq > Seq::FIRST && seq <= self.seq && !is_forgotten && !(safeguard(KeepAttachRecords) && is_attach)
     }
 
     /// Applies the next record (invariant 11).
@@ -379,10 +382,10 @@ impl Manifest {
         for (first, count) in &segment.chunks {
             for chunk in *first..first + count {
                 let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
-                let layers: Layers = if is_planted(Bug::OldestFirst) {
-                    older.iter().chain([&segment]).cloned().collect()
-                } else {
+                let layers: Layers = if safeguard(NewestSegmentFirst) {
                     std::iter::once(&segment).chain(older).cloned().collect()
+                } else {
+                    older.iter().chain([&segment]).cloned().collect()
                 };
                 self.chunks.insert(chunk, layers);
             }

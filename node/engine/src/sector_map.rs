@@ -28,7 +28,10 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, SectorRange, VolumeId};
 
 use crate::event::Millis;
-use crate::planted::{Bug, is_planted};
+use crate::safeguard::{
+    Safeguard::{ActiveSideIsNewest, WriteEndsZeros},
+    safeguard,
+};
 use crate::wire;
 
 pub(crate) use nibble::Nibble;
@@ -383,12 +386,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let old = self.nibble(sector);
         let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
         let active = self.active();
-        let hidden = side != active && old.is_dirty(active) && !is_planted(Bug::LateCompletionHides);
+        let hidden = side != active && old.is_dirty(active) && safeguard(ActiveSideIsNewest);
         let new = if hidden {
             Nibble::on(active, dirty, old.is_zeros())
         } else {
-            let stay = old.is_zeros() && is_planted(Bug::ZerosStayZeros);
-            Nibble::on(side, dirty, zeros || stay)
+            let is_ended = safeguard(WriteEndsZeros) || !old.is_zeros();
+            Nibble::on(side, dirty, zeros || !is_ended)
         };
         self.set_nibble(sector, new)
     }

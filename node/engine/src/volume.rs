@@ -42,7 +42,7 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
 use crate::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
 use crate::manifest::Manifest;
-use crate::planted::{Bug, is_planted};
+use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
 use crate::sector_map::{
     LiveMapError, Nibble, PAGE_SECTORS, PageSet, PerSide, SectorMap, Side, SideSet, Union,
 };
@@ -298,7 +298,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         volume.header.void = SideSet::NONE;
         let prepared: Vec<u64> = volume.map.prepared_pages().collect();
         for page in prepared {
-            if !is_planted(Bug::NoFirstFullRound) {
+            if safeguard(FirstRoundIsFull) {
                 volume.round.page_changed(page);
             }
             let dirty = volume.map.count(page);
@@ -406,9 +406,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let taken = self.requests[id.0 as usize].take();
         assert!(taken.is_some(), "a request is completed once");
         out.push(Action::Complete { id, result });
-        if is_planted(Bug::DoubleCompletion) {
-            out.push(Action::Complete { id, result });
-        }
     }
 
     fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {

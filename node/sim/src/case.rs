@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use holdfast_engine::planted::{Bug, plant};
+use holdfast_engine::safeguard::Safeguard;
 
+use crate::bug::{Bug, plant};
 use crate::crash::{Scenario, campaign};
 use crate::fleet::FleetCase;
 use crate::profile::Profile;
@@ -23,7 +24,7 @@ pub struct Case {
     pub seed: u64,
     /// Requests, jobs, answers and deaths before everything is brought to rest and read.
     pub operations: u64,
-    /// The safeguard that the engines lack.
+    /// The bug that is planted.
     pub bug: Option<Bug>,
 }
 
@@ -117,7 +118,7 @@ const OUTCOMES: u64 = 8;
 /// they share, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     // What goes wrong only between two steps of a round is found by ending it there.
-    if bug == Bug::LaterPagesUnsynced {
+    if bug == Bug::Missing(Safeguard::SyncEachGroup) {
         let deaths = |bug| {
             plant(bug);
             let found = campaign(&[Scenario::Groups], 0, OUTCOMES);

@@ -6,6 +6,7 @@
 //!
 //! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step themselves.
 
+pub mod bug;
 mod calls;
 pub mod case;
 pub mod crash;

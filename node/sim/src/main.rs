@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 use holdfast_engine::crash_point::CrashPoint;
-use holdfast_engine::planted::{Bug, plant};
+use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, Outcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
 use holdfast_sim::fleet::FleetCase;
@@ -61,7 +61,7 @@ struct CrashPoints {
     /// Only this one death, as it was printed.
     #[arg(long)]
     crash: Option<Crash>,
-    /// Take this safeguard out of the engine.
+    /// Plant this bug: the name of a safeguard to take out, or of a mutation.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
 }
@@ -80,14 +80,14 @@ struct Runs {
     /// Volumes of each run, in two stores on the same hosts.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     volumes: u64,
-    /// Take this safeguard out of the engine.
+    /// Plant this bug: the name of a safeguard to take out, or of a mutation.
     #[arg(long, value_parser = bug)]
     bug: Option<Bug>,
 }
 
 fn bug(name: &str) -> Result<Bug, String> {
-    let found = Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
-    found.ok_or_else(|| format!("use one of {:?}", Bug::ALL))
+    let found = Bug::all().find(|bug| format!("{bug:?}") == name);
+    found.ok_or_else(|| format!("use one of {:?}", Bug::all().collect::<Vec<_>>()))
 }
 
 fn main() -> anyhow::Result<ExitCode> {
@@ -105,7 +105,7 @@ fn main() -> anyhow::Result<ExitCode> {
 fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let mut caught = 0;
-    for bug in Bug::ALL {
+    for bug in Bug::all() {
         match found_by(bug, options.seeds, options.operations) {
             Some((seed, found)) => {
                 caught += 1;
@@ -114,7 +114,7 @@ fn plant_each(mut out: impl Write, options: &PlantedBugs) -> anyhow::Result<usiz
             None => writeln!(out, "{bug:?} is not found in {} seeds", options.seeds)?,
         }
     }
-    let total = Bug::ALL.len();
+    let total = Bug::all().count();
     writeln!(
         out,
         r#"{{"planted_bugs_total":{total},"planted_bugs_caught":{caught},"seconds":{:.1}}}"#,

@@ -1,6 +1,8 @@
 //! What goes wrong in a run, and how often.
 
-use holdfast_engine::planted::Bug;
+use holdfast_engine::safeguard::Safeguard;
+
+use crate::bug::Bug;
 
 use crate::world::Faults;
 
@@ -86,11 +88,12 @@ impl Profile {
 
     /// The only profile whose runs meet a safeguard that is missing. Where others do too, `None`.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
-        if [Bug::TrimmedAttach, Bug::NoTrimCheck].contains(&bug) {
+        let Bug::Missing(safeguard) = bug else { return None };
+        if [Safeguard::KeepAttachRecords, Safeguard::CheckTruncation].contains(&safeguard) {
             Some(Self::Sleepers)
-        } else if bug == Bug::NoAgeLimit {
+        } else if safeguard == Safeguard::SealByAge {
             Some(Self::Timely)
-        } else if [Bug::TrustsOlderState, Bug::TrustsOtherStore].contains(&bug) {
+        } else if [Safeguard::RejectOlderState, Safeguard::RejectOtherStore].contains(&safeguard) {
             Some(Self::OtherDisks)
         } else {
             None

@@ -5,10 +5,11 @@ use std::process::Command;
 
 use holdfast_engine::crash_point::CrashPoint;
 use holdfast_engine::event::Op;
+use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
-use holdfast_engine::planted::{Bug, plant};
+use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::crash::{Scenario, campaign};
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, AttachStep, Faults, World};
@@ -108,9 +109,9 @@ fn every_crash_point_is_visited_and_every_death_there_is_survived() {
 #[test]
 fn a_missing_sync_is_seen_at_a_crash_point() {
     for (bug, scenario, invariant) in [
-        (Bug::NoSideSync, Scenario::Life, Invariant::FlushedSurvives),
-        (Bug::NoMapSync, Scenario::Life, Invariant::SyncedIsWhole),
-        (Bug::LaterPagesUnsynced, Scenario::Groups, Invariant::FlushedSurvives),
+        (Bug::Missing(Safeguard::SyncSidesBeforeMap), Scenario::Life, Invariant::FlushedSurvives),
+        (Bug::Missing(Safeguard::SyncMapBeforeAnswer), Scenario::Life, Invariant::SyncedIsWhole),
+        (Bug::Missing(Safeguard::SyncEachGroup), Scenario::Groups, Invariant::FlushedSurvives),
     ] {
         plant(Some(bug));
         let found = campaign(&[scenario], 0, OUTCOMES);

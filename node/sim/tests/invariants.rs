@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use holdfast_engine::planted::Bug;
 use holdfast_sim::Invariant;
+use holdfast_sim::bug::Bug;
 
 #[test]
 fn every_invariant_and_every_bug_stands_in_the_document() {
@@ -15,7 +15,7 @@ fn every_invariant_and_every_bug_stands_in_the_document() {
         let begins = format!("| {} | `{invariant:?}` |", invariant.number());
         assert!(row.starts_with(&begins), "{row}\ndoes not begin with {begins}");
     }
-    for bug in Bug::ALL {
+    for bug in Bug::all() {
         let named: Vec<bool> = rows.iter().map(|row| row.contains(&format!("`{bug:?}`"))).collect();
         let said: Vec<bool> =
             Invariant::ALL.iter().map(|invariant| invariant.number() == bug.breaks()).collect();

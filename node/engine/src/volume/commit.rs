@@ -18,8 +18,11 @@ use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno, Millis};
 use crate::log_length::checkpoint_every;
-use crate::planted::{Bug, is_planted};
 use crate::record::{Body, Record};
+use crate::safeguard::{
+    Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, StoreRecordFirst},
+    safeguard,
+};
 
 /// State of the record in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,14 +48,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             body,
         };
         reach(CrashPoint::RecordMade);
-        if is_planted(Bug::RecordNotStored) {
-            let bytes = record.encode();
+        let bytes = record.encode();
+        if safeguard(StoreRecordFirst) {
+            out.push(Action::StorePending { seq: record.seq, bytes });
+            self.commit = Commit::Storing(record);
+        } else {
             out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
             self.commit = Commit::Creating(record, bytes);
-            return;
         }
-        out.push(Action::StorePending { seq: record.seq, bytes: record.encode() });
-        self.commit = Commit::Storing(record);
     }
 
     /// Sends what a predecessor had stored, unchanged.
@@ -104,7 +107,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         };
         match answer {
             CreateAnswer::Created => self.won(record, out),
-            CreateAnswer::Ambiguous if is_planted(Bug::AmbiguousIsWon) => self.won(record, out),
+            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => self.won(record, out),
             CreateAnswer::Exists | CreateAnswer::Ambiguous => {
                 reach(CrashPoint::RecordInDoubt);
                 out.push(Action::ReadRecord { seq: record.seq });
@@ -127,7 +130,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     Ok(found) if found.nonce == self.nonce && found.body == record.body => {
                         self.won(found, out)
                     }
-                    Ok(_) | Err(_) if is_planted(Bug::NoFenceCheck) => self.won(record, out),
+                    Ok(_) | Err(_) if !safeguard(NoticeOtherWriters) => self.won(record, out),
                     Ok(_) | Err(_) => self.fence(Seq(seq.0 - 1), out),
                 }
             }
@@ -140,7 +143,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     Some(Ok(record)) if record.nonce == self.nonce && record.body == Body::Detach => {
                         self.follow(&record);
                     }
-                    Some(_) if is_planted(Bug::NoFenceCheck) => {}
+                    Some(_) if !safeguard(NoticeOtherWriters) => {}
                     Some(_) => self.fence(Seq(seq.0 - 1), out),
                 }
             }

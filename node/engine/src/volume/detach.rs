@@ -12,8 +12,8 @@ use super::commit::Commit;
 use super::{Lifecycle, Volume};
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::planted::{Bug, is_planted};
 use crate::record::Body;
+use crate::safeguard::{Safeguard::LastRoundOfFenced, safeguard};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn advance_detach(&mut self, out: &mut Vec<Action>) {
@@ -59,9 +59,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Some(number) => number,
             None => self.want_last_round(out),
         };
-        if (self.round.begun >= number && self.round.is_idle()) || is_planted(Bug::NoLastRound) {
+        if (self.round.begun >= number && self.round.is_idle()) || !safeguard(LastRoundOfFenced) {
             self.leaving = false;
-            let whole = self.round.ended >= number || is_planted(Bug::NoLastRound);
+            let whole = self.round.ended >= number || !safeguard(LastRoundOfFenced);
             out.push(Action::Report(Report::Kept { whole }));
         }
     }

@@ -14,7 +14,10 @@ use super::Volume;
 use super::flush::Guest;
 use crate::action::Action;
 use crate::event::{Errno, RequestId};
-use crate::planted::{Bug, is_planted};
+use crate::safeguard::{
+    Safeguard::{FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit},
+    safeguard,
+};
 
 /// What a successful FLUSH means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -52,11 +55,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
         if self.is_fenced() {
             self.complete(id, Err(Errno::EIO), out);
-        } else if is_planted(Bug::FuaCompletesEarly) {
+        } else if !safeguard(FuaIsDurable) {
             self.complete(id, Ok(()), out);
-        } else if is_planted(Bug::FuaJoinsRunning) && !self.round.is_idle() {
+        } else if !safeguard(FuaInNextRound) && !self.round.is_idle() {
             self.round.join_running(Guest { id, seal: 0 });
-        } else if is_planted(Bug::FuaIsLocal) && !self.is_sync_failed() {
+        } else if !safeguard(FuaWaitsForCommit) && !self.is_sync_failed() {
             self.join_round(Guest { id, seal: 0 }, out);
         } else {
             self.plan_flush(id, out);
@@ -86,7 +89,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let active = self.map.active();
         // What completes before a seal of both sides is still is in it.
         let covered = self.dirty_pages[active].is_empty() || self.is_active_sealed();
-        let joins_running = is_planted(Bug::FlushJoinsSeal) && !self.seal.is_open();
+        let joins_running = !safeguard(FlushInNextSeal) && !self.seal.is_open();
         if covered || joins_running { self.seals.begun } else { self.seals.begun + 1 }
     }
 

@@ -16,7 +16,10 @@ use crate::action::Action;
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Millis};
 use crate::limit::{DISK_FULL_EVICT_BYTES, EARLY_SEAL_EVERY_MS, EVICT_PAGES};
-use crate::planted::{Bug, is_planted};
+use crate::safeguard::{
+    Safeguard::{ReadsBeforePunch, RoundBeforePunch},
+    safeguard,
+};
 use crate::sector_map::{PAGE_SECTORS, PerSide, Side, append, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,9 +166,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
         }
         let before = usize::from(1 - self.evict.turn);
-        if self.evict.step == Step::Reads
-            && (self.evict.reads[before] == 0 || is_planted(Bug::PunchUnderReads))
-        {
+        if self.evict.step == Step::Reads && (self.evict.reads[before] == 0 || !safeguard(ReadsBeforePunch)) {
             reach(CrashPoint::Unneeded);
             let side = self.map.active().other();
             let punches = self.evict.ranges.len();
@@ -225,7 +226,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         reach(CrashPoint::Released);
         // From here on reads find these sectors remote; those before must end.
         self.evict.turn = 1 - self.evict.turn;
-        self.evict.step = if self.is_void() || is_planted(Bug::PunchBeforeRound) {
+        self.evict.step = if self.is_void() || !safeguard(RoundBeforePunch) {
             Step::Reads
         } else {
             Step::Round(self.want_round(out))

@@ -34,8 +34,11 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
 use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
-use crate::planted::{Bug, is_planted};
 use crate::round_size::{map_write_pages, round_pages};
+use crate::safeguard::{
+    Safeguard::{FirstRoundIsFull, FlushInNextRound, SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
+    safeguard,
+};
 use crate::sector_map::{PAGE_BYTES, PageSet, Side, SideSet, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +116,7 @@ impl Round {
             ended: 0,
             wanted: false,
             changed: PageSet::new(pages),
-            unsynced: if is_planted(Bug::NoFirstFullRound) { SideSet::NONE } else { SideSet::BOTH },
+            unsynced: if !safeguard(FirstRoundIsFull) { SideSet::NONE } else { SideSet::BOTH },
             names: SideSet::NONE,
             first_pages: true,
             header_changed: true,
@@ -168,7 +171,7 @@ impl Round {
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn join_round(&mut self, flush: Guest, out: &mut Vec<Action>) {
-        if is_planted(Bug::FlushJoinsRunning) && self.round.step != Step::Idle {
+        if !safeguard(FlushInNextRound) && self.round.step != Step::Idle {
             return self.round.join_running(flush);
         }
         self.round.next_guests.push(flush);
@@ -237,12 +240,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         for page in &round.group {
             round.copies.extend_from_slice(self.map.page(*page));
         }
-        let waits = is_later && is_planted(Bug::LaterPagesUnsynced);
+        let waits = is_later && !safeguard(SyncEachGroup);
         let unsynced = if waits { SideSet::NONE } else { std::mem::take(&mut round.unsynced) };
         let mut to_sync = 0;
         round.sides = round.sides.or(unsynced);
         for side in unsynced.iter() {
-            if !sync_failed && !is_planted(Bug::NoSideSync) {
+            if !sync_failed && safeguard(SyncSidesBeforeMap) {
                 to_sync += 1;
                 out.push(Action::SyncSide { side });
             }
@@ -333,7 +336,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 unreachable!("no map write was asked for")
             }
         };
-        if is_planted(Bug::NoMapSync) {
+        if !safeguard(SyncMapBeforeAnswer) {
             return self.map_synced(Ok(()), out);
         }
         out.push(Action::SyncMap);

@@ -5,7 +5,6 @@ use holdfast_types::{BLOCK_SECTORS, SECTOR_BYTES, SectorRange};
 use super::{Lifecycle, Request, Volume};
 use crate::action::{Action, Report, Source};
 use crate::event::RequestId;
-use crate::planted::{Bug, is_planted};
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     pub(super) fn plan_read(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) {
@@ -27,7 +26,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     };
                     // A run lies within one chunk.
                     match manifest.layers(run.start.chunk()) {
-                        None if is_planted(Bug::NoZeroFill) => {}
                         None => out.push(Action::Read { id, range: run, at, from: Source::Zeros }),
                         Some(layers) => {
                             for piece in run.split_at_multiples(BLOCK_SECTORS) {
@@ -44,9 +42,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         // Invariant 9: a short fill would expose kernel memory.
         assert!(u64::from(at) == range.bytes(), "the plan tiles the request");
-        if is_planted(Bug::NoZeroFill) && out.len() == planned_from {
-            return self.complete(id, Ok(()), out);
-        }
         let turn = on_side.then(|| self.evict.read_began());
         let slot = self.in_slot(id);
         slot.on_side = turn;

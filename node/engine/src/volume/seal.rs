@@ -20,9 +20,12 @@ use crate::action::{Action, DirtyBlock, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::log_length::most_records_after_checkpoint;
 use crate::manifest::Manifest;
-use crate::planted::{Bug, is_planted};
 use crate::record::{Body, SegmentRef};
 use crate::round_size::map_write_pages;
+use crate::safeguard::{
+    Safeguard::{FlushAfterCommit, RoundBeforeCommit, SealByAge, UploadStillSides},
+    safeguard,
+};
 use crate::sector_map::{Side, SideSet, Union};
 
 /// Where the seal stands. It covers one side, or both (after the loss of the host, or when one could not be read).
@@ -84,7 +87,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.seal
             && self.commit == Commit::Idle
-            && (sides.iter().all(|side| self.in_flight[side] == 0) || is_planted(Bug::UploadInFlight))
+            && (sides.iter().all(|side| self.in_flight[side] == 0) || !safeguard(UploadStillSides))
         {
             reach(CrashPoint::SideStill);
             // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
@@ -93,7 +96,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     self.seal = Seal::Committing(sides);
                     self.repeat_record(pending, out);
                 }
-                Some(_) | None if is_planted(Bug::CommitBeforeRound) => self.upload(sides, out),
+                Some(_) | None if !safeguard(RoundBeforeCommit) => self.upload(sides, out),
                 Some(_) | None => {
                     let number = self.want_sealing_round(out);
                     self.seal = Seal::Round(sides, number);
@@ -158,7 +161,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Whether dirty data of `side` reached its age limit.
     pub(super) fn is_overdue(&self, side: Side) -> bool {
         let age = self.dirty_since[side].map_or(0, |since| self.now.saturating_sub(since));
-        !self.dirty_pages[side].is_empty() && age >= self.limits.max_age_ms && !is_planted(Bug::NoAgeLimit)
+        !self.dirty_pages[side].is_empty() && age >= self.limits.max_age_ms && safeguard(SealByAge)
     }
 
     pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -232,7 +235,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         reach(CrashPoint::SegmentStored);
         self.seal = Seal::Committing(sides);
-        if is_planted(Bug::FlushAtUpload) {
+        if !safeguard(FlushAfterCommit) {
             self.seal_committed(out);
         }
         let (void, generation) = (self.void_with(sides), self.round.durable_generation());

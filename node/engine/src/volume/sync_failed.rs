@@ -15,7 +15,10 @@
 //! Upholds invariants 1 and 4 (`docs/invariants.md`); why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
 
 use super::Volume;
-use crate::planted::{Bug, is_planted};
+use crate::safeguard::{
+    Safeguard::{InvalidateUnsynced, RememberFailedSync},
+    safeguard,
+};
 use crate::sector_map::SideSet;
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
@@ -26,11 +29,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// A sync of a side failed.
     pub(super) fn note_failed_sync(&mut self) {
-        if is_planted(Bug::BelievesRetriedSync) {
-            return;
+        if safeguard(RememberFailedSync) {
+            self.map.set_sync_failed();
+            self.evict_nothing();
         }
-        self.map.set_sync_failed();
-        self.evict_nothing();
     }
 
     /// Whether the round that runs, or the next, claims nothing that a loss of the host could disprove: it is the last one.
@@ -46,9 +48,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// What the commit of these sides makes void.
     pub(super) fn void_with(&self, sealed: SideSet) -> SideSet {
-        if !self.is_sync_failed() || is_planted(Bug::NothingIsVoid) {
-            return SideSet::NONE;
+        if self.is_sync_failed() && safeguard(InvalidateUnsynced) {
+            self.map.flushed_sides().others().or(sealed)
+        } else {
+            SideSet::NONE
         }
-        self.map.flushed_sides().others().or(sealed)
     }
 }

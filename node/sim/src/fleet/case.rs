@@ -2,9 +2,8 @@
 
 use std::fmt;
 
-use holdfast_engine::planted::{Bug, plant};
-
 use super::Fleet;
+use crate::bug::{Bug, plant};
 use crate::case::{IDLE, Outcome, shrink};
 use crate::violation::{self, Violation};
 
@@ -17,7 +16,7 @@ pub struct FleetCase {
     pub volumes: usize,
     /// Requests, jobs, answers and deaths of all of them before everything is brought to rest and read.
     pub operations: u64,
-    /// The safeguard that is missing.
+    /// The bug that is planted.
     pub bug: Option<Bug>,
 }
 

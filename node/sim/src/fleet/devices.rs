@@ -10,7 +10,10 @@
 //! Owns: the records, and what a process remembers of each volume's device. The process may die between any two steps.
 //! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
 
-use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::safeguard::{
+    Safeguard::{CheckDeviceTag, ClearRecordFirst, SweepOnlyOwn},
+    safeguard,
+};
 
 use super::kernel::{DeviceState, Kernel, Owner};
 use crate::invariant::Invariant;
@@ -171,7 +174,7 @@ impl Devices {
                 kernel.stop(id, owner);
                 Stage::Stopped(id)
             }
-            Stage::Stopped(id) if is_planted(Bug::RecordAfterDeletion) => {
+            Stage::Stopped(id) if !safeguard(ClearRecordFirst) => {
                 self.delete(kernel, volume, id);
                 Stage::Cleared(id)
             }
@@ -179,7 +182,7 @@ impl Devices {
                 self.note(volume, None);
                 Stage::Cleared(id)
             }
-            Stage::Cleared(_) if is_planted(Bug::RecordAfterDeletion) => {
+            Stage::Cleared(_) if !safeguard(ClearRecordFirst) => {
                 self.note(volume, None);
                 Stage::Gone
             }
@@ -196,7 +199,7 @@ impl Devices {
     fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
         let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
         let numbered = device.and_then(|id| kernel.look(id));
-        let own = numbered.filter(|device| device.tag == tag || is_planted(Bug::DeviceByNumber));
+        let own = numbered.filter(|device| device.tag == tag || !safeguard(CheckDeviceTag));
         match own.or_else(|| kernel.list().find(|device| device.tag == tag)) {
             Some(device) if device.state != DeviceState::Dead => Stage::Found(device.id),
             // It was added and never started, or it was stopped.
@@ -226,7 +229,7 @@ impl Devices {
     /// Deletes what an earlier process added and did not note. What served and has no record is left alone.
     fn sweep(&self, kernel: &mut Kernel) {
         let known = |tag| self.records.iter().flatten().any(|record| record.tag == tag);
-        let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || is_planted(Bug::SweepsAll);
+        let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || !safeguard(SweepOnlyOwn);
         let orphans: Vec<_> = kernel
             .list()
             .filter(|device| is_ours(device.tag) && !known(device.tag) && device.state == DeviceState::Dead)

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
-use holdfast_engine::planted::{Bug, is_planted};
+use holdfast_engine::safeguard::{Safeguard::DetachAfterDevice, safeguard};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Setup, Volume};
 
@@ -27,7 +27,7 @@ impl World {
         if let Some(process) = &mut here.process
             && process.volume.is_some()
             && device.is_idle()
-            && (!here.is_held || is_planted(Bug::DetachUnderDevice))
+            && (!here.is_held || !safeguard(DetachAfterDevice))
             && !std::mem::replace(&mut process.detaching, true)
         {
             self.tell(host, Event::Detach);

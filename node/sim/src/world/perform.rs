@@ -5,6 +5,7 @@ use holdfast_engine::event::{Errno, Event, Op, Unprepared};
 use holdfast_engine::volume::Durability;
 
 use super::World;
+use crate::bug::{Mutation, is_mutated};
 use crate::calls::lock;
 use crate::disk::{SyncMark, sectors};
 use crate::invariant::Invariant;
@@ -19,6 +20,9 @@ impl World {
         Some(match action {
             Action::Read { id, range, at, from } => {
                 let request = here.device.as_mut().expect("a read has a device").request(*id);
+                if *from == Source::Zeros && is_mutated(Mutation::ZerosNotFilled) {
+                    return Some(Event::Moved { id: *id, result: Ok(()) });
+                }
                 let stamps: Vec<u64> = match from {
                     Source::Side(side) if local || !disk.sides[*side as usize].reads(*range) => {
                         let result = Err(Errno::EIO);
@@ -82,6 +86,9 @@ impl World {
                     }
                 }
                 device.complete(*id, *result, &mut here.expect, in_store.as_deref());
+                if is_mutated(Mutation::CompletedTwice) {
+                    device.complete(*id, *result, &mut here.expect, in_store.as_deref());
+                }
                 if self.timely && wrote {
                     here.uncommitted.push_back((here.expect.now(), self.now));
                 }

@@ -1,0 +1,232 @@
+//! Safeguards: lines of the engine and of the background work without which data is lost in some interleaving.
+//!
+//! A simulation takes one out at a time, to show that it would notice. Without the feature `simulation` nothing can be taken
+//! out, and the compiler drops every question. With it a safeguard must still be taken out at run time, in the thread that
+//! runs the engine: a build that has the feature only because the simulation was built beside it behaves as one without. A
+//! test over `cargo metadata` lets only `node/sim` ask for the feature.
+
+/// A safeguard, by what holds while it is in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Safeguard {
+    /// A round syncs the sides before it writes the map.
+    SyncSidesBeforeMap,
+    /// A round syncs the durable map before it completes its flushes.
+    SyncMapBeforeAnswer,
+    /// A side is uploaded once no write to it is in flight.
+    UploadStillSides,
+    /// Another writer's record in the log fences this one.
+    NoticeOtherWriters,
+    /// An ambiguous PUT is resolved by reading the key.
+    ReadBackAmbiguous,
+    /// An attach trusts clean data only of a state that was closed clean.
+    CleanOnlyIfClosed,
+    /// A round makes a seal durable before its upload and commit.
+    RoundBeforeCommit,
+    /// A flush takes part in a round that begins after it.
+    FlushInNextRound,
+    /// The first round after a takeover covers what the previous process wrote.
+    FirstRoundIsFull,
+    /// A late completion on the sealed side does not hide newer data in the active one.
+    ActiveSideIsNewest,
+    /// A record is stored locally before it is sent.
+    StoreRecordFirst,
+    /// A chunk's segments stand newest first.
+    NewestSegmentFirst,
+    /// With `durability: object` a flush is answered after the commit, not once the segment is stored.
+    FlushAfterCommit,
+    /// With `durability: object` a flush waits for the seal that covers what is dirty, not only for the one in progress.
+    FlushInNextSeal,
+    /// Clean data is punched after the durable map says that it is remote.
+    RoundBeforePunch,
+    /// Clean data is punched after the reads that were planned on it end.
+    ReadsBeforePunch,
+    /// Sectors of a block are packed from their places in the block.
+    PackByMask,
+    /// What a fenced writer never uploaded is preserved.
+    PreserveFenced,
+    /// A fenced writer brings its durable map up to date.
+    LastRoundOfFenced,
+    /// A segment is stored before the commit that names it.
+    SegmentBeforeCommit,
+    /// Work that failed is tried again after a wait.
+    RetryFailed,
+    /// A checkpoint counts as written before what it replaces is deleted.
+    CheckpointBeforeDeletes,
+    /// Uploads to each store wait in a queue of their own.
+    QueueByStore,
+    /// An upload gives its memory back while it waits to try again.
+    FreeMemoryInBackoff,
+    /// A takeover reads the log beyond what LIST shows.
+    ProbeBeyondList,
+    /// Nothing is committed of a seal that the local disk cannot read completely.
+    CommitOnlyAllRead,
+    /// Dirty data is sealed at its age limit, however little it is.
+    SealByAge,
+    /// A failed sync is remembered: one that succeeds later does not cover what it failed to sync.
+    RememberFailedSync,
+    /// A commit after a failed sync says which sides are invalid.
+    InvalidateUnsynced,
+    /// A write on top of zeros counts as dirty.
+    WriteEndsZeros,
+    /// Attach records are not truncated.
+    KeepAttachRecords,
+    /// After a record was created, its writer checks that its place had not been truncated.
+    CheckTruncation,
+    /// The bytes of a frame are compared with its checksum.
+    CheckFrameChecksum,
+    /// After damage in a block, a read tries the sectors that it wants alone.
+    ReadOnlyWanted,
+    /// Permission to replace a writer counts for the epoch it names.
+    CheckExpectedEpoch,
+    /// A node whose local state is gone does not attach as if it had held nothing.
+    RefuseAbsentState,
+    /// Local data that lacks what its own writer committed is not the volume's newest.
+    RejectOlderState,
+    /// Local data of another volume of the same name is not this one's.
+    RejectOtherStore,
+    /// A device is recovered only if its tag is the volume's.
+    CheckDeviceTag,
+    /// The number of a device is cleared from the volume's record before the device is deleted.
+    ClearRecordFirst,
+    /// A volume leaves its ring after the kernel has deleted its device.
+    DetachAfterDevice,
+    /// A starting daemon deletes only unserved devices of its own installation.
+    SweepOnlyOwn,
+    /// A FUA write completes once its data is durable, not once it is stored.
+    FuaIsDurable,
+    /// A FUA write takes part in a round that begins after its data is stored.
+    FuaInNextRound,
+    /// With `durability: object` a FUA write completes after a commit.
+    FuaWaitsForCommit,
+    /// The slab's index leaves slots free for what is being fetched.
+    SpareSlots,
+    /// A slot of the slab that is no longer used is freed once.
+    FreeSlotOnce,
+    /// A round syncs the sides for each group of its pages.
+    SyncEachGroup,
+}
+
+impl Safeguard {
+    /// All of them.
+    pub const ALL: [Self; 48] = [
+        Self::SyncSidesBeforeMap,
+        Self::SyncMapBeforeAnswer,
+        Self::UploadStillSides,
+        Self::NoticeOtherWriters,
+        Self::ReadBackAmbiguous,
+        Self::CleanOnlyIfClosed,
+        Self::RoundBeforeCommit,
+        Self::FlushInNextRound,
+        Self::FirstRoundIsFull,
+        Self::ActiveSideIsNewest,
+        Self::StoreRecordFirst,
+        Self::NewestSegmentFirst,
+        Self::FlushAfterCommit,
+        Self::FlushInNextSeal,
+        Self::RoundBeforePunch,
+        Self::ReadsBeforePunch,
+        Self::PackByMask,
+        Self::PreserveFenced,
+        Self::LastRoundOfFenced,
+        Self::SegmentBeforeCommit,
+        Self::RetryFailed,
+        Self::CheckpointBeforeDeletes,
+        Self::QueueByStore,
+        Self::FreeMemoryInBackoff,
+        Self::ProbeBeyondList,
+        Self::CommitOnlyAllRead,
+        Self::SealByAge,
+        Self::RememberFailedSync,
+        Self::InvalidateUnsynced,
+        Self::WriteEndsZeros,
+        Self::KeepAttachRecords,
+        Self::CheckTruncation,
+        Self::CheckFrameChecksum,
+        Self::ReadOnlyWanted,
+        Self::CheckExpectedEpoch,
+        Self::RefuseAbsentState,
+        Self::RejectOlderState,
+        Self::RejectOtherStore,
+        Self::CheckDeviceTag,
+        Self::ClearRecordFirst,
+        Self::DetachAfterDevice,
+        Self::SweepOnlyOwn,
+        Self::FuaIsDurable,
+        Self::FuaInNextRound,
+        Self::FuaWaitsForCommit,
+        Self::SpareSlots,
+        Self::FreeSlotOnce,
+        Self::SyncEachGroup,
+    ];
+
+    /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice its absence.
+    pub const fn is_shared(self) -> bool {
+        self.upholds() >= 25 || matches!(self, Self::SpareSlots | Self::FreeSlotOnce)
+    }
+
+    /// The number of the invariant that does not hold without the safeguard, in `docs/invariants.md`.
+    pub const fn upholds(self) -> u8 {
+        match self {
+            Self::SyncSidesBeforeMap
+            | Self::RoundBeforeCommit
+            | Self::FlushInNextRound
+            | Self::FirstRoundIsFull
+            | Self::RoundBeforePunch
+            | Self::RememberFailedSync
+            | Self::InvalidateUnsynced
+            | Self::FuaIsDurable
+            | Self::FuaInNextRound
+            | Self::SyncEachGroup => 1,
+            Self::ReadsBeforePunch => 2,
+            Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce => 3,
+            Self::CleanOnlyIfClosed
+            | Self::ActiveSideIsNewest
+            | Self::NewestSegmentFirst
+            | Self::CommitOnlyAllRead => 4,
+            Self::StoreRecordFirst | Self::ProbeBeyondList => 5,
+            Self::PreserveFenced | Self::LastRoundOfFenced => 6,
+            Self::SegmentBeforeCommit => 7,
+            Self::UploadStillSides => 10,
+            Self::NoticeOtherWriters
+            | Self::ReadBackAmbiguous
+            | Self::KeepAttachRecords
+            | Self::CheckTruncation => 11,
+            Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
+            Self::SyncMapBeforeAnswer => 13,
+            Self::SealByAge => 14,
+            Self::FlushAfterCommit | Self::FlushInNextSeal | Self::FuaWaitsForCommit => 15,
+            Self::WriteEndsZeros => 16,
+            Self::ReadOnlyWanted => 17,
+            Self::RejectOlderState => 18,
+            Self::CheckExpectedEpoch | Self::RefuseAbsentState => 19,
+            Self::RejectOtherStore => 20,
+            Self::QueueByStore | Self::FreeMemoryInBackoff => 25,
+            Self::CheckDeviceTag | Self::ClearRecordFirst | Self::DetachAfterDevice | Self::SweepOnlyOwn => {
+                26
+            }
+        }
+    }
+}
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static MISSING: std::cell::Cell<Option<Safeguard>> = const { std::cell::Cell::new(None) };
+}
+
+/// Takes a safeguard out of every engine of this thread, and puts the one before back.
+#[cfg(feature = "simulation")]
+pub fn take_out(safeguard: Option<Safeguard>) {
+    MISSING.set(safeguard);
+}
+
+/// Returns true if the safeguard is in place.
+#[cfg(feature = "simulation")]
+pub fn safeguard(safeguard: Safeguard) -> bool {
+    MISSING.get() != Some(safeguard)
+}
+
+/// Returns true: the safeguard is in place.
+#[cfg(not(feature = "simulation"))]
+pub const fn safeguard(_: Safeguard) -> bool {
+    true
+}

@@ -1,0 +1,79 @@
+//! Planted bugs: what the simulation must notice. Each takes a safeguard out of the engine, the background work or the
+//! model of the daemon, or is a mutation of what the model of the daemon does.
+
+use std::cell::Cell;
+use std::fmt;
+
+use holdfast_engine::safeguard::{self, Safeguard};
+
+/// A bug to plant, one at a time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// A safeguard is missing.
+    Missing(Safeguard),
+    /// Actions are performed wrongly.
+    Mutation(Mutation),
+}
+
+/// Wrong performance of actions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mutation {
+    /// A request is completed twice.
+    CompletedTwice,
+    /// The part of a read that is zeros is answered and not filled.
+    ZerosNotFilled,
+}
+
+impl Bug {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let mutations = [Mutation::CompletedTwice, Mutation::ZerosNotFilled];
+        Safeguard::ALL.map(Self::Missing).into_iter().chain(mutations.map(Self::Mutation))
+    }
+
+    /// Returns true if only several volumes of a host notice the bug.
+    pub const fn is_shared(self) -> bool {
+        match self {
+            Self::Missing(safeguard) => safeguard.is_shared(),
+            Self::Mutation(_) => false,
+        }
+    }
+
+    /// The number of the invariant that the bug breaks, in `docs/invariants.md`.
+    pub const fn breaks(self) -> u8 {
+        match self {
+            Self::Missing(safeguard) => safeguard.upholds(),
+            Self::Mutation(Mutation::CompletedTwice) => 8,
+            Self::Mutation(Mutation::ZerosNotFilled) => 9,
+        }
+    }
+}
+
+/// The name by which the command line and `docs/invariants.md` know the bug.
+impl fmt::Debug for Bug {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(safeguard) => safeguard.fmt(out),
+            Self::Mutation(mutation) => mutation.fmt(out),
+        }
+    }
+}
+
+thread_local! {
+    static MUTATION: Cell<Option<Mutation>> = const { Cell::new(None) };
+}
+
+/// Plants a bug in this thread's simulation, in place of the one before.
+pub fn plant(bug: Option<Bug>) {
+    let (missing, mutation) = match bug {
+        None => (None, None),
+        Some(Bug::Missing(safeguard)) => (Some(safeguard), None),
+        Some(Bug::Mutation(mutation)) => (None, Some(mutation)),
+    };
+    safeguard::take_out(missing);
+    MUTATION.set(mutation);
+}
+
+pub(crate) fn is_mutated(mutation: Mutation) -> bool {
+    MUTATION.get() == Some(mutation)
+}
