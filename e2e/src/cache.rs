@@ -6,24 +6,28 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::limit::WorkClock;
 use crate::report;
 
 /// The cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
+    /// The time it takes to make entries.
+    clock: Arc<WorkClock>,
 }
 
 impl Cache {
-    /// Opens the cache and creates its directory.
+    /// Opens the cache and creates its directory; `clock` counts the time it takes to make entries.
     ///
     /// # Errors
     /// When neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be made.
-    pub fn open() -> Result<Self> {
+    pub fn open(clock: Arc<WorkClock>) -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let root = match (set("HOLDFAST_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
             (Some(root), _, _) => PathBuf::from(root),
@@ -34,7 +38,7 @@ impl Cache {
             }
         };
         fs::create_dir_all(&root).with_context(|| format!("create cache {}", root.display()))?;
-        Ok(Self { root })
+        Ok(Self { root, clock })
     }
 
     /// The directory of entry `key`, made by `build` if it is not there yet. `build` is given a scratch
@@ -52,18 +56,29 @@ impl Cache {
         if entry.is_dir() {
             return Ok(entry);
         }
+        self.clock.time(|| self.make(&entry, key, expected, build))
+    }
+
+    /// Makes an entry that is not there.
+    fn make(
+        &self,
+        entry: &Path,
+        key: &str,
+        expected: Duration,
+        build: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
         let lock = File::create(self.root.join(format!("{key}.lock")))
             .with_context(|| format!("create the lock of cache entry {key}"))?;
         lock.lock().with_context(|| format!("lock cache entry {key}"))?;
         if entry.is_dir() {
-            return Ok(entry);
+            return Ok(entry.to_owned());
         }
         let scratch = self.root.join(format!("{key}.partial"));
         remove_tree(&scratch)?;
         fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
         report::timed(&format!("prepare {key}"), expected, || build(&scratch))?;
-        fs::rename(&scratch, &entry).with_context(|| format!("publish cache entry {key}"))?;
-        Ok(entry)
+        fs::rename(&scratch, entry).with_context(|| format!("publish cache entry {key}"))?;
+        Ok(entry.to_owned())
     }
 
     /// Where entry `key` is or would be; nothing is made.
@@ -92,7 +107,7 @@ mod tests {
             std::thread::current().id()
         ));
         fs::create_dir_all(&root).unwrap();
-        (root.clone(), Cache { root })
+        (root.clone(), Cache { root, clock: Arc::default() })
     }
 
     #[test]

@@ -41,6 +41,12 @@ enum Order {
     Setup,
     /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
     Shell,
+    /// Play one scenario in this process, for the suite
+    #[command(hide = true)]
+    Play {
+        /// The scenario's name
+        name: String,
+    },
     /// Run a command in a test machine, for the shell
     #[command(hide = true)]
     VmExec {
@@ -96,10 +102,8 @@ enum Order {
 /// When it could not be done; failed scenarios are no error but exit code 1.
 pub fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
-        Order::Test { filter } => {
-            let passed = suite::run(filter.as_deref())?;
-            Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-        }
+        Order::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),
+        Order::Play { name } => Ok(exit_code(suite::play(&name)?)),
         Order::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
         Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::Coverage => {
@@ -134,6 +138,10 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn exit_code(passed: bool) -> ExitCode {
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Names everything that can be run, with the time it takes on two quiet cores.

@@ -14,6 +14,7 @@ pub mod command;
 pub mod control_plane;
 pub mod coverage;
 pub mod guest;
+pub mod limit;
 pub mod node;
 pub mod operator;
 pub mod pins;

@@ -27,7 +27,8 @@ type Order = (Command, mpsc::Sender<Started>);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    log: PathBuf,
+    /// Where its output goes, unless the person who waits sees it.
+    log: Option<PathBuf>,
     child: Child,
 }
 
@@ -43,6 +44,18 @@ impl Process {
             .open(log)
             .with_context(|| format!("open {}", log.display()))?;
         let err = out.try_clone().context("duplicate the log's descriptor")?;
+        Self::launch(name, command, Some(log), out.into(), err.into())
+    }
+
+    /// Starts `command`, with standard output to `out` and standard error shown to the person who waits.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn_shown(name: &str, command: &Command, out: Stdio) -> Result<Self> {
+        Self::launch(name, command, None, out, Stdio::inherit())
+    }
+
+    fn launch(name: &str, command: &Command, log: Option<&Path>, out: Stdio, err: Stdio) -> Result<Self> {
         let mut wrapped = Command::new("setpriv");
         wrapped
             .args(["--pdeathsig", "KILL", "--"])
@@ -62,17 +75,12 @@ impl Process {
         }
         std::os::unix::process::CommandExt::process_group(&mut wrapped, 0);
         let child = start(wrapped).with_context(|| format!("start {name}"))?;
-        Ok(Self { name: name.to_owned(), log: log.to_owned(), child })
+        Ok(Self { name: name.to_owned(), log: log.map(Path::to_owned), child })
     }
 
     /// The name given at start.
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Where its output goes.
-    pub fn log(&self) -> &Path {
-        &self.log
     }
 
     /// Sends a signal to the process and its group.
@@ -110,7 +118,10 @@ impl Process {
     pub fn check_running(&mut self) -> Result<()> {
         match self.ended()? {
             None => Ok(()),
-            Some(status) => bail!("{} ended ({status}):\n{}", self.name, tail(&self.log, 30)),
+            Some(status) => {
+                let log = self.log.as_deref().map(|log| tail(log, 30)).unwrap_or_default();
+                bail!("{} ended ({status}):\n{log}", self.name)
+            }
         }
     }
 
@@ -121,6 +132,14 @@ impl Process {
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = self.name.clone();
         until(&format!("{name} to end"), limit, || self.ended())
+    }
+
+    /// Waits until it has ended, however long that takes.
+    ///
+    /// # Errors
+    /// When the kernel does not know the child.
+    pub fn end(&mut self) -> Result<ExitStatus> {
+        self.child.wait().with_context(|| format!("wait for the end of {}", self.name))
     }
 
     fn group(&self) -> Pid {

@@ -24,13 +24,11 @@ impl RunDir {
     /// # Errors
     /// When the file system refuses.
     pub fn create(target: &Path, name: &str) -> Result<Self> {
-        let root = target.join("e2e");
-        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-        tidy(&root)?;
+        tidy(target)?;
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .context("the clock is before 1970")?;
-        let path = root.join(format!("{}-{name}", now.as_millis()));
+        let path = root(target).join(format!("{}-{name}", now.as_millis()));
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
         let lock = File::create(path.join(LOCK)).context("create the run's lock")?;
         lock.lock().context("lock the run's directory")?;
@@ -51,8 +49,13 @@ impl Drop for RunDir {
 }
 
 /// Removes what killed runs left, and the logs of all but the newest runs.
-fn tidy(root: &Path) -> Result<()> {
-    let mut runs: Vec<PathBuf> = fs::read_dir(root)
+///
+/// # Errors
+/// When the file system refuses.
+pub fn tidy(target: &Path) -> Result<()> {
+    let root = root(target);
+    fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+    let mut runs: Vec<PathBuf> = fs::read_dir(&root)
         .with_context(|| format!("list {}", root.display()))?
         .flatten()
         .map(|entry| entry.path())
@@ -72,6 +75,10 @@ fn tidy(root: &Path) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn root(target: &Path) -> PathBuf {
+    target.join("e2e")
 }
 
 /// Removes a file, unless another harness that tidies at the same time was faster.

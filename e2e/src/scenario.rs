@@ -44,6 +44,18 @@ pub struct Scenario {
     pub run: fn(&World) -> Result<()>,
 }
 
+/// The time limit of a scenario is this many times its expected time: machines are slow where much else runs.
+const LIMIT_FACTOR: u32 = 5;
+/// No limit is less: each of a few boots may take as long as a whole scenario does on a quiet host.
+const LEAST_LIMIT: Duration = Duration::from_secs(300);
+
+impl Scenario {
+    /// How long it may take, set-up of the host excepted.
+    pub fn limit(&self) -> Duration {
+        (self.expected * LIMIT_FACTOR).max(LEAST_LIMIT)
+    }
+}
+
 /// All scenarios, in the order in which they run.
 pub const ALL: &[Scenario] = &[
     Scenario {

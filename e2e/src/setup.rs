@@ -6,12 +6,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::command;
+use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use crate::vm::machine::{Accelerator, BootFiles};
@@ -40,6 +42,7 @@ pub enum Profile {
 pub struct Toolbox {
     cache: Cache,
     workspace: PathBuf,
+    clock: Arc<WorkClock>,
 }
 
 impl Toolbox {
@@ -48,9 +51,15 @@ impl Toolbox {
     /// # Errors
     /// When a package cannot be installed.
     pub fn open() -> Result<Self> {
-        let cache = Cache::open()?;
+        let clock = Arc::new(WorkClock::default());
+        let cache = Cache::open(Arc::clone(&clock))?;
         apt::install_host_packages()?;
-        Ok(Self { cache, workspace: workspace()? })
+        Ok(Self { cache, workspace: workspace()?, clock })
+    }
+
+    /// The time spent on fetching and building, which no scenario's limit includes.
+    pub fn clock(&self) -> &WorkClock {
+        &self.clock
     }
 
     /// The root of the source tree.
@@ -145,7 +154,7 @@ impl Toolbox {
                 "release"
             }
         };
-        command::show(&mut build)?;
+        self.clock.time(|| command::show(&mut build))?;
         Ok(self.target().join(directory))
     }
 
@@ -161,7 +170,7 @@ impl Toolbox {
         if profile == Profile::Release {
             build.arg("--release");
         }
-        let messages = command::output(&mut build)?;
+        let messages = self.clock.time(|| command::output(&mut build))?;
         let program = messages.lines().find_map(|line| {
             let message: Value = serde_json::from_str(line).ok()?;
             let this = message.pointer("/target/name")?.as_str()? == target;
