@@ -1,15 +1,17 @@
 //! The command line: `cargo e2e <command>`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use holdfast_bench::coverage::Coverage;
+use holdfast_lab::inside::Inside;
+use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
+use holdfast_lab::report;
+use holdfast_lab::setup::Toolbox;
 
-use crate::coverage::Coverage;
-use crate::pins::{KERNEL, OLDER_KERNEL};
-use crate::{bench, churn, guest, report, scenario, setup::Toolbox, shell, stamp::write, suite};
+use crate::{shell, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -55,45 +57,8 @@ enum Order {
         /// A bash script
         command: String,
     },
-    /// Process 1 of a test machine
-    #[command(hide = true)]
-    GuestAgent,
-    /// Write stamped sectors in a test machine, and report each flush
-    #[command(hide = true)]
-    StampWrite {
-        /// The device
-        device: PathBuf,
-        /// How many lanes
-        lanes: u32,
-        /// What the stamps are made from
-        seed: u64,
-        /// Where to report
-        report_to: String,
-    },
-    /// Write, flush, rename and delete files in a test machine, and print what is durable
-    #[command(hide = true)]
-    Churn {
-        /// Below which directory
-        directory: PathBuf,
-        /// How many threads
-        workers: u64,
-    },
-    /// Check what is left of that in a test machine
-    #[command(hide = true)]
-    ChurnCheck {
-        /// Below which directory
-        directory: PathBuf,
-    },
-    /// Read stamped sectors in a test machine
-    #[command(hide = true)]
-    StampRead {
-        /// The device
-        device: PathBuf,
-        /// How many lanes
-        lanes: u32,
-        /// What the stamps are made from
-        seed: u64,
-    },
+    #[command(flatten)]
+    Inside(Inside),
 }
 
 /// Does what the command line says.
@@ -105,7 +70,7 @@ pub fn run() -> Result<ExitCode> {
         Order::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),
         Order::Play { name } => Ok(exit_code(suite::play(&name)?)),
         Order::Demo => suite::demo().map(|()| ExitCode::SUCCESS),
-        Order::Bench { filter } => bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
+        Order::Bench { filter } => holdfast_bench::run(filter.as_deref()).map(|()| ExitCode::SUCCESS),
         Order::Coverage => {
             Coverage::measure(&Toolbox::open()?)?.print();
             Ok(ExitCode::SUCCESS)
@@ -127,16 +92,7 @@ pub fn run() -> Result<ExitCode> {
         }
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
-        Order::GuestAgent => guest::run().map(|()| ExitCode::SUCCESS),
-        Order::StampWrite { device, lanes, seed, report_to } => {
-            write::run(&device, lanes, seed, &report_to).map(|()| ExitCode::SUCCESS)
-        }
-        Order::Churn { directory, workers } => churn::run(&directory, workers).map(|()| ExitCode::SUCCESS),
-        Order::ChurnCheck { directory } => churn::check(&directory).map(|()| ExitCode::SUCCESS),
-        Order::StampRead { device, lanes, seed } => {
-            report::line(write::read(&device, lanes, seed)?.trim_end());
-            Ok(ExitCode::SUCCESS)
-        }
+        Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -147,15 +103,15 @@ fn exit_code(passed: bool) -> ExitCode {
 /// Names everything that can be run, with the time it takes on two quiet cores.
 fn list() {
     report::line("cargo e2e demo");
-    entry("demo", scenario::story::EXPECTED, "the main job on two nodes, shown as it goes");
+    entry("demo", holdfast_scenarios::story::EXPECTED, "the main job on two nodes, shown as it goes");
     report::line("cargo e2e test");
     let about = "cargo test --workspace, with the real S3 server; not with a filter";
     entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);
-    for scenario in scenario::ALL {
+    for scenario in holdfast_scenarios::ALL {
         entry(scenario.name, scenario.expected, scenario.about);
     }
     report::line("cargo e2e bench");
-    for benchmark in bench::ALL {
+    for benchmark in holdfast_bench::ALL {
         entry(benchmark.name, benchmark.expected, benchmark.about);
     }
 }

@@ -7,14 +7,13 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-
-use crate::report;
-use crate::s3::{ACCESS_KEY, REGION, SECRET_KEY};
-use crate::setup::{Profile, Toolbox};
-use crate::vm::agent::Agent;
-use crate::vm::bash;
-use crate::wire::Exit;
-use crate::world::World;
+use holdfast_lab::report;
+use holdfast_lab::s3::{ACCESS_KEY, REGION, SECRET_KEY};
+use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::vm::agent::Agent;
+use holdfast_lab::vm::bash;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
 
 /// How long a command typed at the prompt may take in a machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(24 * 3600);

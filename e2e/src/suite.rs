@@ -1,7 +1,7 @@
 //! Runs scenarios, each in a process of its own, and counts the results.
 //!
 //! A process for each, because only the end of a process ends a thread that hangs and, through the kernel, everything that
-//! it started (see [`crate::process`]). Its standard output is the reason why the scenario failed.
+//! it started (see [`holdfast_lab::process`]). Its standard output is the reason why the scenario failed.
 
 use std::io::{Read, Seek};
 use std::process::{Command, Stdio};
@@ -9,15 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-
-use crate::command;
-use crate::limit::{WorkClock, within};
-use crate::process::Process;
-use crate::report;
-use crate::run_dir;
-use crate::scenario::{ALL, Scenario};
-use crate::setup::{Profile, Toolbox};
-use crate::world::World;
+use holdfast_lab::command;
+use holdfast_lab::limit::{WorkClock, within};
+use holdfast_lab::process::Process;
+use holdfast_lab::report;
+use holdfast_lab::run_dir;
+use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::world::World;
+use holdfast_scenarios::{ALL, Scenario};
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
@@ -178,8 +177,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::run_dir::RunDir;
-    use crate::wait::until;
+    use holdfast_lab::run_dir::RunDir;
+    use holdfast_lab::wait::until;
 
     /// Where the process of the test below puts its run.
     const TARGET: &str = "HOLDFAST_TEST_HUNG_SCENARIO";

@@ -19,10 +19,10 @@ const ONLY: &[(&str, &[&str])] = &[
     ),
     (
         "holdfast-crds",
-        &["holdfast-cluster", "holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-e2e"],
+        &["holdfast-cluster", "holdfast-operator", "holdfast-node", "holdfast-csi", "holdfast-lab"],
     ),
     ("holdfast-cluster", &["holdfast-operator", "holdfast-node"]),
-    ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-e2e"]),
+    ("holdfast-proto", &["holdfast-node", "holdfast-csi", "holdfast-operator", "holdfast-lab"]),
     (
         "holdfast-engine",
         &["holdfast-background", "holdfast-log", "holdfast-node", "holdfast-operator", "holdfast-sim"],
@@ -34,7 +34,16 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-node", &[]),
     ("holdfast-sim", &[]),
     ("holdfast-operator", &[]),
+    ("holdfast-lab", &["holdfast-scenarios", "holdfast-bench", "holdfast-e2e"]),
+    ("holdfast-scenarios", &["holdfast-bench", "holdfast-e2e"]),
+    ("holdfast-bench", &["holdfast-e2e"]),
+    ("holdfast-e2e", &[]),
 ];
+
+/// The harness, which uses the programs as a user does.
+const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e"];
+/// What the harness may use of the rest of the workspace: what users see.
+const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 
 /// All that may be below the planner: checksums, compression, errors. It has no threads, no clock, no files, no sockets,
 /// so nothing that does I/O, tells the time or runs anything is in this list.
@@ -154,6 +163,20 @@ fn arrows_point_one_way() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_harness_uses_nothing_internal() {
+    let packages = packages();
+    let local: BTreeSet<&str> =
+        packages.values().filter(|one| one.local).map(|one| one.name.as_str()).collect();
+    for name in HARNESS {
+        let package = packages.values().find(|package| package.name == *name).unwrap();
+        for dependency in package.named.iter().filter(|dependency| local.contains(dependency.as_str())) {
+            let fits = [HARNESS, SEEN_BY_USERS].iter().any(|known| known.contains(&dependency.as_str()));
+            assert!(fits, "{name} must not depend on {dependency}");
+        }
+    }
 }
 
 /// Planted bugs and deaths at crash points are for the simulation, which is never shipped.

@@ -1,0 +1,96 @@
+//! fio in a test machine: one job, its figures.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wire::Exit;
+use serde_json::Value;
+
+/// How long one job may take on the host.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// What one job does. It is bounded by a number of requests, not by time: that is what repeats.
+#[derive(Debug, Clone)]
+pub struct Job<'a> {
+    /// The block device or file.
+    pub target: &'a str,
+    /// `randread`, `randwrite`, `read` or `write`; `write:124k` leaves out that much after each request.
+    pub pattern: &'a str,
+    /// Size of each request, in bytes.
+    pub block_bytes: u32,
+    /// Requests in flight.
+    pub depth: u32,
+    /// Requests in all.
+    pub requests: u32,
+    /// The bytes of the target it is about; all of them if empty.
+    pub region: Range<u64>,
+}
+
+/// What came of a job, in the machine's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Requests a second.
+    pub iops: f64,
+    /// The 99th percentile of the completion latency, in microseconds.
+    pub p99_us: f64,
+}
+
+/// Runs a job with direct I/O through io_uring.
+///
+/// # Errors
+/// When fio fails or reports an I/O error.
+pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
+    let Job { target, pattern, block_bytes, depth, requests, region } = job;
+    let region = if region.is_empty() {
+        String::new()
+    } else {
+        format!("--offset={} --size={}", region.start, region.end - region.start)
+    };
+    // In bytes: a number of requests would restart in each pass over a region that is smaller than all of them.
+    let all_bytes = u64::from(*requests) * u64::from(*block_bytes);
+    let script = format!(
+        "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \
+         --bs={block_bytes} --iodepth={depth} {region} --io_size={all_bytes} --norandommap --output-format=json"
+    );
+    let done = vm.run(&bash(&script), LIMIT)?;
+    ensure!(done.exit == Exit::Code(0), "fio {job:?}: {:?}\n{}{}", done.exit, done.stdout, done.stderr);
+    parse(&done.stdout).with_context(|| format!("fio {job:?}:\n{}", done.stdout))
+}
+
+fn parse(output: &str) -> Result<Measured> {
+    let start = output.find('{').context("fio printed no JSON")?;
+    let report: Value = serde_json::from_str(&output[start..]).context("read fio's report")?;
+    let job = report.pointer("/jobs/0").context("fio reports no job")?;
+    ensure!(job["error"] == 0, "fio saw error {}", job["error"]);
+    let busiest = ["read", "write"]
+        .into_iter()
+        .map(|side| &job[side])
+        .max_by_key(|side| side["total_ios"].as_u64())
+        .context("fio reports neither reads nor writes")?;
+    let number = |pointer: &str| {
+        busiest
+            .pointer(pointer)
+            .and_then(Value::as_f64)
+            .with_context(|| format!("no {pointer} in fio's report"))
+    };
+    Ok(Measured { iops: number("/iops")?, p99_us: number("/clat_ns/percentile/99.000000")? / 1000.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_side_that_did_something() {
+        let report = r#"note: both iodepth >= 1
+            {"jobs": [{"error": 0,
+              "read": {"total_ios": 0, "iops": 0.0},
+              "write": {"total_ios": 9, "iops": 1234.5, "clat_ns": {"percentile": {"99.000000": 5000}}}}]}"#;
+        let measured = parse(report).unwrap();
+        assert!((measured.iops - 1234.5).abs() < 1e-9);
+        assert!((measured.p99_us - 5.0).abs() < 1e-9);
+        assert!(parse(r#"{"jobs": [{"error": 5}]}"#).is_err());
+    }
+}

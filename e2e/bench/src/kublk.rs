@@ -1,0 +1,65 @@
+//! The reference: the kernel's own ublk server, serving a file.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use holdfast_lab::vm::Vm;
+use holdfast_lab::world::World;
+
+/// How long a device may take to appear, in the machine's time.
+const APPEAR: Duration = Duration::from_secs(30);
+
+/// How kublk moves data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Registered request buffers.
+    ZeroCopy,
+    /// Reads and writes of the character device.
+    UserCopy,
+}
+
+/// A device of kublk.
+#[derive(Debug)]
+pub struct Kublk<'a> {
+    vm: &'a Vm,
+    id: u32,
+}
+
+/// Puts kublk into the test machines booted later.
+///
+/// # Errors
+/// When it cannot be built.
+pub fn share(world: &World) -> Result<()> {
+    world.share(&world.toolbox().kublk()?, "bin/kublk")
+}
+
+impl<'a> Kublk<'a> {
+    /// Serves `file` as a device with one queue.
+    ///
+    /// # Errors
+    /// When the device does not appear.
+    pub fn serve(vm: &'a Vm, id: u32, file: &str, depth: u32, mode: Mode) -> Result<Self> {
+        let mode = match mode {
+            Mode::ZeroCopy => "--auto_zc",
+            Mode::UserCopy => "-u",
+        };
+        vm.exec(&format!("kublk add -t loop -n {id} -q 1 -d {depth} {mode} {file} > /dev/null"))
+            .context("start kublk")?;
+        let served = Self { vm, id };
+        vm.wait_block_device(&served.device(), APPEAR)?;
+        Ok(served)
+    }
+
+    /// The block device.
+    pub fn device(&self) -> String {
+        format!("/dev/ublkb{}", self.id)
+    }
+
+    /// Removes the device.
+    ///
+    /// # Errors
+    /// When kublk cannot.
+    pub fn remove(self) -> Result<()> {
+        self.vm.exec(&format!("kublk del -n {} > /dev/null", self.id)).map(drop)
+    }
+}

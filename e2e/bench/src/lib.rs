@@ -1,0 +1,182 @@
+//! Benchmarks: figures that mean the same on every machine.
+//!
+//! A test machine whose clock counts instructions makes them (see [`Options::benchmark`]), so they are
+//! ratios of two things measured in one boot, or counts; never times of the host.
+//!
+//! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_lab::report;
+use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::world::World;
+use serde::Serialize;
+
+pub mod coverage;
+pub mod fio;
+pub mod kublk;
+mod main_job;
+mod proof;
+mod proof_faults;
+mod proof_turns;
+mod ring;
+
+/// One benchmark.
+#[derive(Debug, Clone, Copy)]
+pub struct Benchmark {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it measures.
+    pub about: &'static str,
+    /// How long it takes on two quiet cores, set-up and compilation excepted.
+    pub expected: Duration,
+    /// Runs it in a world of its own and returns its figures.
+    pub run: fn(&World) -> Result<Vec<Figure>>,
+}
+
+/// All benchmarks.
+pub const ALL: &[Benchmark] = &[
+    Benchmark {
+        name: "ring",
+        about: "ublk devices of node/ublk against the kernel's own server, files on ext4 on a ramdisk",
+        expected: Duration::from_secs(120),
+        run: ring::run,
+    },
+    Benchmark {
+        name: "main-job",
+        about: "volumes of the daemon: S3 requests of each step, 4 KiB requests against kublk, 64 volumes",
+        expected: Duration::from_secs(240),
+        run: main_job::run,
+    },
+    Benchmark {
+        name: "proof",
+        about: "what the simulation plays and finds, and how much of the engine it runs",
+        expected: Duration::from_secs(600),
+        run: proof::run,
+    },
+    Benchmark {
+        name: "proof-turns",
+        about: "the longest turn of a ring thread for a volume of 1 TiB of which all was touched",
+        expected: Duration::from_secs(120),
+        run: proof_turns::run,
+    },
+    Benchmark {
+        name: "proof-faults",
+        about: "20 power cuts that lose unflushed writes, three minutes without the store, 4 GiB uploaded after it, 100 ends of the daemon under file systems",
+        expected: Duration::from_secs(1800),
+        run: proof_faults::run,
+    },
+];
+
+/// One number.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Figure {
+    /// Name, in snake case.
+    pub name: String,
+    /// The value.
+    pub value: f64,
+    /// Its unit; `ratio` for ratios.
+    pub unit: &'static str,
+    /// What it is compared with, or the bound it must keep.
+    pub against: String,
+    /// The bar it must clear, if there is one.
+    #[serde(skip)]
+    pub bar: Option<Bar>,
+}
+
+/// What a figure must be.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Bar {
+    /// Not less.
+    AtLeast(f64),
+    /// Not more.
+    AtMost(f64),
+    /// This.
+    Exactly(f64),
+}
+
+impl Bar {
+    /// Whether `value` clears the bar; what is not a number does not.
+    fn is_cleared(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+            Self::Exactly(due) => (value - due).abs() < f64::EPSILON,
+        }
+    }
+}
+
+/// Runs the benchmarks whose name contains `filter`, prints their figures as a table and then as one JSON
+/// object a line.
+///
+/// # Errors
+/// When none has that name, one fails, or, after all figures were printed, one misses its bar.
+pub fn run(filter: Option<&str>) -> Result<()> {
+    let chosen: Vec<&Benchmark> =
+        ALL.iter().filter(|benchmark| filter.is_none_or(|filter| benchmark.name.contains(filter))).collect();
+    ensure!(!chosen.is_empty(), "no such benchmark; `cargo e2e list` names them all");
+    let toolbox = Toolbox::open()?;
+    let mut figures = Vec::new();
+    for benchmark in chosen {
+        report::step(format_args!("benchmark {}: {}", benchmark.name, benchmark.about));
+        let world = World::new(&toolbox, benchmark.name, Profile::Release)?;
+        let measured = (benchmark.run)(&world);
+        if measured.is_err() {
+            eprintln!("{}", world.logs(60));
+        }
+        figures.extend(measured?);
+    }
+    report::line("| figure | value | unit | against |");
+    report::line("|---|---|---|---|");
+    for figure in &figures {
+        let Figure { name, value, unit, against, bar: _ } = figure;
+        report::line(format_args!("| {name} | {value:.3} | {unit} | {against} |"));
+    }
+    for figure in &figures {
+        report::line(serde_json::to_string(figure)?);
+    }
+    let missed: Vec<String> = figures.iter().filter_map(missed).collect();
+    ensure!(missed.is_empty(), "missed: {}", missed.join("; "));
+    Ok(())
+}
+
+/// Says which bar a figure misses, if it does.
+fn missed(figure: &Figure) -> Option<String> {
+    let Figure { name, value, unit: _, against, bar } = figure;
+    let bar = bar.filter(|bar| !bar.is_cleared(*value))?;
+    Some(format!("{name} is {value:.3}, must be {bar:?} ({against})"))
+}
+
+/// The middle one of an odd number of values.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missed_bar_is_named() {
+        let figure = |value, bar| Figure {
+            name: "speed".to_owned(),
+            value,
+            unit: "ratio",
+            against: "kublk".to_owned(),
+            bar: Some(bar),
+        };
+        assert!(missed(&figure(0.84, Bar::AtLeast(0.85))).unwrap().starts_with("speed is 0.840"));
+        assert!(missed(&figure(f64::NAN, Bar::AtMost(2.0))).is_some());
+        assert!(missed(&figure(2.0, Bar::AtMost(2.0))).is_none());
+        assert!(missed(&figure(3.0, Bar::Exactly(2.0))).is_some());
+        assert!(missed(&figure(2.0, Bar::Exactly(2.0))).is_none());
+    }
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert!((median(vec![9.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
+        assert!(median(Vec::new()).is_nan());
+    }
+}

@@ -1,0 +1,211 @@
+//! What each step of a volume's life asks of S3, counted by the server.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_lab::s3::S3Request;
+use holdfast_lab::wait::until;
+
+use super::{BUCKET, Bench, COMMIT_LIMIT, DEPTH, HELD_BACK};
+use crate::fio::{self, Job};
+use crate::{Bar, Figure};
+
+const VOLUME: &str = "cold";
+/// Where in the volume everything is written: its second chunk. The kernel looks for partitions in the first and the last
+/// sectors of a new device, and those reads are not to fetch anything.
+const WRITTEN_AT: u64 = 128 << 20;
+/// How much of it is noise: more than the scattered blocks need is not worth its upload.
+const NOISE_MIB: u64 = 8;
+const WRITES: u32 = 6_000;
+/// Dirty blocks of one upload, a sector each.
+const SCATTERED: u32 = 500;
+const BLOCK_BYTES: u64 = 128 << 10;
+/// How long a checkpoint may take: it is made after tens of commits.
+const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
+/// A LIST may look for the checkpoint, and one for the records after it.
+const MOST_LISTS: usize = 2;
+const MOST_RECORDS: usize = 64;
+
+/// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with uploads held back.
+pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
+    bench.create("store-in-use", "64Mi")?;
+    let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
+    fill(bench)?;
+    bench.restart_with(HELD_BACK)?;
+    // A daemon probes a bucket before its first use: no request of the volume.
+    bench.create("store-in-use", "64Mi")?;
+    let (device, attached) = asked(bench, || bench.attach(VOLUME, &[]))?;
+    let ((), written) = asked(bench, || write_cold(bench, &device))?;
+    bench.detach(VOLUME)?;
+    let flushed = flush_scattered(bench)?;
+
+    let uploads = flushed.iter().filter(|request| request.operation != "GetObject").count();
+    Ok(vec![
+        figure("s3_requests_per_write", written.len() as f64 / f64::from(WRITES), "requests", 0.0)
+            .against(format!("exactly 0; {WRITES} writes of 4 KiB to blocks that are in S3 only")),
+        figure("s3_puts_per_scattered_flush", uploads as f64, "requests", 2.0)
+            .against(format!("exactly 2; {SCATTERED} dirty blocks, {}", by_operation(&flushed))),
+        figure("s3_requests_per_create", created.len() as f64, "requests", 1.0)
+            .against(format!("exactly 1; {}", by_operation(&created))),
+        attach_figure(&attached),
+    ])
+}
+
+fn figure(name: &str, value: f64, unit: &'static str, due: f64) -> Figure {
+    Figure { name: name.to_owned(), value, unit, against: String::new(), bar: Some(Bar::Exactly(due)) }
+}
+
+impl Figure {
+    fn against(self, against: String) -> Self {
+        Self { against, ..self }
+    }
+}
+
+/// Does `work`; returns its result and the requests the server answered meanwhile.
+fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S3Request>)> {
+    let before = bench.s3.requests()?.len();
+    let result = work()?;
+    let mut requests = bench.s3.requests()?;
+    Ok((result, requests.split_off(before)))
+}
+
+/// Writes the volume's blocks, then zeros behind them until its log has a checkpoint and records after it, and detaches it.
+fn fill(bench: &Bench) -> Result<()> {
+    let device = bench.attach(VOLUME, &[])?;
+    let first = WRITTEN_AT >> 20;
+    bench.vm.exec(&format!(
+        "dd if=/dev/urandom of={device} bs=1M seek={first} count={NOISE_MIB} oflag=direct status=none"
+    ))?;
+    let zeros = format!(
+        "dd if=/dev/zero of={device} bs=1M seek={} count=1 oflag=direct status=none",
+        first + NOISE_MIB
+    );
+    let (checkpoints, log) = (format!("volumes/{VOLUME}/checkpoints/"), format!("volumes/{VOLUME}/log/"));
+    until("the writer to make a checkpoint", CHECKPOINT_LIMIT, || {
+        if !bench.s3.keys(BUCKET, &checkpoints)?.is_empty() {
+            return Ok(Some(()));
+        }
+        // Each of them is a seal of its own.
+        let records = bench.s3.keys(BUCKET, &log)?.len();
+        bench.vm.exec(&zeros)?;
+        until("the commit of a seal", COMMIT_LIMIT, || {
+            Ok((bench.s3.keys(BUCKET, &log)?.len() > records).then_some(()))
+        })?;
+        Ok(None)
+    })?;
+    bench.detach(VOLUME)
+}
+
+/// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from the disk.
+fn write_cold(bench: &Bench, device: &str) -> Result<()> {
+    let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
+    let before = reads(bench)?;
+    let job = Job {
+        target: device,
+        pattern: "randwrite",
+        block_bytes: 4096,
+        depth: DEPTH,
+        requests: WRITES,
+        region: WRITTEN_AT..WRITTEN_AT + (NOISE_MIB << 20),
+    };
+    fio::run(&bench.vm, &job)?;
+    let after = reads(bench)?;
+    ensure!(before.is_some() && before == after, "{before:?} reads before the writes, {after:?} after them");
+    Ok(())
+}
+
+/// The requests of one upload of scattered blocks.
+fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
+    let device = bench.attach(VOLUME, &["--max-dirty-age", "1s"])?;
+    let seq = bench.committed_seq(VOLUME)?;
+    let ((), flushed) = asked(bench, || {
+        let job = Job {
+            target: &device,
+            pattern: "write:124k",
+            block_bytes: 4096,
+            depth: DEPTH,
+            requests: SCATTERED,
+            region: WRITTEN_AT..WRITTEN_AT + u64::from(SCATTERED) * BLOCK_BYTES,
+        };
+        fio::run(&bench.vm, &job)?;
+        bench.wait_committed_after(VOLUME, seq)
+    })?;
+    // The device's own counter: nothing but those writes is in what was uploaded.
+    until("the count of the writes", COMMIT_LIMIT, || {
+        let writes = bench.node.metric("holdfast_volume_write_requests_total", VOLUME)?;
+        ensure!(writes <= Some(f64::from(SCATTERED)), "{writes:?} writes of {SCATTERED} scattered sectors");
+        Ok((writes == Some(f64::from(SCATTERED))).then_some(()))
+    })?;
+    bench.detach(VOLUME)?;
+    Ok(flushed)
+}
+
+/// The figure of an attach: its bar is what the bars of its kinds of requests leave of it.
+fn attach_figure(requests: &[S3Request]) -> Figure {
+    let count = |operation: &str, part: &str| {
+        requests.iter().filter(|request| request.operation == operation && request.key.contains(part)).count()
+    };
+    let lists = requests.iter().filter(|request| request.operation.starts_with("List")).count();
+    let (checkpoints, records) = (count("GetObject", "/checkpoints/"), count("GetObject", "/log/"));
+    let puts = count("PutObject", "/log/");
+    let marks = count("GetObject", "/trimmed/");
+    let allowed =
+        lists.min(MOST_LISTS) + checkpoints.min(1) + records.min(MOST_RECORDS) + puts.min(1) + marks.min(1);
+    Figure {
+        name: "s3_requests_per_attach".to_owned(),
+        value: requests.len() as f64,
+        unit: "requests",
+        against: format!(
+            "{lists} LIST (at most {MOST_LISTS}), {checkpoints} GET of a checkpoint (1), {records} GET of records \
+             (at most {MOST_RECORDS}), {puts} PUT (1), {marks} GET of a mark (1)"
+        ),
+        bar: Some(Bar::AtMost(allowed as f64)),
+    }
+}
+
+/// Counts by operation, such as `2 PutObject`.
+fn by_operation(requests: &[S3Request]) -> String {
+    let mut counts = std::collections::BTreeMap::<&str, u32>::new();
+    for request in requests {
+        *counts.entry(&request.operation).or_default() += 1;
+    }
+    let counts: Vec<String> =
+        counts.iter().map(|(operation, count)| format!("{count} {operation}")).collect();
+    counts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(operation: &str, key: &str) -> S3Request {
+        S3Request {
+            operation: operation.to_owned(),
+            bucket: BUCKET.to_owned(),
+            key: key.to_owned(),
+            status: 200,
+        }
+    }
+
+    #[test]
+    fn an_attach_that_asks_too_much_misses_its_bar() {
+        let mut requests = vec![
+            request("ListObjectsV2", ""),
+            request("ListObjectsV2", ""),
+            request("GetObject", "volumes/cold/checkpoints/00000000000000000033"),
+            request("GetObject", "volumes/cold/log/00000000000000000034"),
+            request("PutObject", "volumes/cold/log/00000000000000000035"),
+            request("GetObject", "volumes/cold/trimmed/00000000000000000064"),
+        ];
+        let clears = |requests: &[S3Request]| {
+            let figure = attach_figure(requests);
+            figure.bar.unwrap().is_cleared(figure.value)
+        };
+        assert!(clears(&requests));
+        requests.push(request("GetObject", "volumes/cold/segments/01"));
+        assert!(!clears(&requests));
+        requests.pop();
+        requests.push(request("ListObjectsV2", ""));
+        assert!(!clears(&requests));
+    }
+}

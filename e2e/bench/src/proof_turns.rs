@@ -1,0 +1,57 @@
+//! What a ring thread does in one turn for one volume, while the devices of all others on it wait.
+//!
+//! The tests of `node/engine/tests/rounds.rs` print it, optimised and in a machine whose clock counts instructions.
+
+use anyhow::{Context, Result};
+use holdfast_lab::setup::Profile;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::world::World;
+use serde::Deserialize;
+
+use super::{Bar, Figure};
+
+/// The most that one turn may take, in instructions.
+const MOST_INSTRUCTIONS: f64 = 5e6;
+/// The most memory beyond the live map, in bytes.
+const MOST_MEMORY_BYTES: f64 = 67_108_864.0;
+/// `MAP_WRITE_PAGES` of the engine.
+const MOST_PAGES: f64 = 64.0;
+
+/// What a test prints in one line.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Turns {
+    turns_of: String,
+    longest_ns: u64,
+    most_pages: u64,
+    memory_bytes: u64,
+}
+
+pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
+    world.share(&world.toolbox().test_program("rounds", Profile::Release)?, "bin/rounds")?;
+    let vm = world.vm_with("bench", Options::benchmark)?;
+    let told = vm.exec("rounds no_turn_of --nocapture --test-threads=1")?;
+    vm.power_off()?;
+    let mut figures = Vec::new();
+    for (of, about) in [("flush", "a FLUSH after a restart"), ("seal", "a seal and its commit")] {
+        let turns = told
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Turns>(line).ok())
+            .find(|turns| turns.turns_of == of)
+            .with_context(|| format!("no turns of a {of} in {told}"))?;
+        let figure = |name: &str, value: u64, unit, most| Figure {
+            name: format!("{of}_{name}"),
+            value: value as f64,
+            unit,
+            against: format!("{about}, 1 TiB with a sector written in each map page"),
+            bar: Some(Bar::AtMost(most)),
+        };
+        figures.extend([
+            // The clock of the machine: an instruction is a nanosecond.
+            figure("longest_ring_turn_instructions", turns.longest_ns, "instructions", MOST_INSTRUCTIONS),
+            figure("longest_ring_turn_pages", turns.most_pages, "count", MOST_PAGES),
+            figure("memory_bytes", turns.memory_bytes, "bytes", MOST_MEMORY_BYTES),
+        ]);
+    }
+    Ok(figures)
+}

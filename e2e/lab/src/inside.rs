@@ -1,0 +1,74 @@
+//! The commands that the program has in a test machine.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::stamp::write;
+use crate::{churn, guest, report};
+
+/// A command in a test machine, hidden from the host's command line.
+#[derive(Debug, Subcommand)]
+pub enum Inside {
+    /// Process 1 of a test machine
+    #[command(hide = true)]
+    GuestAgent,
+    /// Write stamped sectors in a test machine, and report each flush
+    #[command(hide = true)]
+    StampWrite {
+        /// The device
+        device: PathBuf,
+        /// How many lanes
+        lanes: u32,
+        /// What the stamps are made from
+        seed: u64,
+        /// Where to report
+        report_to: String,
+    },
+    /// Read stamped sectors in a test machine
+    #[command(hide = true)]
+    StampRead {
+        /// The device
+        device: PathBuf,
+        /// How many lanes
+        lanes: u32,
+        /// What the stamps are made from
+        seed: u64,
+    },
+    /// Write, flush, rename and delete files in a test machine, and print what is durable
+    #[command(hide = true)]
+    Churn {
+        /// Below which directory
+        directory: PathBuf,
+        /// How many threads
+        workers: u64,
+    },
+    /// Check what is left of that in a test machine
+    #[command(hide = true)]
+    ChurnCheck {
+        /// Below which directory
+        directory: PathBuf,
+    },
+}
+
+impl Inside {
+    /// Does it.
+    ///
+    /// # Errors
+    /// When it could not be done.
+    pub fn run(self) -> Result<()> {
+        match self {
+            Self::GuestAgent => guest::run(),
+            Self::StampWrite { device, lanes, seed, report_to } => {
+                write::run(&device, lanes, seed, &report_to)
+            }
+            Self::StampRead { device, lanes, seed } => {
+                report::line(write::read(&device, lanes, seed)?.trim_end());
+                Ok(())
+            }
+            Self::Churn { directory, workers } => churn::run(&directory, workers),
+            Self::ChurnCheck { directory } => churn::check(&directory),
+        }
+    }
+}

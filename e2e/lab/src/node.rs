@@ -1,0 +1,250 @@
+//! The node daemon in a test machine.
+//!
+//! Owns: one `holdfast-node` at a time, its configuration, the life of the process.
+//! Does not own: the machine.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
+use crate::vm::{Vm, bash};
+use crate::wait::until;
+use crate::wire::{Exit, Program};
+
+/// What the daemon is called among the machine's programs.
+pub const PROGRAM: &str = "node";
+/// Where its configuration is: on the state disk, so that it survives a reset.
+const CONFIG: &str = "/state/node.toml";
+/// Where its way to the Kubernetes API is.
+const KUBECONFIG: &str = "/state/node.kubeconfig";
+/// Port of its metrics in the machine.
+const METRICS_PORT: u16 = 9181;
+
+const START_LIMIT: Duration = Duration::from_secs(120);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+const CLI_LIMIT: Duration = Duration::from_secs(300);
+
+/// Number of the signal that ends a process at once.
+pub const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// What tells the daemon which volumes to serve.
+#[derive(Debug, Clone)]
+pub enum Control {
+    /// The Volume objects of the API behind this kubeconfig.
+    Kubernetes {
+        /// The kubeconfig's text; see [`crate::world::World::node_kubeconfig`].
+        kubeconfig: String,
+    },
+    /// Its command line. The store is called `store`.
+    Standalone {
+        /// The S3 endpoint as the machine reaches it.
+        endpoint: String,
+        /// The bucket.
+        bucket: String,
+    },
+}
+
+impl Control {
+    /// The command line, with a bucket of `s3`.
+    pub fn standalone(s3: &S3Server, bucket: &str) -> Self {
+        Self::Standalone { endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
+    }
+}
+
+/// The daemon of one machine.
+#[derive(Debug)]
+pub struct Node {
+    vm: Arc<Vm>,
+    kubernetes: bool,
+    /// Runs in a PID namespace of its own, as in a pod without `hostPID`.
+    own_pids: bool,
+}
+
+impl Node {
+    /// Configures and starts the daemon. `transport` is `auto`, `zero-copy` or `user-copy`; `data` are
+    /// further lines of the configuration's section `data`.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start(vm: Arc<Vm>, control: &Control, transport: &str, data: &str) -> Result<Self> {
+        Self::configure(vm, control, transport, data, false)
+    }
+
+    /// The same in a PID namespace of its own. It is ended by [`Node::kill`] only.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &Control) -> Result<Self> {
+        Self::configure(vm, control, "auto", "", true)
+    }
+
+    fn configure(
+        vm: Arc<Vm>,
+        control: &Control,
+        transport: &str,
+        data: &str,
+        own_pids: bool,
+    ) -> Result<Self> {
+        let config = config(vm.name(), control, transport, data)?;
+        vm.put(CONFIG, 0o600, config.as_bytes())?;
+        let kubernetes = match control {
+            Control::Kubernetes { kubeconfig } => {
+                vm.put(KUBECONFIG, 0o600, kubeconfig.as_bytes())?;
+                true
+            }
+            Control::Standalone { .. } => false,
+        };
+        let node = Self { vm, kubernetes, own_pids };
+        node.restart()?;
+        Ok(node)
+    }
+
+    /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before. Told by its
+    /// command line what to serve.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn resume(vm: Arc<Vm>) -> Result<Self> {
+        let node = Self { vm, kubernetes: false, own_pids: false };
+        node.restart()?;
+        Ok(node)
+    }
+
+    /// The machine.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// Starts the daemon after [`Node::kill`], [`Node::terminate`] or a reset of the machine, and waits until
+    /// it is ready: it serves all that is the node's.
+    ///
+    /// # Errors
+    /// When it runs already or does not come up.
+    pub fn restart(&self) -> Result<()> {
+        self.spawn()?;
+        self.wait_ready("200 OK")
+    }
+
+    /// The same, until `/readyz` answers so.
+    ///
+    /// # Errors
+    /// When it runs already or does not come up.
+    pub fn restart_until(&self, answer: &str) -> Result<()> {
+        self.spawn()?;
+        self.wait_ready(answer)
+    }
+
+    fn spawn(&self) -> Result<()> {
+        let namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+        let daemon = ["holdfast-node", "run", "--config", CONFIG];
+        let argv = namespace.iter().filter(|_| self.own_pids).chain(&daemon).map(|&word| word.to_owned());
+        let mut program = Program { argv: argv.collect(), ..Program::default() };
+        program.env.insert("RUST_LOG".to_owned(), "info".to_owned());
+        program.env.insert("RUST_BACKTRACE".to_owned(), "1".to_owned());
+        if self.kubernetes {
+            program.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
+        }
+        self.vm.spawn(PROGRAM, &program).map(drop)
+    }
+
+    /// Waits until `/readyz` answers so.
+    ///
+    /// # Errors
+    /// When the daemon ends or the time does.
+    pub fn wait_ready(&self, answer: &str) -> Result<()> {
+        let probe = bash(&get("/readyz"));
+        until("the daemon to serve", START_LIMIT, || {
+            if let Some(exit) = self.vm.status(PROGRAM)? {
+                bail!("the daemon ended: {exit:?}\n{}", self.vm.log(PROGRAM)?);
+            }
+            Ok(self.vm.run(&probe, START_LIMIT)?.stdout.contains(answer).then_some(()))
+        })
+    }
+
+    /// Kills the daemon and waits until it is gone.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn kill(&self) -> Result<()> {
+        self.vm.signal(PROGRAM, SIGKILL)?;
+        self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
+    }
+
+    /// Asks the daemon to end, as Kubernetes does.
+    ///
+    /// # Errors
+    /// When it does not end in time, or not with exit code 0.
+    pub fn terminate(&self) -> Result<()> {
+        self.vm.signal(PROGRAM, SIGTERM)?;
+        let exit = self.vm.wait(PROGRAM, STOP_LIMIT)?;
+        ensure!(exit == Exit::Code(0), "the daemon ended by {exit:?} on SIGTERM");
+        Ok(())
+    }
+
+    /// Runs the daemon's command line and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails; the error holds its output.
+    pub fn cli(&self, arguments: &[&str]) -> Result<String> {
+        let mut argv = vec!["holdfast-node".to_owned()];
+        argv.extend(arguments.iter().map(|&word| word.to_owned()));
+        let done = self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)?;
+        ensure!(
+            done.exit == Exit::Code(0),
+            "holdfast-node {}: {:?}\n{}{}",
+            arguments.join(" "),
+            done.exit,
+            done.stdout,
+            done.stderr
+        );
+        Ok(done.stdout)
+    }
+
+    /// A figure of a volume; nothing while the daemon has none of that name for it.
+    ///
+    /// # Errors
+    /// When the metrics are not served.
+    pub fn metric(&self, name: &str, volume: &str) -> Result<Option<f64>> {
+        let start = format!("{name}{{volume=\"{volume}\"}} ");
+        let metrics = self.metrics()?;
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&start));
+        value.map(|value| value.trim().parse().with_context(|| format!("{name} is {value:?}"))).transpose()
+    }
+
+    /// Its metrics, as Prometheus reads them.
+    ///
+    /// # Errors
+    /// When it does not serve them.
+    pub fn metrics(&self) -> Result<String> {
+        self.vm.exec(&get("/metrics"))
+    }
+}
+
+/// A script that asks the daemon's HTTP listener.
+fn get(path: &str) -> String {
+    format!(
+        "exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}; \
+         printf 'GET {path} HTTP/1.1\\r\\nHost: node\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
+    )
+}
+
+fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<String> {
+    let kubernetes = matches!(control, Control::Kubernetes { .. });
+    let mut text = format!(
+        "kubernetes = {kubernetes}\n\n[node]\nname = \"{name}\"\n\n[data]\ntransport = \"{transport}\"\n{data}\n\n\
+         [metrics]\nlisten = \"127.0.0.1:{METRICS_PORT}\"\n"
+    );
+    if let Control::Standalone { endpoint, bucket } = control {
+        write!(
+            text,
+            "\n[stores.store]\nendpoint = \"{endpoint}\"\nregion = \"{REGION}\"\nbucket = \"{bucket}\"\npath_style = true\n\
+             [stores.store.credentials]\naccess_key_id = \"{ACCESS_KEY}\"\nsecret_access_key = \"{SECRET_KEY}\"\n"
+        )
+        .context("write the store's section")?;
+    }
+    Ok(text)
+}

@@ -1,0 +1,65 @@
+//! Every version this harness relies on, in one place.
+//!
+//! Cache keys are made from these names, so a changed pin builds again and never reuses old files.
+
+/// A release of Debian's cloud kernel, and where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelPin {
+    /// Suite that carries it.
+    pub suite: &'static str,
+    /// The first choice, as `uname -r` says it. Debian drops old ones; then the newest release of the same
+    /// series is taken, or else the newest of [`KERNEL_MAJOR`].
+    pub release: &'static str,
+}
+
+/// The kernel the test machines boot.
+pub const KERNEL: KernelPin = KernelPin { suite: "trixie-backports", release: "7.3.4+deb13-cloud-amd64" };
+/// An older one, for scenarios about what kernels do when a daemon ends.
+pub const OLDER_KERNEL: KernelPin = KernelPin { suite: "sid", release: "7.2.13+deb14-cloud-amd64" };
+/// Major version of every kernel that is taken.
+pub const KERNEL_MAJOR: &str = "7";
+/// Suite of the test machine's user space and of the programs that are unpacked on the host.
+pub const GUEST_SUITE: &str = "forky";
+/// Packages in the test machine's root file system.
+pub const GUEST_PACKAGES: &[&str] = &[
+    "bash",
+    "btrfs-progs",
+    "e2fsprogs",
+    "fio",
+    "iproute2",
+    "jq",
+    "kmod",
+    "procps",
+    "psmisc",
+    "strace",
+    "util-linux",
+    "xfsprogs",
+];
+/// Packages the host needs: the emulator, what makes its disk images, and what the Rust build needs.
+pub const HOST_PACKAGES: &[&str] = &[
+    "ca-certificates",
+    "cpio",
+    "debian-archive-keyring",
+    "e2fsprogs",
+    "gcc",
+    "libc6-dev",
+    "libclang-dev",
+    "mmdebstrap",
+    "protobuf-compiler",
+    "qemu-system-x86",
+    "util-linux",
+    "xz-utils",
+    "zstd",
+];
+/// Version of kube-apiserver; `e2e/lab/go/kubernetes/go.mod` pins the same one.
+pub const KUBERNETES: &str = "1.36.3";
+/// Version of the S3 server.
+pub const VERSITYGW: &str = "1.8.0";
+/// Version of helm, which renders and checks the chart.
+pub const HELM: &str = "4.3.1";
+/// Oldest Go that builds the three above, as (major, minor).
+pub const GO: (u32, u32) = (1, 26);
+/// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.
+pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];
+/// Where those packages keep GOROOT, below the directory they are unpacked in.
+pub const GO_ROOT: &str = "usr/lib/go-1.26";

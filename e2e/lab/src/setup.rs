@@ -1,0 +1,205 @@
+//! Everything a run needs that is not in the source tree, made on first use.
+//!
+//! Owns: host packages, unpacked Debian packages, Go programs, kernel, root file system, and the
+//! workspace's own programs.
+//! On failure: says which step failed and what it ran; a second run continues where the first ended.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::cache::Cache;
+use crate::command;
+use crate::limit::WorkClock;
+use crate::pins::{KERNEL, KernelPin};
+use crate::report;
+use boot::{Accelerator, BootFiles};
+
+pub mod apt;
+pub mod boot;
+pub mod go;
+pub mod kernel;
+pub mod kublk;
+pub mod llvm;
+pub mod root_fs;
+
+/// Packages whose programs and examples are tested.
+const UNDER_TEST: &[&str] = &["holdfast-node", "holdfast-operator", "holdfast-ublk"];
+
+/// How the workspace's programs are compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    /// With debug assertions: for tests.
+    Dev,
+    /// Optimised: for benchmarks.
+    Release,
+}
+
+/// Finds, and where needed makes, each thing a run uses. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Toolbox {
+    cache: Cache,
+    workspace: PathBuf,
+    clock: Arc<WorkClock>,
+}
+
+impl Toolbox {
+    /// Opens the cache and installs missing host packages.
+    ///
+    /// # Errors
+    /// When a package cannot be installed.
+    pub fn open() -> Result<Self> {
+        let clock = Arc::new(WorkClock::default());
+        let cache = Cache::open(Arc::clone(&clock))?;
+        apt::install_host_packages()?;
+        Ok(Self { cache, workspace: workspace()?, clock })
+    }
+
+    /// The time spent on fetching and building, which no scenario's limit includes.
+    pub fn clock(&self) -> &WorkClock {
+        &self.clock
+    }
+
+    /// The root of the source tree.
+    pub fn workspace(&self) -> &Path {
+        &self.workspace
+    }
+
+    /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.
+    ///
+    /// # Errors
+    /// When a package cannot be fetched or an image cannot be made.
+    pub fn boot_files(&self, kernel: KernelPin) -> Result<BootFiles> {
+        let kernel = kernel::prepare(&self.cache, kernel)?;
+        let root_fs = root_fs::prepare(&self.cache, &kernel)?;
+        let accelerator = Accelerator::probe(&self.cache, &kernel)?;
+        Ok(BootFiles { vmlinux: kernel.vmlinux, initramfs: kernel.initramfs, root_fs, accelerator })
+    }
+
+    /// The kernel's own ublk server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn kublk(&self) -> Result<PathBuf> {
+        kublk::prepare(&self.cache, &kernel::prepare(&self.cache, KERNEL)?)
+    }
+
+    /// What reads the compiler's profiles.
+    ///
+    /// # Errors
+    /// When it cannot be fetched.
+    pub fn llvm(&self) -> Result<llvm::Llvm> {
+        llvm::Llvm::prepare(&self.cache)
+    }
+
+    /// The S3 server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn versitygw(&self) -> Result<PathBuf> {
+        go::versitygw(&self.cache)
+    }
+
+    /// The program that renders the chart.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn helm(&self) -> Result<PathBuf> {
+        go::helm(&self.cache)
+    }
+
+    /// The Kubernetes API server.
+    ///
+    /// # Errors
+    /// When it cannot be built.
+    pub fn kube_apiserver(&self) -> Result<PathBuf> {
+        go::kube_apiserver(&self.cache, &self.workspace)
+    }
+
+    /// The API server's database.
+    ///
+    /// # Errors
+    /// When its package cannot be fetched.
+    pub fn etcd(&self) -> Result<PathBuf> {
+        Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/etcd"))
+    }
+
+    /// The Kubernetes command line.
+    ///
+    /// # Errors
+    /// When its package cannot be fetched.
+    pub fn kubectl(&self) -> Result<PathBuf> {
+        Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/kubectl"))
+    }
+
+    /// Builds the programs and examples under test and returns the directory they are in; examples are in
+    /// `examples` below it. Always the same selection: cargo resolves features for what is selected
+    /// together, and another selection would compile the dependencies once more.
+    ///
+    /// # Errors
+    /// When cargo fails.
+    pub fn programs(&self, profile: Profile) -> Result<PathBuf> {
+        report::step("cargo build the programs under test");
+        let mut build = self.cargo("build");
+        build.args(["--bins", "--examples"]);
+        for package in UNDER_TEST {
+            build.args(["--package", package]);
+        }
+        let directory = match profile {
+            Profile::Dev => "debug",
+            Profile::Release => {
+                build.arg("--release");
+                "release"
+            }
+        };
+        self.clock.time(|| command::show(&mut build))?;
+        Ok(self.target().join(directory))
+    }
+
+    /// Builds the integration tests named `target` and returns their program. The whole workspace is
+    /// selected for the same reason as above: this is how its tests are built.
+    ///
+    /// # Errors
+    /// When cargo fails or there is no such test.
+    pub fn test_program(&self, target: &str, profile: Profile) -> Result<PathBuf> {
+        report::step(format_args!("cargo build the tests {target}"));
+        let mut build = self.cargo("test");
+        build.args(["--workspace", "--no-run", "--message-format=json-render-diagnostics", "--test", target]);
+        if profile == Profile::Release {
+            build.arg("--release");
+        }
+        let messages = self.clock.time(|| command::output(&mut build))?;
+        let program = messages.lines().find_map(|line| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            let this = message.pointer("/target/name")?.as_str()? == target;
+            this.then(|| message["executable"].as_str().map(PathBuf::from)).flatten()
+        });
+        program.with_context(|| format!("cargo built no test named {target}"))
+    }
+
+    /// Cargo, in the workspace.
+    pub fn cargo(&self, what: &str) -> Command {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.current_dir(&self.workspace).arg(what);
+        command
+    }
+
+    /// Cargo's target directory.
+    pub fn target(&self) -> PathBuf {
+        match std::env::var_os("CARGO_TARGET_DIR") {
+            Some(target) if !target.is_empty() => self.workspace.join(target),
+            Some(_) | None => self.workspace.join("target"),
+        }
+    }
+}
+
+/// The root of the source tree this harness was built from.
+fn workspace() -> Result<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = here.ancestors().nth(2).context("the lab is two directories below the root")?;
+    Ok(root.to_owned())
+}

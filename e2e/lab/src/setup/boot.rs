@@ -1,0 +1,86 @@
+//! The files that test machines boot from, and the accelerator that runs them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::kernel::{Kernel, PROBE, PROBE_ANSWER};
+use crate::cache::Cache;
+use crate::process::Process;
+use crate::report;
+use crate::wait::until;
+
+/// The emulator.
+pub const QEMU: &str = "qemu-system-x86_64";
+/// How long a kernel may take to say that it boots under KVM; it needs one second.
+const PROBE_LIMIT: Duration = Duration::from_secs(20);
+
+/// What executes the machine's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// QEMU's translator: everywhere, several times slower.
+    Tcg,
+}
+
+/// What every machine boots from.
+#[derive(Debug, Clone)]
+pub struct BootFiles {
+    /// The uncompressed kernel.
+    pub vmlinux: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// The root file system; machines write to a snapshot of it.
+    pub root_fs: PathBuf,
+    /// What executes the machine's instructions.
+    pub accelerator: Accelerator,
+}
+
+impl Accelerator {
+    /// Finds out, once for each kernel and host, whether KVM really boots the kernel: a `/dev/kvm` that
+    /// can be opened does not promise it.
+    ///
+    /// # Errors
+    /// When the answer cannot be kept in the cache.
+    pub fn probe(cache: &Cache, kernel: &Kernel) -> Result<Self> {
+        let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let key = format!("accelerator-{}-on-{}", kernel.release, host.trim());
+        let dir = cache.entry(&key, Duration::from_secs(2), |dir| {
+            let boots = boots_under_kvm(kernel, &dir.join("console"));
+            let name = if boots { "kvm" } else { "tcg" };
+            report::step(format_args!("test machines run under {name}"));
+            Ok(fs::write(dir.join("name"), name)?)
+        })?;
+        let name = fs::read_to_string(dir.join("name")).context("read the accelerator's name")?;
+        Ok(if name == "kvm" { Self::Kvm } else { Self::Tcg })
+    }
+}
+
+fn boots_under_kvm(kernel: &Kernel, console: &Path) -> bool {
+    if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
+        return false;
+    }
+    let mut qemu = Command::new(QEMU);
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "512"])
+        .arg("-kernel")
+        .arg(&kernel.vmlinux)
+        .arg("-initrd")
+        .arg(&kernel.initramfs)
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {PROBE}")])
+        .args(["-serial", "stdio"]);
+    let Ok(mut qemu) = Process::spawn("kvm-probe", &qemu, console) else {
+        return false;
+    };
+    let answered = until("the kernel to boot under KVM", PROBE_LIMIT, || {
+        if fs::read_to_string(console).is_ok_and(|text| text.contains(PROBE_ANSWER)) {
+            return Ok(Some(true));
+        }
+        Ok(qemu.ended()?.map(|_| false))
+    });
+    answered.unwrap_or(false)
+}

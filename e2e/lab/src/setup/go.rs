@@ -1,0 +1,115 @@
+//! Programs written in Go, built from the module proxy at pinned versions.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::cache::Cache;
+use crate::command::{output, show};
+use crate::pins::{GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
+use crate::setup::apt::AptRoot;
+
+/// versitygw: an S3 server over a directory.
+///
+/// # Errors
+/// When Go is not to be had or the build fails.
+pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
+    install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", 120)
+}
+
+/// helm: renders and checks charts.
+///
+/// # Errors
+/// When Go is not to be had or the build fails.
+pub fn helm(cache: &Cache) -> Result<PathBuf> {
+    install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", 240)
+}
+
+/// Builds a program that its module offers to be installed.
+fn install(cache: &Cache, name: &str, version: &str, package: &str, expected_s: u64) -> Result<PathBuf> {
+    let key = format!("{name}-{version}");
+    let dir = cache.entry(&key, Duration::from_secs(expected_s), |dir| {
+        show(go(cache)?.env("GOBIN", dir).args([
+            "install",
+            "-trimpath",
+            "-ldflags=-s -w",
+            &format!("{package}@v{version}"),
+        ]))
+    })?;
+    Ok(dir.join(name))
+}
+
+/// kube-apiserver, from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on the proxy, and
+/// its own module cannot be installed from outside because it replaces the staging modules.
+///
+/// # Errors
+/// When Go is not to be had or the build fails.
+pub fn kube_apiserver(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
+    let dir = cache.entry(&format!("kube-apiserver-{KUBERNETES}"), Duration::from_secs(400), |dir| {
+        let mut minor = KUBERNETES.split('.').skip(1);
+        let minor = minor.next().context("the pinned version has a minor")?;
+        let mut flags = "-s -w".to_owned();
+        for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+            flags += &format!(
+                " -X {package}.gitVersion=v{KUBERNETES} -X {package}.gitMajor=1 \
+                     -X {package}.gitMinor={minor} -X {package}.gitTreeState=clean"
+            );
+        }
+        show(
+            go(cache)?
+                .current_dir(workspace.join("e2e/lab/go/kubernetes"))
+                .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
+                .arg(dir)
+                .arg("k8s.io/kubernetes/cmd/kube-apiserver"),
+        )
+    })?;
+    Ok(dir.join("kube-apiserver"))
+}
+
+/// A `go` command new enough for what is built here: the one on the PATH, or Debian's, unpacked.
+fn go(cache: &Cache) -> Result<Command> {
+    let mut command = if on_path_and_new_enough() {
+        Command::new("go")
+    } else {
+        let root = debian_go(cache)?;
+        let mut command = Command::new(root.join("bin/go"));
+        command.env("GOROOT", root);
+        command
+    };
+    // No C compiler is involved, no other toolchain is fetched, and committed sums are obeyed.
+    command.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local").env("GOFLAGS", "-mod=readonly");
+    Ok(command)
+}
+
+fn debian_go(cache: &Cache) -> Result<PathBuf> {
+    let key = format!("go-{}.{}-{GUEST_SUITE}", GO.0, GO.1);
+    let dir = cache
+        .entry(&key, Duration::from_secs(30), |dir| AptRoot::new(GUEST_SUITE)?.unpack(GO_PACKAGES, dir))?;
+    Ok(dir.join(GO_ROOT))
+}
+
+fn on_path_and_new_enough() -> bool {
+    let version = output(Command::new("go").args(["env", "GOVERSION"]));
+    version.is_ok_and(|version| parse(&version).is_some_and(|found| found >= GO))
+}
+
+/// Reads "go1.26.8" as (1, 26).
+fn parse(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.trim().strip_prefix("go")?.split(['.', ' ', '-', 'r']);
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_go_versions() {
+        assert_eq!(parse("go1.26.8\n"), Some((1, 26)));
+        assert_eq!(parse("go1.27rc1"), Some((1, 27)));
+        assert_eq!(parse("go1.30-custom"), Some((1, 30)));
+        assert_eq!(parse("devel"), None);
+    }
+}

@@ -1,0 +1,348 @@
+//! A test machine with a ublk kernel, and what one can do with it.
+//!
+//! Owns: one QEMU process, its disks and its console log.
+//! Does not own: what runs inside; see [`crate::guest`].
+//! Runs on: any thread; a [`Vm`] may be used by several at once.
+//! Invariants: the state disk lives as long as the [`Vm`] and survives [`Vm::reset`]; everything else in
+//! the machine is new after each boot. The host's loopback is [`HOST`] inside.
+//! On failure: [`Vm::logs`] says what there is to read.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::process::{Process, tail};
+use crate::setup::boot::BootFiles;
+use crate::wait::until;
+use crate::wire::{Exit, Program, Reply, Request, log_of};
+use agent::Agent;
+use machine::{Options, STATE_IMAGE, State};
+use recorded::RecordedDisk;
+
+pub mod agent;
+pub mod disk;
+pub mod machine;
+mod nbd;
+pub mod recorded;
+
+/// How test machines reach the host's loopback.
+pub const HOST: &str = "10.0.2.2";
+/// How long a boot may take. Quiet it is 4 s; emulated machines on a busy host take ten times as long.
+const BOOT_LIMIT: Duration = Duration::from_secs(180);
+/// How often a machine is turned on whose kernel dies while it boots: emulated, one in a hundred trips over the code that
+/// it patches into itself.
+const BOOT_TRIES: u32 = 3;
+/// How long one command may take unless the caller says otherwise.
+const EXEC_LIMIT: Duration = Duration::from_secs(600);
+/// How long a clean power-off may take before the machine is stopped anyway.
+const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
+
+/// A test machine.
+#[derive(Debug)]
+pub struct Vm {
+    name: String,
+    dir: PathBuf,
+    boot: BootFiles,
+    options: Options,
+    running: Mutex<Option<Running>>,
+    // Dropped last: the machine above writes to it.
+    recorded: Option<RecordedDisk>,
+}
+
+#[derive(Debug)]
+struct Running {
+    qemu: Process,
+    agent: Agent,
+}
+
+/// What a command in the machine printed and how it ended.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// How it ended.
+    pub exit: Exit,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Vm {
+    /// Makes the machine's disks in `dir` and boots it. `share` is a directory whose contents appear at
+    /// `/holdfast`; it must hold this program as `bin/holdfast-e2e`.
+    ///
+    /// # Errors
+    /// When a disk cannot be made or the machine does not come up; the error has the console's end.
+    pub fn start(name: &str, dir: &Path, boot: &BootFiles, share: &Path, options: Options) -> Result<Self> {
+        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        disk::share(&dir.join("share.ext4"), share)?;
+        let image = dir.join(STATE_IMAGE);
+        let recorded = match options.state {
+            State::Empty(size) => {
+                disk::empty(&image, size)?;
+                None
+            }
+            State::Recorded(size) => {
+                disk::empty(&image, size)?;
+                Some(RecordedDisk::start(&image, options.state_block_bytes)?)
+            }
+            State::Image(_) => None,
+        };
+        let vm = Self {
+            name: name.to_owned(),
+            dir: dir.to_owned(),
+            boot: boot.clone(),
+            options,
+            running: Mutex::new(None),
+            recorded,
+        };
+        vm.boot()?;
+        Ok(vm)
+    }
+
+    /// The machine's name, which is its host name too.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The state disk of a machine that has a recorded one.
+    ///
+    /// # Errors
+    /// When it has another.
+    pub fn recorded_disk(&self) -> Result<&RecordedDisk> {
+        self.recorded.as_ref().with_context(|| format!("the state disk of {} is not recorded", self.name))
+    }
+
+    /// Everything the kernel and the agent printed, over all boots.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// Runs a bash script (with `set -euo pipefail`) and returns its standard output. Starting processes
+    /// is slow in an emulated machine: one longer script is better than many short ones.
+    ///
+    /// # Errors
+    /// When it exits with another code than 0; the error holds what it printed.
+    pub fn exec(&self, script: &str) -> Result<String> {
+        let done = self.run(&bash(script), EXEC_LIMIT)?;
+        ensure!(
+            done.exit == Exit::Code(0),
+            "in {}: {:?}\n{script}\n--- stdout\n{}--- stderr\n{}",
+            self.name,
+            done.exit,
+            done.stdout,
+            done.stderr
+        );
+        Ok(done.stdout)
+    }
+
+    /// Runs a program to its end, whatever its exit.
+    ///
+    /// # Errors
+    /// When it cannot be started or runs longer than `limit`; then it is killed.
+    pub fn run(&self, program: &Program, limit: Duration) -> Result<Finished> {
+        self.agent()?.exec(program, limit)
+    }
+
+    /// Starts a program that stays; see [`Vm::wait`] and [`Vm::signal`]. Its output goes to a log that
+    /// [`Vm::log`] reads. Returns its process id.
+    ///
+    /// # Errors
+    /// When it cannot be started or a program of that name still runs.
+    pub fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
+        let request = Request::Spawn { name: name.to_owned(), program: program.clone() };
+        match self.agent()?.ask(&request, EXEC_LIMIT)? {
+            Reply::Started(pid) => Ok(pid),
+            other @ (Reply::Done | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+        }
+    }
+
+    /// Sends a signal, by number, to a spawned program.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&self, name: &str, signal: i32) -> Result<()> {
+        let name = name.to_owned();
+        self.done(&Request::Signal { name, signal })
+    }
+
+    /// Waits until a spawned program has ended, at most `limit` of the machine's time.
+    ///
+    /// # Errors
+    /// When it still runs then.
+    pub fn wait(&self, name: &str, limit: Duration) -> Result<Exit> {
+        let request = Request::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
+        match self.agent()?.ask(&request, limit * 10)? {
+            Reply::Exit(Some(exit)) => Ok(exit),
+            other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
+                unexpected(&other)
+            }
+        }
+    }
+
+    /// How a spawned program ended; nothing while it runs.
+    ///
+    /// # Errors
+    /// When no program of that name was spawned since the last boot.
+    pub fn status(&self, name: &str) -> Result<Option<Exit>> {
+        let name = name.to_owned();
+        match self.agent()?.ask(&Request::Status { name }, EXEC_LIMIT)? {
+            Reply::Exit(exit) => Ok(exit),
+            other @ (Reply::Done | Reply::Started(_) | Reply::Failed(_)) => unexpected(&other),
+        }
+    }
+
+    /// Writes a small file, and the directories above it.
+    ///
+    /// # Errors
+    /// When the machine cannot write it.
+    pub fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
+        self.agent()?.put(path, mode, contents)
+    }
+
+    /// Reads a small file.
+    ///
+    /// # Errors
+    /// When the machine cannot read it.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
+        self.agent()?.get(path)
+    }
+
+    /// The log of a spawned program, from its first start on, across resets.
+    ///
+    /// # Errors
+    /// When nothing of that name was ever spawned.
+    pub fn log(&self, name: &str) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.get(&log_of(name))?).into_owned())
+    }
+
+    /// Waits until the log of a spawned program has a line that contains `text`, and returns the line.
+    ///
+    /// # Errors
+    /// When the program has ended, or `limit` has passed, without such a line; the error has the log's end.
+    pub fn wait_log(&self, name: &str, text: &str, limit: Duration) -> Result<String> {
+        let found = until(&format!("{text:?} in the log of {name}"), limit, || {
+            // Asked first: what it wrote before it ended is in the log by then.
+            let ended = self.status(name)?;
+            let log = self.log(name)?;
+            let line = log.lines().find(|line| line.contains(text)).map(str::to_owned);
+            ensure!(line.is_some() || ended.is_none(), "{name} ended: {ended:?}");
+            Ok(line)
+        });
+        found.with_context(|| format!("log of {name}:\n{}", self.log(name).unwrap_or_default()))
+    }
+
+    /// Waits until `path` is a block device, at most `limit` of the machine's time.
+    ///
+    /// # Errors
+    /// When it is not one by then.
+    pub fn wait_block_device(&self, path: &str, limit: Duration) -> Result<()> {
+        self.agent()?.done(
+            &Request::WaitBlockDevice { path: path.to_owned(), limit_ms: milliseconds(limit) },
+            limit * 10,
+        )
+    }
+
+    /// Takes the power away and boots again: what was not on the state disk is gone.
+    ///
+    /// # Errors
+    /// When the machine does not come up again.
+    pub fn reset(&self) -> Result<()> {
+        self.lock().take();
+        self.boot()
+    }
+
+    /// Takes the power away.
+    pub fn cut_power(&self) {
+        self.lock().take();
+    }
+
+    /// Boots a machine whose power is off.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    pub fn boot(&self) -> Result<()> {
+        let mut running = self.lock();
+        ensure!(running.is_none(), "{} runs already", self.name);
+        let mut tries = 1;
+        let started = loop {
+            let (qemu, port) =
+                machine::launch(&self.name, &self.dir, &self.boot, &self.options, self.recorded.as_ref())?;
+            let mut started = Running { qemu, agent: Agent::new(&self.name, port) };
+            let up = started.agent.wait_ready(&mut started.qemu, BOOT_LIMIT);
+            match up.with_context(|| format!("boot {}:\n{}", self.name, tail(&self.console(), 30))) {
+                Ok(()) => break started,
+                Err(_) if tries < BOOT_TRIES && started.qemu.ended()?.is_some() => tries += 1,
+                Err(error) => return Err(error),
+            }
+        };
+        *running = Some(started);
+        Ok(())
+    }
+
+    /// Turns the machine off cleanly (but does not unmount volumes).
+    ///
+    /// # Errors
+    /// When it is off already or does not turn itself off; then its power is taken away.
+    pub fn power_off(&self) -> Result<()> {
+        let mut running = self.lock();
+        let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
+        stopping.agent.done(&Request::PowerOff, POWER_OFF_LIMIT)?;
+        stopping.qemu.wait(POWER_OFF_LIMIT).map(drop)
+    }
+
+    /// The ends of the console and of the spawned programs' logs, for a person who looks for a fault.
+    pub fn logs(&self, lines: usize) -> String {
+        let console = tail(&self.console(), lines);
+        let script = format!(
+            "shopt -s nullglob; for log in /var/log/holdfast/*.log; do echo \"--- $log\"; tail -n {lines} $log; done"
+        );
+        let programs = self
+            .run(&bash(&script), Duration::from_secs(60))
+            .map_or_else(|error| format!("({error:#})"), |done| done.stdout);
+        format!("--- {} console\n{console}\n{programs}", self.name)
+    }
+
+    /// The host port that leads to the machine's agent.
+    ///
+    /// # Errors
+    /// When the machine is off.
+    pub fn agent_port(&self) -> Result<u16> {
+        Ok(self.agent()?.port())
+    }
+
+    fn done(&self, request: &Request) -> Result<()> {
+        self.agent()?.done(request, EXEC_LIMIT)
+    }
+
+    fn agent(&self) -> Result<Agent> {
+        match self.lock().as_ref() {
+            Some(running) => Ok(running.agent.clone()),
+            None => bail!("{} is off", self.name),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// A bash script as a program.
+pub fn bash(script: &str) -> Program {
+    Program {
+        argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),
+        ..Program::default()
+    }
+}
+
+fn unexpected<T>(reply: &Reply) -> Result<T> {
+    match reply {
+        Reply::Failed(why) => bail!("{why}"),
+        Reply::Done | Reply::Started(_) | Reply::Exit(_) => bail!("unexpected reply {reply:?}"),
+    }
+}
+
+fn milliseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,147 @@
+//! How QEMU is called.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+
+use super::recorded::RecordedDisk;
+use crate::guest;
+use crate::pins::{KERNEL, KernelPin};
+use crate::process::Process;
+use crate::setup::boot::{Accelerator, BootFiles, QEMU};
+use crate::wire;
+
+/// The state disk's image, in the machine's directory.
+pub(super) const STATE_IMAGE: &str = "state.ext4";
+/// What a state disk usually announces, in bytes: a sector of a volume, as nodes should have it.
+const PHYSICAL_BLOCK_BYTES: u32 = 4096;
+
+/// What one machine is like.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// What it boots.
+    pub kernel: KernelPin,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+    /// Processors.
+    pub processors: u32,
+    /// The state disk, mounted at `/state`.
+    pub state: State,
+    /// The physical block size that the state disk announces, in bytes.
+    pub state_block_bytes: u32,
+    /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
+    /// always emulated.
+    pub count_instructions: bool,
+    /// Modules the agent loads before it answers.
+    pub modules: Vec<String>,
+}
+
+/// What a machine's state disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// An empty file system of so many bytes (sparse).
+    Empty(u64),
+    /// The same, on a [`RecordedDisk`].
+    Recorded(u64),
+    /// What this image holds; the machine writes to it.
+    Image(PathBuf),
+}
+
+impl Options {
+    /// A storage node: ublk, two processors, a state disk of 16 GiB (sparse).
+    pub fn node() -> Self {
+        Self {
+            kernel: KERNEL,
+            memory_mib: 2048,
+            processors: 2,
+            state: State::Empty(16 << 30),
+            state_block_bytes: PHYSICAL_BLOCK_BYTES,
+            count_instructions: false,
+            modules: vec!["ublk_drv".to_owned()],
+        }
+    }
+
+    /// A machine whose clock counts instructions, with room for a ramdisk.
+    pub fn benchmark() -> Self {
+        Self { memory_mib: 4096, processors: 1, count_instructions: true, ..Self::node() }
+    }
+}
+
+/// Starts QEMU; returns it and the host port that leads to the agent.
+pub(super) fn launch(
+    name: &str,
+    dir: &Path,
+    boot: &BootFiles,
+    options: &Options,
+    recorded: Option<&RecordedDisk>,
+) -> Result<(Process, u16)> {
+    let port = free_port()?;
+    let mut qemu = Command::new(QEMU);
+    qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
+        .args(["-machine", "q35"])
+        .args(["-m", &options.memory_mib.to_string()])
+        .arg("-kernel")
+        .arg(&boot.vmlinux)
+        .arg("-initrd")
+        .arg(&boot.initramfs)
+        .args(["-append", &kernel_options(name, options)])
+        .args(["-serial", "stdio"])
+        .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{}", wire::PORT)])
+        .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+    // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
+    let emulated = "max,-erms,-fsrm";
+    match (options.count_instructions, boot.accelerator) {
+        (true, _) => qemu
+            .args(["-accel", "tcg,thread=single,tb-size=512", "-icount", "shift=0"])
+            .args(["-cpu", emulated, "-smp", "1"]),
+        (false, Accelerator::Tcg) => qemu
+            .args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", emulated])
+            .args(["-smp", &options.processors.to_string()]),
+        (false, Accelerator::Kvm) => {
+            qemu.args(["-accel", "kvm", "-cpu", "host"]).args(["-smp", &options.processors.to_string()])
+        }
+    };
+    disk(&mut qemu, "root", &boot.root_fs, "snapshot=on", "");
+    disk(&mut qemu, "share", &dir.join("share.ext4"), "readonly=on", "");
+    // The host does not crash in a test, so its page cache is as good as a disk.
+    let settings = "cache=unsafe,discard=unmap";
+    let (file, settings) = match (recorded, &options.state) {
+        (Some(recorded), _) => (recorded.url().into(), "cache=writeback"),
+        (None, State::Image(image)) => (image.clone(), settings),
+        (None, State::Empty(_) | State::Recorded(_)) => (dir.join(STATE_IMAGE), settings),
+    };
+    disk(&mut qemu, "state", &file, settings, &format!(",physical_block_size={}", options.state_block_bytes));
+    qemu.stdin(Stdio::null());
+    let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
+    Ok((process, port))
+}
+
+fn kernel_options(name: &str, options: &Options) -> String {
+    let mut words = vec![
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable".to_owned(),
+        "net.ifnames=0".to_owned(),
+        format!("{}{name}", guest::NAME),
+    ];
+    if !options.modules.is_empty() {
+        words.push(format!("{}{}", guest::MODULES, options.modules.join(",")));
+    }
+    words.join(" ")
+}
+
+/// `settings` are QEMU's own, `announced` are further properties of the device that the machine sees.
+fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str, announced: &str) {
+    let file = file.display();
+    qemu.args(["-drive", &format!("file={file},if=none,id={id},format=raw,{settings}")])
+        .args(["-device", &format!("virtio-blk-pci,drive={id}{announced}")]);
+}
+
+/// A TCP port of the loopback that was free a moment ago.
+///
+/// # Errors
+/// When the host has none left.
+pub fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
+    Ok(listener.local_addr().context("read the free port")?.port())
+}

@@ -1,0 +1,297 @@
+//! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is read from
+//! there, what it has not fails loudly and is never left out of an upload, and a flush that was not done is not called done,
+//! also where the next one succeeds.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::chance::Chance;
+use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::report;
+use holdfast_lab::s3::proxy::FaultProxy;
+use holdfast_lab::vm::machine::{Options, State};
+use holdfast_lab::vm::recorded::{RecordedDisk, Survivors};
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+const BUCKET: &str = "disk";
+const SEED: u64 = 20_261_121;
+const STATE_BYTES: u64 = 1 << 30;
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
+/// Where the node keeps its volumes.
+const LOCAL: &str = "/var/lib/holdfast/volumes";
+/// Uploaded at once.
+const CLEAN: &str = "clean";
+/// Not uploaded before it is detached.
+const DIRTY: &str = "dirty";
+/// Less than is sealed by its size.
+const DIRTY_MIB: u32 = 3;
+/// Uploaded once the unreadable range was overwritten.
+const OVERWRITTEN: &str = "overwritten";
+/// Written and flushed before, while and after the disk cannot flush.
+const LOST: &str = "lost";
+/// Written until the disk is full.
+const FULL: &str = "full";
+/// The unit of extents, in bytes: a block of the state disk's ext4.
+const EXTENT_BYTES: u64 = 4096;
+/// The part of a volume whose reads fail: the second MiB.
+const DAMAGED: Range<u64> = 1 << 20..2 << 20;
+const LIMIT: Duration = Duration::from_secs(300);
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let proxy = FaultProxy::start(s3.port())?;
+    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let options = Options { state: State::Recorded(STATE_BYTES), ..Options::node() };
+    let vm = world.vm_with("a", || options)?;
+    let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
+    let disk = vm.recorded_disk()?;
+    report::step("the disk cannot read data that the store has");
+    clean(&node, disk)?;
+    report::step("the disk cannot read the only copy of data");
+    let (device, sum) = dirty(&node, disk)?;
+    report::step("the disk cannot read what is to be uploaded");
+    overwritten(&node, disk)?;
+    report::step("the disk is full");
+    full(&node, &proxy)?;
+    report::step("the disk cannot flush, and can again");
+    let mut flushed = vec![(DIRTY, sum)];
+    flushed.push((LOST, lost_flush(&node, disk)?));
+    report::step("the disk cannot flush, and loses its power");
+    no_flush(&node, disk, &device)?;
+    vm.cut_power();
+    after_cut(world, disk, &flushed)
+}
+
+/// Reads of uploaded data go to the store.
+fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
+    let device = create(node, CLEAN, "16Mi", "1s")?;
+    let sum = write_noise(node.vm(), &device, 4)?;
+    wait_committed(node, CLEAN)?;
+    disk.fail_reads(extents(node.vm(), CLEAN)?);
+    ensure!(read(node.vm(), &device, 4)? == sum, "what was read is not what was written");
+    ensure!(disk.failed_reads() > 0, "no read of the disk failed");
+    disk.fail_reads(Vec::new());
+    wait_counted(node, "holdfast_volume_local_read_errors_total", CLEAN)?;
+    let failed = node.metric("holdfast_volume_failed_requests_total", CLEAN)?;
+    ensure!(failed == Some(0.0), "failed requests: {failed:?}");
+    node.cli(&["detach", CLEAN]).map(drop)
+}
+
+/// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device and the sum.
+fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
+    let device = create(node, DIRTY, "16Mi", "1h")?;
+    let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
+    disk.fail_reads(extents(node.vm(), DIRTY)?);
+    let error = read(node.vm(), &device, DIRTY_MIB).err().context("what the disk cannot read was served")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    node.vm().wait_log(PROGRAM, "the local disk cannot read the only copy of data", LIMIT)?;
+    wait_counted(node, "holdfast_volume_failed_requests_total", DIRTY)?;
+    disk.fail_reads(Vec::new());
+    ensure!(read(node.vm(), &device, DIRTY_MIB)? == sum, "what was read is not what was written");
+    Ok((device, sum))
+}
+
+/// Nothing is uploaded without the unreadable range, and the node reports it; once overwritten, everything is uploaded.
+fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
+    let vm = node.vm();
+    let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
+    let write = |from: u32, mib: u32| {
+        vm.exec(&format!(
+            "dd if=/tmp/overwritten of={device} bs=1M skip={from} seek={from} count={mib} oflag=direct conv=fsync,notrunc status=none"
+        ))
+    };
+    vm.exec("head -c 6M /dev/urandom > /tmp/overwritten")?;
+    write(0, DIRTY_MIB)?;
+    disk.fail_reads(extents(vm, OVERWRITTEN)?);
+    // Enough for an upload.
+    write(DIRTY_MIB, 6 - DIRTY_MIB)?;
+    vm.wait_log(PROGRAM, "nothing is uploaded until it can", LIMIT)?;
+    wait_counted(node, "holdfast_volume_unreadable_bytes", OVERWRITTEN)?;
+    let refused = node.cli(&["detach", OVERWRITTEN]).err().context("a detach that cannot end has begun")?;
+    ensure!(format!("{refused:#}").contains("Overwrite or discard that range on its device"), "{refused:#}");
+    vm.exec(&format!(
+        "dd if={device} bs=1M skip=2 count=4 iflag=direct status=none | cmp - <(tail -c 4M /tmp/overwritten)"
+    ))?;
+    report::step(format_args!("nothing is uploaded\n{}", node.cli(&["list"])?));
+    vm.exec(
+        "head -c 1M /dev/urandom | dd of=/tmp/overwritten bs=1M seek=1 conv=notrunc iflag=fullblock status=none",
+    )?;
+    write(1, 1)?;
+    wait_committed(node, OVERWRITTEN)?;
+    ensure!(
+        node.metric("holdfast_volume_unreadable_bytes", OVERWRITTEN)? == Some(0.0),
+        "something is still unreadable"
+    );
+    node.cli(&["detach", OVERWRITTEN])?;
+    disk.fail_reads(Vec::new());
+    vm.exec(&format!("rm -r {LOCAL}/{OVERWRITTEN}"))?;
+    let device = attach(node, OVERWRITTEN, "1s")?;
+    let sum = vm.exec("sha256sum < /tmp/overwritten")?;
+    ensure!(read(vm, &device, 6)? == sum, "the store has not what was written");
+    node.cli(&["detach", OVERWRITTEN]).map(drop)
+}
+
+/// Writes wait for space and for the store, then continue.
+fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
+    let vm = node.vm();
+    let device = create(node, FULL, "256Mi", "1s")?;
+    let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
+    // Nothing can be uploaded, so nothing can be evicted.
+    proxy.go_away();
+    vm.exec(
+        "free=$(df --output=avail -B1 /state | tail -1); fallocate -l $((free - (64 << 20))) /state/filler; df /state >&2",
+    )?;
+    vm.spawn(
+        "dd",
+        &bash(&format!("exec dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none")),
+    )?;
+    until("writes that wait", LIMIT, || {
+        let ended = vm.status("dd")?;
+        ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("dd")?);
+        Ok((node.metric("holdfast_volume_waiting_requests", FULL)? > Some(0.0)).then_some(()))
+    })?;
+    report::step(format_args!("writes wait\n{}", node.cli(&["list"])?));
+    vm.exec("rm /state/filler")?;
+    proxy.come_back();
+    let exit = vm.wait("dd", LIMIT)?;
+    ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
+    ensure!(read(vm, &device, 96)? == sum, "what was read is not what was written");
+    let failed = node.metric("holdfast_volume_failed_requests_total", FULL)?;
+    ensure!(failed == Some(0.0), "failed requests: {failed:?}");
+    node.cli(&["detach", FULL])?;
+    vm.exec(&format!("rm -r {LOCAL}/{FULL}"))?;
+    let device = attach(node, FULL, "1s")?;
+    ensure!(read(vm, &device, 96)? == sum, "the store has not what was written");
+    node.cli(&["detach", FULL]).map(drop)
+}
+
+/// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all that was written.
+/// Returns the sum of what was.
+fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
+    let vm = node.vm();
+    let device = create(node, LOST, "16Mi", "1h")?;
+    write_noise(vm, &device, DIRTY_MIB)?;
+    let overwrite = |mib: u32| {
+        vm.exec(&format!(
+            "head -c 1M /dev/urandom | dd of={device} bs=1M seek={mib} iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
+        ))
+    };
+    // The journal is to have nothing to write meanwhile: with a failed flush of its own, the file system would end.
+    vm.exec("mount -o remount,lazytime,commit=600 /state; sync --file-system /state")?;
+    disk.fail_flushes(true);
+    let failed = overwrite(0);
+    disk.fail_flushes(false);
+    let error = failed.err().context("a flush that was not done was called done")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    overwrite(1)?;
+    read(vm, &device, DIRTY_MIB)
+}
+
+/// A flush fails with the disk's, as long as it does.
+fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
+    disk.fail_flushes(true);
+    let flushed = node.vm().exec(&format!(
+        "dd if=/dev/urandom of={device} bs=64k count=1 seek=200 oflag=direct conv=fsync status=none"
+    ));
+    let error = flushed.err().context("a flush that was not done was called done")?;
+    ensure!(format!("{error:#}").contains("Input/output error"), "{error:#}");
+    Ok(())
+}
+
+/// The disk comes back without anything that it did not flush, and the volumes with all that was flushed on them.
+fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
+    let image = world.dir().join("cut.ext4");
+    let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
+    report::step(format_args!("what the cut leaves: {cut:?}"));
+    let options = || Options { state: State::Image(image), ..Options::node() };
+    let node = Node::resume(world.vm_with("after", options)?)?;
+    for (name, sum) in flushed {
+        let device = attach(&node, name, "1h")?;
+        ensure!(read(node.vm(), &device, DIRTY_MIB)? == *sum, "what was flushed on {name} is not there");
+        node.cli(&["detach", name])?;
+    }
+    node.terminate()
+}
+
+fn create(node: &Node, name: &str, size: &str, age: &str) -> Result<String> {
+    node.cli(&["create", name, "--size", size, "--store", "store"])?;
+    attach(node, name, age)
+}
+
+fn attach(node: &Node, name: &str, age: &str) -> Result<String> {
+    let attached = node.cli(&["attach", name, "--store", "store", "--max-dirty-age", age])?;
+    let device = attached.trim().to_owned();
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}
+
+/// Fills the first `mib` MiB and returns their sum.
+fn write_noise(vm: &Vm, device: &str, mib: u32) -> Result<String> {
+    vm.exec(&format!(
+        "head -c {mib}M /dev/urandom > /tmp/noise; dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none; \
+         sha256sum < /tmp/noise"
+    ))
+}
+
+/// The sum of the first `mib` MiB.
+fn read(vm: &Vm, device: &str, mib: u32) -> Result<String> {
+    vm.exec(&format!("dd if={device} bs=1M count={mib} iflag=direct status=none | sha256sum"))
+}
+
+fn wait_committed(node: &Node, name: &str) -> Result<()> {
+    until("the commit", LIMIT, || {
+        Ok((node.metric("holdfast_volume_dirty_bytes", name)? == Some(0.0)).then_some(()))
+    })
+}
+
+/// Waits until a counter of a volume has counted: figures are shown some milliseconds after what they count.
+fn wait_counted(node: &Node, counter: &str, volume: &str) -> Result<()> {
+    until(counter, LIMIT, || Ok((node.metric(counter, volume)? > Some(0.0)).then_some(())))
+}
+
+/// Where on the state disk both sides of a volume keep [`DAMAGED`].
+fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
+    let text = vm.exec(&format!("cd {LOCAL}/{name}; filefrag -v -b{EXTENT_BYTES} a.data b.data"))?;
+    let found: Vec<Range<u64>> = text.lines().filter_map(extent).collect();
+    ensure!(!found.is_empty(), "no extents of {name} in\n{text}");
+    Ok(found)
+}
+
+/// The part of [`DAMAGED`] that a line of `filefrag -v` is about, in bytes of the disk. Lines of extents look like
+/// `   0:        0..     511:      34816..     35327:    512:             last,eof`.
+fn extent(line: &str) -> Option<Range<u64>> {
+    let mut columns = line.split(':').skip(1);
+    let mut span = || {
+        let (first, last) = columns.next()?.split_once("..")?;
+        let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        Some(first * EXTENT_BYTES..(last + 1) * EXTENT_BYTES)
+    };
+    let (logical, physical) = (span()?, span()?);
+    let start = logical.start.max(DAMAGED.start);
+    let end = logical.end.min(DAMAGED.end);
+    (start < end).then(|| physical.start + start - logical.start..physical.start + end - logical.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_where_a_file_lies() {
+        let line = "   0:        0..     511:      34816..     35327:    512:             last,eof";
+        let first = 34816 * EXTENT_BYTES;
+        assert_eq!(extent(line), Some(first + (1 << 20)..first + (2 << 20)));
+        assert_eq!(extent("File size of a.data is 16777216 (4096 blocks of 4096 bytes)"), None);
+        assert_eq!(
+            extent(" ext:     logical_offset:        physical_offset: length:   expected: flags:"),
+            None
+        );
+    }
+}

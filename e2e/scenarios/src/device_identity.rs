@@ -1,0 +1,153 @@
+//! The kernel gives the number of a deleted device to the next one. A daemon that dies at the worst moment leaves records of
+//! both: each volume keeps its own device all the same.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::report;
+use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Program;
+use holdfast_lab::world::World;
+
+const BUCKET: &str = "identity";
+const DEVICE: &str = "/dev/ublkb0";
+const LIMIT: Duration = Duration::from_secs(120);
+/// What is written to each volume again and again.
+const MARKS: [(&str, &str); 2] = [("x", "mark-of-x"), ("y", "mark-of-y")];
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let proxy = FaultProxy::start(s3.port())?;
+    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let node = Node::start(world.vm("a")?, &control, "auto", "")?;
+    for (volume, _) in MARKS {
+        node.cli(&["create", volume, "--size", "64Mi", "--store", "store"])?;
+    }
+    report::step(
+        "the daemon is killed when the device of a volume that it detaches has gone; the store is unreachable",
+    );
+    attach(&node, "x")?;
+    write_mark(&node, 0)?;
+    silence(&proxy, "x");
+    kill_when_gone(&node)?;
+    node.restart()?;
+    until("x to resume its detach", LIMIT, || Ok(is(&node, "x", "Detaching")?.then_some(())))?;
+
+    report::step("another volume gets the number; the daemon ends twice more");
+    attach(&node, "y")?;
+    write_mark(&node, 1)?;
+    node.kill()?;
+    node.restart()?;
+    serves_y(&node)?;
+    node.terminate()?;
+    node.restart()?;
+    serves_y(&node)?;
+
+    report::step("the store answers: the first volume is released, the other one serves on");
+    proxy.set_rules(Vec::new());
+    until("x to be released", LIMIT, || Ok((!node.cli(&["list"])?.contains("\nx ")).then_some(())))?;
+    serves_y(&node)?;
+
+    report::step("a detach while the attach commits what a lost host left is refused");
+    silence(&proxy, "y");
+    write_mark(&node, 1)?;
+    node.vm().reset()?;
+    node.restart()?;
+    let attaching = Program {
+        argv: ["holdfast-node", "attach", "y", "--store", "store"].map(str::to_owned).to_vec(),
+        ..Program::default()
+    };
+    proxy.set_rules(vec![rule("y", Some("PUT"), "segments")]);
+    node.vm().spawn("attach", &attaching)?;
+    until("y to commit", LIMIT, || Ok(node.cli(&["list"])?.contains("left dirty").then_some(())))?;
+    let refused = node.cli(&["detach", "y"]).err().context("y was detached while it was attached")?;
+    ensure!(format!("{refused:#}").contains("volume y is being attached on this node"), "{refused:#}");
+    proxy.set_rules(Vec::new());
+    node.vm().wait("attach", LIMIT)?;
+    serves_y(&node)?;
+
+    report::step("a device that a program has open is not detached");
+    node.vm().spawn("holder", &bash(&format!("exec 9<{DEVICE}; echo held; exec sleep 600")))?;
+    node.vm().wait_log("holder", "held", LIMIT)?;
+    let refused = node.cli(&["detach", "y"]).err().context("the device was taken from below its user")?;
+    ensure!(format!("{refused:#}").contains("in use"), "{refused:#}");
+    serves_y(&node)?;
+    node.vm().signal("holder", SIGKILL)?;
+    node.vm().wait("holder", LIMIT)?;
+    node.cli(&["detach", "y"])?;
+    node.vm().exec("! ls /dev/ublkb* /dev/ublkc* 2>/dev/null")?;
+    node.terminate()
+}
+
+/// The store answers nothing of a volume.
+fn silence(proxy: &FaultProxy, volume: &str) {
+    proxy.set_rules(vec![rule(volume, None, ""), rule(volume, None, "%2F")]);
+}
+
+fn rule(volume: &str, method: Option<&'static str>, part: &str) -> Rule {
+    let target = match part {
+        "%2F" => format!("volumes%2F{volume}%2F"),
+        part => format!("volumes/{volume}/{part}"),
+    };
+    Rule { method, target, first_only: false, fault: Fault::SlowDown }
+}
+
+fn attach(node: &Node, volume: &str) -> Result<()> {
+    let device = node.cli(&["attach", volume, "--store", "store"])?;
+    ensure!(device.trim() == DEVICE, "{volume} got {device}");
+    node.vm().wait_block_device(DEVICE, LIMIT)
+}
+
+fn write_mark(node: &Node, number: usize) -> Result<()> {
+    let (_, mark) = MARKS[number];
+    node.vm().exec(&format!(
+        "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
+         dd if=/tmp/{mark} of={DEVICE} bs=64k oflag=direct conv=fsync,notrunc status=none"
+    ))?;
+    has_mark(node, number)
+}
+
+/// The device holds the mark of this volume, past the page cache.
+fn has_mark(node: &Node, number: usize) -> Result<()> {
+    let (volume, mark) = MARKS[number];
+    let read = format!(
+        "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
+         dd if={DEVICE} bs=64k count=1 iflag=direct status=none | cmp - /tmp/{mark}"
+    );
+    node.vm().exec(&read).with_context(|| format!("{DEVICE} does not hold what {volume} was given")).map(drop)
+}
+
+/// Detaches `x`, and kills the daemon in the moment in which the block device goes.
+fn kill_when_gone(node: &Node) -> Result<()> {
+    let killer = format!(
+        "pid=$(pgrep -x holdfast-node); echo ready; while test -e {DEVICE}; do :; done; kill -9 $pid"
+    );
+    node.vm().spawn("killer", &bash(&killer))?;
+    node.vm().wait_log("killer", "ready", LIMIT)?;
+    let detach =
+        Program { argv: ["holdfast-node", "detach", "x"].map(str::to_owned).to_vec(), ..Program::default() };
+    node.vm().spawn("detach", &detach)?;
+    node.vm().wait(holdfast_lab::node::PROGRAM, LIMIT)?;
+    node.vm().wait("killer", LIMIT)?;
+    node.vm().wait("detach", LIMIT).map(drop)
+}
+
+fn is(node: &Node, volume: &str, state: &str) -> Result<bool> {
+    let list = node.cli(&["list"])?;
+    Ok(list.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(volume) && words.next() == Some(state)
+    }))
+}
+
+fn serves_y(node: &Node) -> Result<()> {
+    until("y to be served", LIMIT, || Ok(is(node, "y", "Attached")?.then_some(())))?;
+    let list = node.cli(&["list"])?;
+    let owners: Vec<&str> = list.lines().filter(|line| line.contains(DEVICE)).collect();
+    ensure!(owners.len() == 1 && owners[0].starts_with("y "), "{list}");
+    has_mark(node, 1)
+}

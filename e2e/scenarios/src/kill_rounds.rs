@@ -1,0 +1,235 @@
+//! The daemon is ended again and again, by kill -9 and SIGTERM in turns, while file systems and a raw device under it are
+//! written with forced writes (FUA): journal commits, and fio with `--sync=dsync`.
+//!
+//! What it looks for: a device that announces a volatile cache without FUA can be lost by the kernel when its server ends
+//! under such writes. It stays LIVE, cannot be recovered, and every task that waits for it waits until the host restarts
+//! (`docs/kernels.md`). All volumes are on one ring thread, so that the loss of one takes the others with it. With devices
+//! that did not announce FUA this scenario met it at the third end of the daemon (zero copy, Linux 7.3.4).
+//!
+//! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find nothing, and each file whose flush
+//! was reported is there.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::chance::Chance;
+use holdfast_lab::churn::last_numbers;
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::pins::{KERNEL, KernelPin, OLDER_KERNEL};
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::world::World;
+
+const BUCKET: &str = "kills";
+/// Rounds of the scenario.
+const FEW: usize = 10;
+const SEED: u64 = 20_261_122;
+const SIGKILL: i32 = 9;
+/// The raw volume, then those with file systems, by the name of theirs.
+const RAW: &str = "raw";
+const FILE_SYSTEMS: [FileSystem; 3] = [
+    FileSystem { name: "ext4", make: "mkfs.ext4 -q -F", check: "e2fsck -fn" },
+    FileSystem { name: "xfs", make: "mkfs.xfs -q -f", check: "xfs_repair -n" },
+    FileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", check: "btrfs check" },
+];
+const SIZE: &str = "320Mi";
+/// All volumes on one thread, uploads all the time.
+const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"\nseal_size = \"8Mi\"\nmax_dirty_age = \"2s\"";
+/// Threads that work on each file system.
+const WORKERS: u32 = 2;
+/// How many writes each device completes between two ends of the daemon, at least and at most.
+const APART: [u64; 2] = [20, 150];
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+const END_LIMIT: Duration = Duration::from_secs(300);
+
+/// A file system and the programs that make and check it.
+struct FileSystem {
+    name: &'static str,
+    make: &'static str,
+    check: &'static str,
+}
+
+impl FileSystem {
+    fn mount_point(&self) -> String {
+        format!("/mnt/{}", self.name)
+    }
+}
+
+/// What came of the rounds.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// How many ends of the daemon all volumes outlived.
+    pub rounds: usize,
+    /// What did not: devices that hang, programs that saw an error, file systems that are damaged, files that are missing.
+    pub errors: Vec<String>,
+}
+
+impl Outcome {
+    /// Counts those of another run too.
+    pub fn add(&mut self, Self { rounds, errors }: Self) {
+        self.rounds += rounds;
+        self.errors.extend(errors);
+    }
+}
+
+pub(super) fn zero_copy(world: &World) -> Result<()> {
+    few(world, KERNEL, "zero-copy")
+}
+
+pub(super) fn user_copy(world: &World) -> Result<()> {
+    few(world, KERNEL, "user-copy")
+}
+
+pub(super) fn older_kernel(world: &World) -> Result<()> {
+    few(world, OLDER_KERNEL, "zero-copy")
+}
+
+fn few(world: &World, kernel: KernelPin, transport: &str) -> Result<()> {
+    let Outcome { rounds, errors } = rounds(world, kernel, transport, FEW)?;
+    ensure!(errors.is_empty(), "after {rounds} of {FEW} rounds:\n{}", errors.join("\n"));
+    Ok(())
+}
+
+/// Ends the daemon `due` times and compares.
+///
+/// # Errors
+/// When something else failed than what the rounds are about.
+pub fn rounds(world: &World, kernel: KernelPin, transport: &str, due: usize) -> Result<Outcome> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let machine = || Options { kernel, ..Options::node() };
+    let node = Node::start(world.vm_with("a", machine)?, &control, transport, DATA)?;
+    let devices = begin(&node)?;
+
+    let mut chance = Chance::new(SEED);
+    let mut outcome = Outcome::default();
+    for number in 0..due {
+        if let Err(error) = round(&node, &devices, number, &mut chance) {
+            // Nothing on a machine that has lost a device can be ended or unmounted any more.
+            outcome.errors.push(format!("round {number}: {error:#}"));
+            return Ok(outcome);
+        }
+        outcome.rounds += 1;
+    }
+    report::step(format_args!(
+        "the daemon ended {due} times; the load ends and another node looks at the volumes"
+    ));
+    end(&node)?;
+    let other = Node::start(world.vm_with("b", machine)?, &control, transport, DATA)?;
+    for file_system in &FILE_SYSTEMS {
+        if let Err(error) = check(&node, &other, file_system) {
+            outcome.errors.push(format!("{}: {error:#}", file_system.name));
+        }
+    }
+    Ok(outcome)
+}
+
+/// Creates and attaches the volumes and puts them under load; returns their devices.
+fn begin(node: &Node) -> Result<Vec<String>> {
+    let raw = attach_new(node, RAW)?;
+    let mut devices = vec![raw.clone()];
+    for file_system in &FILE_SYSTEMS {
+        let FileSystem { name, make, check: _ } = file_system;
+        let device = attach_new(node, name)?;
+        let at = file_system.mount_point();
+        node.vm().exec(&format!("{make} {device} >&2; mkdir -p {at}; mount {device} {at}"))?;
+        node.vm().spawn(name, &bash(&format!("exec holdfast-e2e churn {at} {WORKERS}")))?;
+        devices.push(device);
+    }
+    // Several forced writes are in progress at any time: a lost device needs two.
+    let fio = format!(
+        "exec fio --name=raw --filename={raw} --direct=1 --sync=dsync --rw=randwrite --bs=4k --ioengine=psync --thread \
+         --numjobs=4 --offset_increment=8M --size=8M --time_based --runtime=100000"
+    );
+    node.vm().spawn(RAW, &bash(&fio))?;
+    Ok(devices)
+}
+
+fn attach_new(node: &Node, name: &str) -> Result<String> {
+    node.cli(&["create", name, "--size", SIZE, "--store", "store"])?;
+    attach(node, name)
+}
+
+fn attach(node: &Node, name: &str) -> Result<String> {
+    let device = node.cli(&["attach", name, "--store", "store"])?.trim().to_owned();
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}
+
+/// One end of the daemon under load, and the next daemon.
+fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
+    let [least, most] = APART;
+    wait_written(node.vm(), devices, least + chance.below(most - least))?;
+    if number.is_multiple_of(2) {
+        node.kill()?;
+    } else {
+        node.terminate()?;
+    }
+    node.restart()?;
+    wait_written(node.vm(), devices, least)?;
+    for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
+        let ended = node.vm().status(program)?;
+        ensure!(ended.is_none(), "{program} ended: {ended:?}\n{}", node.vm().log(program)?);
+    }
+    report::step(format_args!("round {number} is over"));
+    Ok(())
+}
+
+/// Waits until the kernel has completed so many more writes on each device.
+fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
+    let names = devices.iter().map(|device| device.trim_start_matches("/dev/")).collect::<Vec<_>>().join(" ");
+    let limit = DEVICE_LIMIT.as_secs();
+    let script = format!(
+        "declare -A from\n\
+         writes() {{ read -r -a stat < /sys/block/$1/stat; }}\n\
+         for name in {names}; do writes $name; from[$name]=${{stat[4]}}; done\n\
+         for name in {names}; do\n\
+           until writes $name; [ ${{stat[4]}} -ge $((from[$name] + {writes})) ]; do\n\
+             [ $SECONDS -lt {limit} ] || {{ echo \"$name hangs after $((stat[4] - from[$name])) writes\"; holdfast-node list; exit 1; }}\n\
+             sleep 0.1\n\
+           done\n\
+         done"
+    );
+    vm.exec(&script).map(drop)
+}
+
+/// Ends the load and takes the volumes off the node.
+fn end(node: &Node) -> Result<()> {
+    let vm = node.vm();
+    for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
+        vm.signal(program, SIGKILL)?;
+        vm.wait(program, END_LIMIT)?;
+    }
+    for file_system in &FILE_SYSTEMS {
+        vm.exec(&format!("umount {}", file_system.mount_point()))?;
+    }
+    vm.exec("! dmesg | grep -iE 'I/O error|corrupt'")?;
+    for name in FILE_SYSTEMS.iter().map(|file_system| file_system.name).chain([RAW]) {
+        node.cli(&["detach", name])?;
+    }
+    Ok(())
+}
+
+/// Looks at a volume from another node.
+fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
+    let FileSystem { name, make: _, check } = file_system;
+    let device = attach(reads, name)?;
+    let at = file_system.mount_point();
+    let scrub = if *name == "btrfs" { format!("btrfs scrub start -B {at} >&2;") } else { String::new() };
+    let found = reads.vm().exec(&format!(
+        "{check} {device} >&2; mkdir -p {at}; mount {device} {at}; {scrub} holdfast-e2e churn-check {at}; umount {at}; \
+         ! dmesg | grep -iE 'I/O error|corrupt' >&2"
+    ))?;
+    let reported = last_numbers(&wrote.vm().log(name)?).context("read what was reported")?;
+    let there = last_numbers(&found)?;
+    for (worker, number) in reported {
+        let last = there.get(&worker).copied();
+        ensure!(
+            last >= Some(number),
+            "worker {worker} reported file {number}, the last one there is {last:?}"
+        );
+    }
+    reads.cli(&["detach", name]).map(drop)
+}

@@ -1,0 +1,176 @@
+//! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is reported, and the
+//! node, back again, serves nothing and keeps it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::report;
+use holdfast_lab::vm::machine::Options;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition};
+use super::story::{provision_store, serve};
+
+const BUCKET: &str = "volumes";
+const VOLUME: &str = "volume/disk";
+/// The store is only written when a side is full: what comes after the last seal stays on the node.
+const DATA: &str = "seal_size = \"1Mi\"";
+/// Blocks of 4 KiB written one after the other, each with its number in it.
+const BLOCKS: usize = 700;
+const MAKE_BLOCKS: &str = "awk 'BEGIN { for (i = 0; i < 700; i++) printf \"%-4095d\\n\", i }' > /tmp/blocks";
+/// Blocks of the volume whose flushes wait for the store: less than is uploaded without a flush.
+const FLUSHED: usize = 100;
+/// The physical blocks of node b's disk.
+const TEARING_BYTES: u32 = 512;
+const LIMIT: Duration = Duration::from_secs(300);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    apply(
+        world,
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
+         spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h}\n",
+    )?;
+    apply(
+        world,
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: safe}\n\
+         spec: {size: 16Mi, objectStore: store, maxDirtyAge: 1h, durability: object}\n",
+    )?;
+    for volume in [VOLUME, "volume/safe"] {
+        world.wait_for(volume, "jsonpath={.status.phase}=Ready")?;
+    }
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
+    let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
+    check_state_disks(world, &b)?;
+
+    report::step("node a writes and flushes; part of it is uploaded, part of it is not");
+    let device = serve(world, &a, "disk")?;
+    a.vm().exec(&format!(
+        "{MAKE_BLOCKS}; dd if=/tmp/blocks of={device} bs=4k oflag=direct conv=fsync,notrunc status=none"
+    ))?;
+    let id = field(world, "{.status.volumeId}")?;
+    let dirty = until("part of it to be committed, and the rest to be reported", LIMIT, || {
+        let here = a.metric("holdfast_volume_dirty_bytes", &id)?.map(|bytes| bytes.to_string());
+        let reported = field(world, "{.status.dirtyBytes}")?;
+        let committed = reported.parse().is_ok_and(|dirty: usize| dirty > 0 && dirty <= 1 << 20);
+        Ok((committed && here.as_ref() == Some(&reported)).then_some(reported))
+    })?;
+    let durable_through = field(world, "{.status.durableThrough}")?;
+    ensure!(!durable_through.is_empty(), "no daemon reports what is durable");
+
+    report::step("node a flushes a volume whose flushes reach the store");
+    let safe = serve(world, &a, "safe")?;
+    world.wait_for("volume/safe", "jsonpath={.status.durability}=object")?;
+    a.vm().exec(&format!(
+        "dd if=/tmp/blocks of={safe} bs=4k count={FLUSHED} oflag=direct conv=fsync,notrunc status=none"
+    ))?;
+
+    report::step(format_args!("node a is lost with {dirty} bytes; the volume is wanted on node b"));
+    a.vm().cut_power();
+    world.kubectl([
+        "patch",
+        "volume",
+        "disk",
+        "--type=merge",
+        "--patch",
+        "{\"spec\":{\"nodeName\":\"b\"}}",
+    ])?;
+    world.wait_for(VOLUME, "condition=Assigned=False")?;
+    let waits = condition(world, VOLUME, "Assigned")?;
+    ensure!(waits.contains("holdfast.dev/force-detach=a"), "the fix is not named: {waits}");
+    world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach=a"])?;
+    let device = serve(world, &b, "disk")?;
+
+    report::step("of what was flushed to the store nothing is missing");
+    world.kubectl([
+        "patch",
+        "volume",
+        "safe",
+        "--type=merge",
+        "--patch",
+        "{\"metadata\":{\"annotations\":{\"holdfast.dev/force-detach\":\"a\"}},\"spec\":{\"nodeName\":\"b\"}}",
+    ])?;
+    let safe = serve(world, &b, "safe")?;
+    b.vm().exec(&format!(
+        "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
+    ))?;
+
+    report::step("node b has a prefix, and the Volume says what is missing");
+    let there = b.vm().exec(&format!(
+        "{MAKE_BLOCKS}; dd if={device} bs=4k count={BLOCKS} iflag=direct status=none | tr -d '\\0' > /tmp/found; \
+         cmp -n $(stat -c %s /tmp/found) /tmp/found /tmp/blocks >&2; stat -c %s /tmp/found"
+    ))?;
+    let there: usize = there.trim().parse().context("a size")?;
+    let missing = BLOCKS * 4096 - there;
+    ensure!(missing.to_string() == dirty, "{missing} bytes are missing, {dirty} were reported");
+    let lost = condition(world, VOLUME, "UnuploadedDataLost")?;
+    for part in ["ForceDetached: node a ", &durable_through, &format!("at least {dirty} bytes")] {
+        ensure!(lost.contains(part), "{part} is not in {lost}");
+    }
+    b.vm().exec(&format!(
+        "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
+    ))?;
+
+    report::step("node a is back: it serves nothing, and keeps what it had not uploaded");
+    a.vm().boot()?;
+    a.restart()?;
+    let kept = until("node a to say what it keeps", LIMIT, || {
+        let kept = world.kubectl([
+            "get",
+            "storagenode",
+            "a",
+            "--output=jsonpath={range .status.fenced[*]}{.name} {.bytes}{\"\\n\"}{end}",
+        ])?;
+        Ok(kept.lines().find_map(|kept| kept.strip_suffix(&format!(" {dirty}"))).map(str::to_owned))
+    })?;
+    let list = a.cli(&["fenced", "list"])?;
+    ensure!(list.contains(&kept), "{kept} is not in\n{list}");
+    a.cli(&["fenced", "export", &kept, "--output", "/tmp/kept.img"])?;
+    a.vm().exec(&format!(
+        "! ls /dev/ublkb* 2>/dev/null; {MAKE_BLOCKS}; cmp -i {there} -n {missing} /tmp/kept.img /tmp/blocks"
+    ))?;
+    b.vm()
+        .exec(&format!("dd if={device} bs=4k skip=1000 count=1 iflag=direct status=none | grep -aqx of-b"))?;
+    ensure!(field(world, "{.status.node}")? == "b", "node b does not serve any more");
+
+    world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach-"])?;
+    until("the condition to go with the annotation", LIMIT, || {
+        Ok((condition(world, VOLUME, "UnuploadedDataLost")? == ": ").then_some(()))
+    })?;
+    world.kubectl(["delete", "volume", "disk", "safe", "--timeout=300s"])?;
+    for node in [&a, &b] {
+        node.terminate()?;
+    }
+    operator.stop()
+}
+
+/// Node b's disk may tear a sector when the power fails: the StorageNode and an event say so.
+fn check_state_disks(world: &World, b: &Node) -> Result<()> {
+    for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
+    {
+        let object = format!("storagenode/{node}");
+        world.wait_for(&object, "create")?;
+        world.wait_for(&object, &format!("condition=SectorsAtomic={holds}"))?;
+        let told = condition(world, &object, "SectorsAtomic")?;
+        ensure!(told.starts_with(why), "SectorsAtomic of node {node} is {told:?}");
+    }
+    let capabilities = b.cli(&["capabilities"])?;
+    ensure!(capabilities.contains("physical blocks of 512 bytes: a power cut may tear"), "{capabilities}");
+    let log = b.vm().log(PROGRAM)?;
+    let warning = log.lines().find(|line| line.contains("WARN") && line.contains("node.state_dir"));
+    ensure!(
+        warning.is_some_and(|line| line.contains("physical_block_bytes=512")),
+        "no warning of the disk in\n{log}"
+    );
+    Ok(())
+}
+
+fn field(world: &World, path: &str) -> Result<String> {
+    world.kubectl(["get", VOLUME, &format!("--output=jsonpath={path}")])
+}

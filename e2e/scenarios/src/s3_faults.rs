@@ -1,0 +1,230 @@
+//! A store that is slow, resets connections, refuses, acts and does not say so, or falls silent: each volume lives its
+//! life with one of these, and nothing is lost and nothing committed twice.
+//!
+//! A proxy hits the first request for each object in each way, so every create, read and list is hit once.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
+use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use holdfast_lab::setup::Profile;
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+const BUCKET: &str = "faults";
+/// The volumes, named after what their requests meet.
+const VOLUMES: [(&str, Fault); 6] = [
+    ("late", Fault::Delay(Duration::from_millis(300))),
+    ("reset-before", Fault::ResetBefore),
+    ("reset-inside", Fault::ResetInside),
+    ("slow-down", Fault::SlowDown),
+    ("lost-reply", Fault::LostReply),
+    ("black-hole", Fault::BlackHole),
+];
+/// How often a volume is written and waited for until all is committed; once where every request costs seconds.
+const ROUNDS: u32 = 3;
+/// How often a user who is told of a failure asks again.
+const TRIES: u32 = 4;
+/// How long a commit may take whose every request is hit once; a request to a silent store fails after five seconds.
+const COMMIT_LIMIT: Duration = Duration::from_secs(180);
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+/// Uploads begin soon after the writes.
+const DATA: &str = "seal_size = \"1Mi\"\nmax_dirty_age = \"1s\"";
+/// Where the node keeps what it has of its volumes.
+const LOCAL: &str = "/var/lib/holdfast/volumes";
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let proxy = FaultProxy::start(s3.port())?;
+    report::step("the conformance suite of object stores, through the proxy");
+    conformance(world, &proxy)?;
+
+    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    hit_all(&proxy);
+    report::step("a volume for each fault: create, attach, write, commit, detach");
+    let written =
+        each_volume(|name, fault| write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS }))?;
+    // What is read from here on comes from the store alone.
+    node.terminate()?;
+    node.vm().exec(&format!("rm -r {LOCAL}"))?;
+    node.restart()?;
+    hit_all(&proxy);
+    report::step("attach each on a node that has nothing of it, and compare");
+    let read = each_volume(|name, _| read_back(&node, name))?;
+    ensure!(read == written, "read {read:?}, written {written:?}");
+
+    proxy.set_rules(Vec::new());
+    for (name, _) in VOLUMES {
+        check_log(&s3, name)?;
+    }
+    let faults = proxy.faults();
+    for (name, fault) in VOLUMES {
+        ensure!(faults.contains_key(&fault), "no request of {name} was hit: {faults:?}");
+    }
+    report::step(format_args!("requests hit: {faults:?}"));
+    report::step("a flush that is to reach the store waits while it is away");
+    flush_waits(&node, &proxy)?;
+    node.terminate()
+}
+
+/// A flush with `durability: object` neither fails nor succeeds before its commit is in the store.
+fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
+    let vm = node.vm();
+    node.cli(&["create", "flushed", "--size", "16Mi", "--store", "store"])?;
+    let attached = node.cli(&[
+        "attach",
+        "flushed",
+        "--store",
+        "store",
+        "--max-dirty-age",
+        "1h",
+        "--durability",
+        "object",
+    ])?;
+    let device = attached.trim();
+    vm.wait_block_device(device, DEVICE_LIMIT)?;
+    proxy.go_away();
+    vm.spawn(
+        "flush",
+        &bash(&format!(
+            "exec dd if=/dev/zero of={device} bs=4k count=4 oflag=direct conv=fsync,notrunc status=none"
+        )),
+    )?;
+    until("a flush that waits", COMMIT_LIMIT, || {
+        let ended = vm.status("flush")?;
+        ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("flush")?);
+        let flushes = node.metric("holdfast_volume_waiting_requests", "flushed")?;
+        Ok((flushes > Some(0.0)).then_some(()))
+    })?;
+    proxy.come_back();
+    let exit = vm.wait("flush", COMMIT_LIMIT)?;
+    ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("flush")?);
+    let dirty = node.metric("holdfast_volume_dirty_bytes", "flushed")?;
+    ensure!(dirty == Some(0.0), "flushed with {dirty:?} bytes that are not in the store");
+    node.cli(&["detach", "flushed"]).map(drop)
+}
+
+/// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no success. So
+/// is a store that falls silent: the suite's hundred requests, one after the other, would wait for minutes.
+fn conformance(world: &World, proxy: &FaultProxy) -> Result<()> {
+    let tests = world.toolbox().test_program("s3", Profile::Dev)?;
+    for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
+        let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
+        proxy.set_rules(vec![rule(Some("GET"), ""), rule(Some("DELETE"), ""), rule(None, "segment-in-")]);
+        let done = std::process::Command::new(&tests)
+            .args(["--ignored", "--exact", "behind_faults::a_server_that_fails_now_and_then_conforms"])
+            .env("HOLDFAST_TEST_S3", proxy.endpoint())
+            .env("HOLDFAST_TEST_BUCKET", BUCKET)
+            .env("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+            .env("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+            .output()
+            .context("run the conformance suite")?;
+        let said = String::from_utf8_lossy(&done.stdout);
+        ensure!(
+            done.status.success() && said.contains("1 passed"),
+            "with {fault:?}: {said}\n{}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+    }
+    Ok(())
+}
+
+fn hit_all(proxy: &FaultProxy) {
+    let rule = |&(name, fault): &(&str, Fault)| Rule {
+        method: None,
+        target: name.to_owned(),
+        first_only: true,
+        fault,
+    };
+    proxy.set_rules(VOLUMES.iter().map(rule).collect());
+}
+
+/// Does something with all volumes at once.
+fn each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let workers: Vec<_> =
+            VOLUMES.map(|(name, fault)| scope.spawn(move || work(name, fault).context(name))).into();
+        let ends = workers.into_iter().map(|worker| worker.join());
+        ends.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
+/// The volume's life on its first node; returns the sum of its bytes.
+fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
+    ask(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
+    let device = attach(node, name)?;
+    for round in 0..rounds {
+        let mut script = String::new();
+        for block in (round..16).step_by(2) {
+            writeln!(
+                script,
+                "head -c 200000 /dev/urandom | dd of={device} bs=200000 seek={block} conv=notrunc status=none"
+            )?;
+        }
+        writeln!(script, "sync {device}")?;
+        node.vm().exec(&script)?;
+        until("the commit", COMMIT_LIMIT, || {
+            Ok((node.metric("holdfast_volume_dirty_bytes", name)? == Some(0.0)).then_some(()))
+        })?;
+    }
+    let sum = sum(node, &device)?;
+    ask(node, &["detach", name])?;
+    Ok(sum)
+}
+
+fn read_back(node: &Node, name: &str) -> Result<String> {
+    let device = attach(node, name)?;
+    let sum = sum(node, &device)?;
+    ask(node, &["detach", name])?;
+    Ok(sum)
+}
+
+fn sum(node: &Node, device: &str) -> Result<String> {
+    node.vm().exec(&format!("dd if={device} bs=1M iflag=direct status=none | sha256sum"))
+}
+
+fn attach(node: &Node, name: &str) -> Result<String> {
+    let device = ask(node, &["attach", name, "--store", "store"])?.trim().to_owned();
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}
+
+/// Asks the daemon, again if it could not reach its store.
+fn ask(node: &Node, what: &[&str]) -> Result<String> {
+    let mut tries = 1;
+    loop {
+        match node.cli(what) {
+            Err(error) if tries < TRIES => report::step(format_args!("asking again after: {error}")),
+            done => return done,
+        }
+        tries += 1;
+    }
+}
+
+/// Each record is in the log once, without gaps, and there are as many commits as segments.
+fn check_log(s3: &S3Server, name: &str) -> Result<()> {
+    let records = s3.keys(BUCKET, &format!("volumes/{name}/log/"))?;
+    for (index, key) in records.iter().enumerate() {
+        ensure!(key.ends_with(&format!("/{:020}", index + 1)), "{name} has a gap in its log: {records:?}");
+    }
+    let mut created = 0;
+    for request in s3.requests()? {
+        let won = request.operation == "PutObject" && request.status == 200;
+        created += usize::from(won && request.key.starts_with(&format!("volumes/{name}/log/")));
+    }
+    ensure!(created == records.len(), "{name}: {created} records were created, {} are there", records.len());
+    // Created once, attached twice, detached twice.
+    let commits = records.len() - 5;
+    let segments = s3.keys(BUCKET, &format!("volumes/{name}/segments/"))?.len();
+    ensure!(commits == segments && commits >= 1, "{name}: {commits} commits of {segments} segments");
+    Ok(())
+}

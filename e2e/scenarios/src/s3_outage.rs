@@ -1,0 +1,233 @@
+//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes continue, cold
+//! reads wait, and the Volumes say so. When it is back everything catches up, and not all at once.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::proxy::FaultProxy;
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+use super::load::Load;
+use super::story::provision_store_at;
+use super::volumes::{Served, Told, serve_all, told};
+
+mod full_cache;
+
+const BUCKET: &str = "outage";
+/// Under verified load all the time.
+const BUSY: &str = "busy";
+/// Written a little during the outage.
+const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm-6"];
+/// Only in the store when that goes away.
+const COLD: &str = "cold";
+/// A small quota: the load reaches it soon.
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"4Mi\"";
+/// Conditions of a Volume.
+const STORE_REACHABLE: &str = "StoreReachable";
+const WRITABLE: &str = "Writable";
+/// How long the store stays away in the scenario, in real time, once writes wait.
+const SHORT: Duration = Duration::from_secs(45);
+/// Longer than the scenario, in seconds of the machine's time.
+const LOAD_SECONDS: u32 = 3600;
+const LIMIT: Duration = Duration::from_secs(300);
+/// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a second.
+const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
+/// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
+const MOST_AT_ONCE: usize = 16;
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let errors = outage(world, SHORT)?;
+    ensure!(errors == 0, "{errors} requests failed");
+    Ok(())
+}
+
+/// Plays it with the store away for `away` and returns how many requests of guests failed.
+///
+/// # Errors
+/// What else a user would have noticed.
+pub fn outage(world: &World, away: Duration) -> Result<u64> {
+    let s3 = world.s3()?;
+    let proxy = FaultProxy::start(s3.port())?;
+    let operator = world.operator()?;
+    provision_store_at(world, &s3, BUCKET, &proxy.endpoint_everywhere())?;
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let node = Node::start(world.vm("a")?, &control, "auto", full_cache::DATA)?;
+    let mut errors = full_cache::overfill(world, &node, &proxy)?;
+    node.terminate()?;
+    let sum = node.vm().exec(&format!("rm -r /var/lib/holdfast/*; head -c 4M /tmp/{COLD} | sha256sum"))?;
+    let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    errors += delay(world, &node, &proxy, away, &sum)?;
+    world.kubectl(["delete", "volumes", "--all", "--timeout=300s"])?;
+    node.terminate()?;
+    operator.stop()?;
+    Ok(errors as u64)
+}
+
+/// The store goes away under load and comes back. `sum` is that of the first 4 MiB of [`COLD`]. Returns how many
+/// requests failed.
+fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
+    let vm = node.vm();
+    let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
+    let served = serve_all(world, node, &names.collect::<Vec<_>>())?;
+    let (busy, cold, calm) = (&served[BUSY], &served[COLD], CALM.map(|name| &served[name]));
+    // All of it is on the node: a read of what was never written would ask the store whether it has it.
+    vm.exec(&format!(
+        "dd if=/dev/zero of={} bs=1M count=64 oflag=direct conv=fsync status=none",
+        busy.device
+    ))?;
+    let before = conditions(world, BUSY)?;
+    let load = Load::start(vm, &busy.device, LOAD_SECONDS)?;
+
+    report::step("the store becomes unreachable; writes continue to the quota and wait there");
+    proxy.go_away();
+    for volume in calm {
+        // Written and flushed while the store is away.
+        vm.exec(&format!(
+            "dd if=/dev/urandom of={} bs=64k count=4 oflag=direct conv=fsync status=none",
+            volume.device
+        ))?;
+    }
+    until("writes that wait at the quota", LIMIT, || {
+        load.check()?;
+        let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
+        Ok((delayed > Some(0.0)).then_some(()))
+    })?;
+    vm.spawn(
+        "cold-read",
+        &bash(&format!("dd if={} bs=1M count=4 iflag=direct status=none | sha256sum", cold.device)),
+    )?;
+    let from = (Instant::now(), proxy.turned_away());
+    let mut flushes = 0;
+    while from.0.elapsed() < away {
+        // A flush of what is on the node already, beside writes that wait.
+        vm.exec(&format!(
+            "sync {}; dd if=/dev/urandom of={} bs=4k count=1 oflag=direct conv=fsync,notrunc status=none",
+            busy.device, calm[0].device
+        ))?;
+        flushes += 1;
+    }
+    ensure!(vm.status("cold-read")?.is_none(), "a cold read ended while the store was away");
+    let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
+    ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
+    for volume in [busy, calm[0]] {
+        let told = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
+        ensure!(told >= Some(away.as_secs_f64()), "{} says that the store is away for {told:?} s", volume.id);
+    }
+    let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
+    ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
+    let during = check_told(world, &before)?;
+    let attempts = proxy.turned_away() - from.1;
+    let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
+    report::step(format_args!(
+        "{flushes} flushes completed; {a_second:.1} attempts a second to reach the store"
+    ));
+    ensure!(
+        a_second <= MOST_ATTEMPTS_A_SECOND,
+        "{a_second:.1} attempts a second to reach a store that is away"
+    );
+
+    report::step("the store is back");
+    let back = Instant::now();
+    proxy.come_back();
+    let exit = vm.wait("cold-read", LIMIT)?;
+    ensure!(exit == Exit::Code(0) && vm.log("cold-read")? == sum, "the cold read ended by {exit:?}");
+    load.wait_progress()?;
+    wait_committed(node, calm)?;
+    check_return(proxy, back)?;
+    load.stop()?;
+    all_answer(world)?;
+    let after = conditions(world, BUSY)?;
+    ensure!(turned_later(&during, &after), "{after:?} is not later than {during:?}");
+    wait_events(world, BUSY, &["Normal/Answering", "Normal/Serving"])?;
+    sum_of(node, "holdfast_volume_failed_requests_total", served.values())
+}
+
+/// What the Volumes say while the store is away: returns it of [`BUSY`], which said `before` until then.
+fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
+    report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
+    let busy = conditions(world, BUSY)?;
+    for condition in &busy {
+        report::step(format_args!("{}: {}", condition.what, condition.message));
+    }
+    let [away, delayed] = &busy;
+    for part in
+        ["ObjectStore store has not answered node a since 2", " bytes wait to be uploaded", "Last error: "]
+    {
+        ensure!(
+            away.what == "False/StoreUnreachable" && away.message.contains(part),
+            "{part:?} is not in {away:?}"
+        );
+    }
+    for part in ["none fails", "data.most_dirty"] {
+        ensure!(
+            delayed.what == "False/DirtyLimit" && delayed.message.contains(part),
+            "{part:?} is not in {delayed:?}"
+        );
+    }
+    ensure!(turned_later(before, &busy), "{busy:?} is not later than {before:?}");
+    let [away, delayed] = conditions(world, CALM[0])?;
+    ensure!(away.what == "False/StoreUnreachable", "{away:?}");
+    ensure!(delayed.what == "True/Serving", "{} is written all the time, and {delayed:?}", CALM[0]);
+    world.wait_for("volumes", "condition=Attached")?;
+    wait_events(world, BUSY, &["Warning/StoreUnreachable", "Warning/DirtyLimit"])?;
+    Ok(busy)
+}
+
+/// Waits until these events are told of a volume: they are written after the conditions.
+fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
+    let about = format!("--field-selector=involvedObject.kind=Volume,involvedObject.name={volume}");
+    let path = "--output=jsonpath={range .items[*]}{.type}/{.reason} {end}";
+    until("events", LIMIT, || {
+        let events = world.kubectl(["get", "events", &about, path])?;
+        Ok(wanted.iter().all(|event| events.contains(event)).then_some(()))
+    })
+}
+
+/// Whether a volume's store answers, and whether its writes continue.
+fn conditions(world: &World, volume: &str) -> Result<[Told; 2]> {
+    Ok([told(world, volume, STORE_REACHABLE)?, told(world, volume, WRITABLE)?])
+}
+
+fn turned_later(before: &[Told; 2], after: &[Told; 2]) -> bool {
+    before.iter().zip(after).all(|(before, after)| after.since > before.since)
+}
+
+/// Waits until all Volumes say that their store answers and that writes do not wait.
+fn all_answer(world: &World) -> Result<()> {
+    world.wait_for("volumes", &format!("condition={STORE_REACHABLE}"))?;
+    world.wait_for("volumes", &format!("condition={WRITABLE}"))
+}
+
+fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>) -> Result<()> {
+    for volume in volumes {
+        until("everything to be committed", LIMIT, || {
+            let dirty = node.metric("holdfast_volume_dirty_bytes", &volume.id)?;
+            let away = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
+            Ok((dirty == Some(0.0) && away == Some(0.0)).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A figure of several volumes together.
+fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a Served>) -> Result<f64> {
+    volumes.into_iter().map(|volume| Ok(node.metric(figure, &volume.id)?.unwrap_or(0.0))).sum()
+}
+
+/// How the node fell upon the store that came back.
+fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
+    let since: Vec<_> = proxy.passed().into_iter().filter(|passed| passed.at >= back).collect();
+    let first = since.iter().filter(|passed| passed.at - back <= Duration::from_secs(1)).count();
+    let at_once = since.iter().map(|passed| passed.in_flight).max().unwrap_or(0);
+    report::step(format_args!("{first} requests in its first second, at most {at_once} at once"));
+    ensure!(
+        first <= MOST_AT_ONCE && at_once <= MOST_AT_ONCE,
+        "a herd: {first} requests in the first second, at most {at_once} at once"
+    );
+    Ok(())
+}

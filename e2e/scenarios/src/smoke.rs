@@ -1,0 +1,35 @@
+//! The test machine itself.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use holdfast_lab::vm::bash;
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let vm = world.vm("a")?;
+    let kernel =
+        vm.exec("uname -r; test -c /dev/ublk-control; cat /sys/module/ublk_drv/parameters/ublks_max")?;
+    ensure!(kernel.starts_with("7."), "not a 7.x kernel: {kernel}");
+
+    let failed = vm.run(&bash("echo out; echo err >&2; exit 3"), Duration::from_secs(60))?;
+    ensure!(
+        (failed.exit, failed.stdout.as_str(), failed.stderr.as_str()) == (Exit::Code(3), "out\n", "err\n"),
+        "the agent reports {failed:?}"
+    );
+
+    vm.spawn("sleeper", &bash("echo up; exec sleep 1000"))?;
+    ensure!(vm.status("sleeper")?.is_none(), "the sleeper has ended");
+    vm.signal("sleeper", 9)?;
+    let exit = vm.wait("sleeper", Duration::from_secs(30))?;
+    ensure!(exit == Exit::Signal(9), "the sleeper ended by {exit:?}");
+
+    vm.put("/var/lib/holdfast/kept", 0o600, b"kept")?;
+    vm.put("/var/lib/other", 0o600, b"lost")?;
+    vm.exec("sync -f /var/lib/holdfast/kept")?;
+    vm.reset()?;
+    ensure!(vm.get("/var/lib/holdfast/kept")? == b"kept", "the state disk lost a file");
+    ensure!(vm.get("/var/lib/other").is_err(), "the root disk kept a file");
+    vm.power_off()
+}

@@ -1,0 +1,83 @@
+//! The node daemon without Kubernetes, as a person first tries it: its command line and an S3 server.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::vm::bash;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::load::Load;
+
+const BUCKET: &str = "standalone";
+/// How long fio may run, in seconds of the machine's time: it is ended before.
+const LOAD_SECONDS: u32 = 600;
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn zero_copy(world: &World) -> Result<()> {
+    run(world, "zero-copy")
+}
+
+pub(super) fn user_copy(world: &World) -> Result<()> {
+    run(world, "user-copy")
+}
+
+fn run(world: &World, transport: &str) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let first = Node::start(world.vm("a")?, &control, transport, "")?;
+    first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
+    let device = attach(&first)?;
+
+    let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
+    first.kill()?;
+    held(&first, &device)?;
+    load.wait_progress()?;
+    first.terminate()?;
+    first.restart()?;
+    load.wait_progress()?;
+    load.stop()?;
+
+    let sums = first.vm().exec(&format!(
+        "mkfs.ext4 -q -F {device}; mount {device} /mnt; cp -r /usr/share/perl* /usr/lib/modules/*/kernel/fs /mnt/; \
+         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
+    ))?;
+    first.cli(&["detach", "disk"])?;
+    first.vm().exec(&format!("! test -e {device}"))?;
+
+    let second = Node::start(world.vm("b")?, &control, transport, "")?;
+    let device = attach(&second)?;
+    let read = second.vm().exec(&format!(
+        "e2fsck -fn {device} >&2; mount -o ro {device} /mnt; \
+         cd /mnt; find . -type f | sort | xargs cat | sha256sum; cd /; umount /mnt"
+    ))?;
+    ensure!(read == sums, "node b reads {read}, node a wrote {sums}");
+    second.cli(&["detach", "disk"])?;
+    Ok(())
+}
+
+/// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it can.
+fn held(node: &Node, device: &str) -> Result<()> {
+    let queues = device.replace("ublkb", "ublkc");
+    node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
+    node.vm().wait_log("holder", "held", LIMIT)?;
+    node.restart_until("still held by another process")?;
+    let list = node.cli(&["list"])?;
+    ensure!(list.contains("Quiesced") && list.contains("still held by another process"), "{list}");
+    ensure!(!list.contains(device), "the device is not served: {list}");
+    for refused in [&["attach", "disk", "--store", "store"][..], &["detach", "disk"]] {
+        let refused = node.cli(refused).err().context("the device is not served")?;
+        ensure!(format!("{refused:#}").contains("recovery after a daemon restart failed"), "{refused:#}");
+    }
+    node.vm().signal("holder", SIGKILL)?;
+    until("the device to be recovered", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))
+}
+
+fn attach(node: &Node) -> Result<String> {
+    let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
+    ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
+    node.vm().wait_block_device(&device, LIMIT)?;
+    Ok(device)
+}

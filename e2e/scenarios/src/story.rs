@@ -1,0 +1,190 @@
+//! The main job: a user applies Volumes, real block devices backed by S3 appear on a node, survive what happens to nodes,
+//! and their data is there again on another node.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::report;
+use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::load::Load;
+use super::provisioning::{apply, object_store, volume};
+
+/// How long it takes on two quiet cores, set-up of the host excepted.
+pub const EXPECTED: Duration = Duration::from_secs(100);
+
+const BUCKET: &str = "volumes";
+const ATTACH_LIMIT: Duration = Duration::from_secs(300);
+const DEVICE_LIMIT: Duration = Duration::from_secs(60);
+/// How long fio runs, in seconds of the machine's time.
+const LOAD_SECONDS: u32 = 30;
+/// A real tree to copy: kernel modules and a language's library.
+const TREE: &str = "/usr/lib/modules/*/kernel/fs /usr/share/perl*";
+/// Prints one sum over the names and contents of everything below the current directory.
+const SUM: &str = "find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum";
+
+pub(super) fn zero_copy(world: &World) -> Result<()> {
+    run(world, "zero-copy")
+}
+
+pub(super) fn user_copy(world: &World) -> Result<()> {
+    run(world, "user-copy")
+}
+
+/// Plays the story with this transport.
+///
+/// # Errors
+/// What a user would have noticed.
+pub fn run(world: &World, transport: &str) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision(world, &s3)?;
+
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, transport, "")?;
+    report::step("ask node a to serve both volumes");
+    let small = serve(world, &a, "small")?;
+    let large = serve(world, &a, "large")?;
+    show(world)?;
+
+    report::step(format_args!("mkfs.ext4 {small}, mount it, copy a real tree"));
+    let sum = a.vm().exec(&format!(
+        "mkfs.ext4 -q {small}; mount {small} /mnt; cp -r {TREE} /mnt/; sync -f /mnt; cd /mnt; {SUM}"
+    ))?;
+    report::step(format_args!("fio writes and verifies on {large}; kill -9 of the daemon"));
+    let load = Load::start(a.vm(), &large, LOAD_SECONDS)?;
+    a.kill()?;
+    a.restart()?;
+    load.wait_progress()?;
+    report::step("SIGTERM to the daemon");
+    a.terminate()?;
+    a.restart()?;
+    load.wait_progress()?;
+    load.finish()?;
+    report::step("fio saw a pause and no error");
+    same(
+        &sum,
+        &a.vm().exec(&format!("mountpoint -q /mnt; echo 3 > /proc/sys/vm/drop_caches; cd /mnt; {SUM}"))?,
+    )?;
+
+    report::step("write, fsync, and reset the machine at once");
+    a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
+    let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
+    a.vm().reset()?;
+    a.restart()?;
+    // The devices went with the machine's memory: what the objects say is true again from the next epoch on.
+    until("node a to attach its volumes again", ATTACH_LIMIT, || {
+        let now = [epoch_of(world, "small")?, epoch_of(world, "large")?];
+        Ok((now[0] > before[0] && now[1] > before[1]).then_some(()))
+    })?;
+    let small = device_of(world, &a, "small")?;
+    a.vm().exec(&format!("mount {small} /mnt; grep -qx kept /mnt/flushed; rm /mnt/flushed"))?;
+    same(&sum, &a.vm().exec(&format!("cd /mnt; {SUM}"))?)?;
+    a.vm().exec(&format!("umount /mnt; e2fsck -fn {small}"))?;
+    report::step("what was fsynced is there, fsck finds nothing");
+
+    report::step("move the volume to node b, which has an empty cache");
+    let b = Node::start(world.vm("b")?, &control, transport, "")?;
+    let moved = serve(world, &b, "small")?;
+    show(world)?;
+    a.vm().exec(&format!("! test -e {small}"))?;
+    let read = b.vm().exec(&format!(
+        "e2fsck -fn {moved} >&2; mount -o ro {moved} /mnt; cd /mnt; {SUM}; cd /; umount /mnt"
+    ))?;
+    same(&sum, &read)?;
+    report::step("node b reads the same tree from S3");
+
+    report::step("delete both volumes");
+    for name in ["small", "large"] {
+        world.kubectl(["delete", "volume", name, "--timeout=300s"])?;
+    }
+    for node in [&a, &b] {
+        node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
+    }
+    let left = s3.keys(BUCKET, "")?;
+    ensure!(
+        left.len() == 2 && left.iter().all(|key| key.contains("/log/")),
+        "not two tombstones but {left:?}"
+    );
+    report::step("devices and objects are gone; two tombstones stay");
+    for node in [&a, &b] {
+        node.terminate()?;
+    }
+    operator.stop()
+}
+
+fn provision(world: &World, s3: &Arc<S3Server>) -> Result<()> {
+    report::step("apply an ObjectStore and two Volumes, of 1 GiB and 64 GiB");
+    provision_store(world, s3, BUCKET)?;
+    for (name, size) in [("small", "1Gi"), ("large", "64Gi")] {
+        apply(world, &volume(name, "store", size))?;
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    show(world)
+}
+
+/// Applies the ObjectStore `store` with a new bucket of `s3`, and waits until it is Ready.
+pub(super) fn provision_store(world: &World, s3: &Arc<S3Server>, bucket: &str) -> Result<()> {
+    provision_store_at(world, s3, bucket, &s3.endpoint_everywhere())
+}
+
+/// The same, with the server reached at this endpoint.
+pub(super) fn provision_store_at(
+    world: &World,
+    s3: &Arc<S3Server>,
+    bucket: &str,
+    endpoint: &str,
+) -> Result<()> {
+    s3.create_bucket(bucket)?;
+    world.kubectl([
+        "create",
+        "secret",
+        "generic",
+        "store",
+        &format!("--namespace={NAMESPACE}"),
+        &format!("--from-literal=accessKeyId={ACCESS_KEY}"),
+        &format!("--from-literal=secretAccessKey={SECRET_KEY}"),
+    ])?;
+    // The operator runs beside the S3 server, the daemons in machines: one endpoint must do for both.
+    apply(world, &object_store("store", bucket, "store", endpoint))?;
+    world.wait_for("objectstore/store", "condition=Ready")
+}
+
+/// Has `node` serve a volume and returns its device.
+pub(super) fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
+    let patch = format!("{{\"spec\":{{\"nodeName\":\"{}\"}}}}", node.vm().name());
+    world.kubectl(["patch", "volume", name, "--type=merge", "--patch", &patch])?;
+    device_of(world, node, name)
+}
+
+/// Waits until `node` serves the volume and returns its device.
+fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
+    let object = format!("volume/{name}");
+    let on_node = format!("jsonpath={{.status.node}}={}", node.vm().name());
+    for what in [&on_node, "condition=Attached", "jsonpath={.status.phase}=Attached"] {
+        world.wait_for(&object, what)?;
+    }
+    let device = world.kubectl(["get", &object, "--output=jsonpath={.status.devicePath}"])?;
+    node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
+    Ok(device)
+}
+
+fn epoch_of(world: &World, name: &str) -> Result<u64> {
+    let epoch = world.kubectl(["get", &format!("volume/{name}"), "--output=jsonpath={.status.epoch}"])?;
+    Ok(if epoch.is_empty() { 0 } else { epoch.parse().with_context(|| format!("epoch {epoch:?}"))? })
+}
+
+fn show(world: &World) -> Result<()> {
+    report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
+    Ok(())
+}
+
+fn same(expected: &str, found: &str) -> Result<()> {
+    ensure!(expected == found, "the tree's sum was {expected} and is {found}");
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! Rings and ublk devices without a volume behind them: the `loopback` example of `holdfast-ublk`.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_lab::setup::Profile;
+use holdfast_lab::vm::{Vm, bash};
+use holdfast_lab::wire::Exit;
+use holdfast_lab::world::World;
+
+use super::load::Load;
+
+/// Time limit for the server to start or recover its devices in an emulated machine.
+const READY: Duration = Duration::from_secs(120);
+/// How long fio writes and verifies, in seconds of the machine's clock.
+const LOAD_SECONDS: u32 = 20;
+
+/// Numbers of signals.
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+pub(super) fn zero_copy(world: &World) -> Result<()> {
+    recovers_under_load(world, "zero-copy")
+}
+
+pub(super) fn user_copy(world: &World) -> Result<()> {
+    recovers_under_load(world, "user-copy")
+}
+
+fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
+    let vm = machine(world)?;
+    let options = format!("--dir /var/lib/holdfast --transport {transport}");
+    let ready = serve(&vm, "first", &options)?;
+    ensure!(ready.contains(transport), "not served by {transport}: {ready}");
+    let device = device(&ready)?;
+    vm.wait_block_device(&device, READY)?;
+    let load = Load::start(&vm, &device, LOAD_SECONDS)?;
+    vm.signal("first", SIGKILL)?;
+    vm.wait("first", READY)?;
+    serve(&vm, "second", &format!("{options} --recover"))?;
+
+    load.wait_progress()?;
+    vm.signal("second", SIGTERM)?;
+    let exit = vm.wait("second", READY)?;
+    ensure!(exit == Exit::Code(0), "the server ended by {exit:?} on SIGTERM");
+    ensure!(vm.log("second")?.contains("LEFT"), "the server did not leave its device");
+    serve(&vm, "third", &format!("{options} --recover"))?;
+
+    load.finish()?;
+    vm.signal("third", SIGINT)?;
+    vm.wait("third", READY)?;
+    vm.exec(&format!("! test -e {device}"))?;
+    vm.power_off()
+}
+
+pub(super) fn many(world: &World) -> Result<()> {
+    let vm = machine(world)?;
+    let mut threads = Vec::new();
+    for (name, devices) in [("one", 1), ("many", 64)] {
+        let ready = serve(&vm, name, &format!("--dir /var/lib/holdfast --size-mib 16 --devices {devices}"))?;
+        let served = ready.split_whitespace().filter(|word| word.starts_with("/dev/ublkb")).count();
+        ensure!(served == devices, "{served} devices, not {devices}: {ready}");
+        threads.push(word_before(&ready, "threads,")?);
+        vm.exec(
+            "for device in /dev/ublkb*; do head -c 4096 /dev/urandom > /run/block; \
+             dd if=/run/block of=$device bs=4096 oflag=direct status=none; \
+             dd if=$device bs=4096 count=1 iflag=direct status=none | cmp - /run/block; done",
+        )?;
+        vm.signal(name, SIGINT)?;
+        vm.wait(name, READY)?;
+    }
+    ensure!(threads.first() == threads.last(), "threads with 1 and 64 devices: {threads:?}");
+    vm.power_off()
+}
+
+/// The tests of `holdfast-ublk` that need the driver, in a machine that has it.
+pub(super) fn device_tests(world: &World) -> Result<()> {
+    world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
+    let vm = world.vm("a")?;
+    let tests = vm.exec("device-tests --ignored --test-threads=1")?;
+    ensure!(tests.contains("test result: ok."), "no tests ran: {tests}");
+    vm.power_off()
+}
+
+fn machine(world: &World) -> Result<std::sync::Arc<Vm>> {
+    world.share(&world.programs()?.join("examples/loopback"), "bin/loopback")?;
+    world.vm("a")
+}
+
+/// Starts the server and waits until its devices are up; returns what it says of them.
+fn serve(vm: &Vm, name: &str, options: &str) -> Result<String> {
+    vm.spawn(name, &bash(&format!("exec loopback {options}")))?;
+    vm.wait_log(name, "READY", READY)
+}
+
+fn device(ready: &str) -> Result<String> {
+    let device = ready.split_whitespace().find(|word| word.starts_with("/dev/ublkb"));
+    Ok(device.with_context(|| format!("no device in {ready:?}"))?.to_owned())
+}
+
+fn word_before(line: &str, word: &str) -> Result<String> {
+    let mut last = "";
+    for next in line.split_whitespace() {
+        if next == word {
+            return Ok(last.to_owned());
+        }
+        last = next;
+    }
+    bail!("no {word:?} in {line:?}")
+}
