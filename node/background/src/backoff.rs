@@ -42,9 +42,9 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::sync::Mutex;
 
     use futures::FutureExt;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -53,7 +53,7 @@ mod tests {
 
     impl TimeAndChance for Fixed {
         async fn sleep(&self, time: Duration) {
-            self.1.lock().unwrap().push(time);
+            self.1.lock().push(time);
         }
 
         fn unix_ms(&self) -> u64 {
@@ -71,7 +71,7 @@ mod tests {
         for _ in 0..8 {
             backoff.wait(&time).now_or_never().unwrap();
         }
-        time.1.into_inner().unwrap()
+        time.1.into_inner()
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Time that passes at once, and lets a test change the world meanwhile.
 
-use std::sync::Mutex;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::TimeAndChance;
 
@@ -20,7 +21,7 @@ impl<F: Fn(usize) + Send + Sync> ScriptedTime<F> {
 impl<F: Fn(usize) + Send + Sync> TimeAndChance for ScriptedTime<F> {
     async fn sleep(&self, time: Duration) {
         let number = {
-            let mut waits = self.waits.lock().unwrap();
+            let mut waits = self.waits.lock();
             waits.push(time);
             waits.len()
         };

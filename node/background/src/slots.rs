@@ -6,14 +6,15 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::BuildHasherDefault;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_engine::compose::ContentKey;
 use holdfast_engine::safeguard::{
     Safeguard::{FreeSlotOnce, SpareSlots},
     safeguard,
 };
+use parking_lot::Mutex;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
 use tokio::sync::Semaphore;
@@ -68,7 +69,7 @@ impl FreeSlots {
     }
 
     fn give_back(&self, number: u32, failed: bool) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self.numbers.lock();
         let place = if failed { 0 } else { numbers.len() };
         numbers.insert(place, number);
         drop(numbers);
@@ -77,7 +78,7 @@ impl FreeSlots {
 
     async fn take(&self) -> u32 {
         self.count.acquire().await.expect("the semaphore is never closed").forget();
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self.numbers.lock();
         numbers.pop().expect("there is a number for each permit")
     }
 }

@@ -8,9 +8,10 @@
 //! the first share of a store that answers is overtaken only until what the others give back is enough for it.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::channel::oneshot;
+use parking_lot::{Mutex, MutexGuard};
 
 /// Most parts of one upload in memory at once.
 const MOST_PARTS: u64 = 4;
@@ -241,7 +242,7 @@ impl UploadMemory {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

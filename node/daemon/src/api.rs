@@ -13,7 +13,7 @@ mod socket;
 mod status;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, CapabilitiesRequest, CapabilitiesResponse, CreateRequest, CreateResponse,
@@ -21,6 +21,7 @@ use holdfast_proto::node::v1::{
     node_server,
 };
 use holdfast_s3::S3Config;
+use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
 
 pub(crate) use self::socket::{bind, serve};
@@ -46,12 +47,12 @@ impl KnownStores {
 
     /// All of them; none under Kubernetes.
     pub(crate) fn all(&self) -> Option<BTreeMap<String, S3Config>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.read().clone()
     }
 
     /// Lets requests name these from now on.
     pub(crate) fn replace(&self, stores: BTreeMap<String, S3Config>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(stores);
+        *self.0.write() = Some(stores);
     }
 }
 

@@ -19,8 +19,8 @@ mod volume;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,6 +30,7 @@ use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
@@ -344,17 +345,17 @@ impl Node {
         for ring in self.0.rings.iter() {
             ring.send(Message::Leave);
         }
-        let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.0.threads.lock());
         let joined =
             tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(JoinHandle::join)).await;
         if !matches!(joined, Ok(Ok(()))) {
             tracing::error!("a ring thread died; its devices are quiesced all the same");
         }
-        self.0.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.owner.lock().take()
     }
 
     fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
-        self.0.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.volumes.lock()
     }
 
     fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
@@ -382,20 +383,20 @@ impl Node {
 
 impl Present {
     fn device(&self) -> Option<Device> {
-        *self.device.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.device.lock()
     }
 
     fn set_device(&self, device: Option<Device>) {
-        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
+        *self.device.lock() = device;
     }
 
     fn serving(&self) -> Serving {
-        self.serving.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.serving.lock().clone()
     }
 
     /// Returns how it was before.
     fn set_serving(&self, serving: Serving) -> Serving {
-        std::mem::replace(&mut *self.serving.lock().unwrap_or_else(PoisonError::into_inner), serving)
+        std::mem::replace(&mut *self.serving.lock(), serving)
     }
 
     fn check_recovered(&self, volume: &VolumeId) -> Result<(), NodeError> {
@@ -423,7 +424,7 @@ impl Present {
 
     /// Keeps in the tmpfs directory what a restarted daemon needs.
     fn remember(&self) -> Result<(), NodeError> {
-        let _one_at_a_time = self.remembering.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.remembering.lock();
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: self.tag.0,

@@ -1,9 +1,10 @@
 //! Progress of this process towards serving the node, for `/readyz` and `/metrics`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use holdfast_service::admin::Program;
+use parking_lot::Mutex;
 
 use crate::metrics;
 use crate::node::{VolumeState, VolumeStatus};
@@ -44,12 +45,12 @@ impl<V: Volumes> Readiness<V> {
     }
 
     fn set(&self, stage: Stage<V>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = stage;
+        *self.0.lock() = stage;
     }
 
     /// The volumes of the node; none before they are recovered.
     pub(crate) fn volumes(&self) -> Vec<VolumeStatus> {
-        let stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let stage = self.0.lock();
         match &*stage {
             Stage::WaitsForLock | Stage::Recovers => Vec::new(),
             Stage::Serves(volumes) => {
@@ -63,7 +64,7 @@ impl<V: Volumes> Readiness<V> {
 
 impl<V: Volumes> Program for Readiness<V> {
     fn not_ready(&self) -> Vec<String> {
-        let own = match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        let own = match &*self.0.lock() {
             Stage::WaitsForLock => vec![
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
                     .to_owned(),

@@ -5,12 +5,13 @@
 use std::{
     collections::BTreeMap,
     ops::{Bound, Range},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
     time::SystemTime,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Cause, CreateError, Created, Entry, ErrorKind, Fault, MAX_PAGE_ENTRIES, ObjectStore, Page, Parts,
@@ -112,11 +113,11 @@ impl MemoryStore {
     }
 
     fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
-        self.shared.objects.lock().expect("no thread panics while it holds the objects")
+        self.shared.objects.lock()
     }
 
     fn faults(&self) -> MutexGuard<'_, FaultPlan> {
-        self.shared.faults.lock().expect("no thread panics while it holds the faults")
+        self.shared.faults.lock()
     }
 
     /// Counts a request and lives through its fault up to the point where it takes effect.

@@ -9,10 +9,10 @@
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use holdfast_objects::{ErrorKind, StoreError};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::Timeouts;
 
@@ -129,7 +129,7 @@ impl Availability {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().expect("nothing panics while it holds this lock")
+        self.known.lock()
     }
 }
 

@@ -7,9 +7,10 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
-use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{OnceLock, mpsc};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -69,7 +70,7 @@ pub fn dropped_lines() -> u64 {
 /// Waits for the lines so far, for a bounded time: the process is about to end.
 pub fn flush() {
     let Some(log) = LOG.get() else { return };
-    let Some(guard) = log.guard.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+    let Some(guard) = log.guard.lock().take() else { return };
     let (flushed, done) = mpsc::channel();
     // The guard's drop waits for the writing thread, and may itself write to standard output.
     let flushing = std::thread::Builder::new().spawn(move || {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use holdfast_background::FoundMap;
 use holdfast_engine::action::MapWrite;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, Created, Page, StoreError};
+use parking_lot::Mutex;
 
 /// A request to the store.
 #[derive(Debug, Clone)]
@@ -89,7 +90,7 @@ pub(crate) struct Call {
 impl Call {
     /// Its sender hears how it ended.
     pub(crate) fn answer(self, answer: Answer) {
-        let mut slot = lock(&self.slot);
+        let mut slot = self.slot.lock();
         slot.answer = Some(answer);
         if let Some(waker) = slot.waker.take() {
             drop(slot);
@@ -106,13 +107,13 @@ impl Calls {
     /// Sends `ask` and waits for its answer.
     pub(crate) fn send(&self, ask: Ask) -> Waiting {
         let slot = Arc::<Mutex<Slot>>::default();
-        lock(&self.0).push_back(Call { ask, slot: Arc::clone(&slot) });
+        self.0.lock().push_back(Call { ask, slot: Arc::clone(&slot) });
         Waiting(slot)
     }
 
     /// The oldest that was not accepted yet.
     pub(crate) fn take(&self) -> Option<Call> {
-        lock(&self.0).pop_front()
+        self.0.lock().pop_front()
     }
 }
 
@@ -123,7 +124,7 @@ impl Future for Waiting {
     type Output = Answer;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        let mut slot = lock(&self.0);
+        let mut slot = self.0.lock();
         match slot.answer.take() {
             Some(answer) => Poll::Ready(answer),
             None => {
@@ -132,9 +133,4 @@ impl Future for Waiting {
             }
         }
     }
-}
-
-/// Locks what only this thread uses; the traits of the pipeline ask for more than that.
-pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

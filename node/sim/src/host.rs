@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Event, Millis};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Status, Volume};
 use holdfast_types::Nonce;
+use parking_lot::Mutex;
 
 use crate::device::Device;
 use crate::disk::{Fate, MapFile, SideFile};

@@ -1,8 +1,8 @@
 //! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's futures.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 
 use holdfast_background::{
     AttachError, Background, ColdError, Indexes, Pools, Tidy, Won, Work, fetch, load_manifest, patiently, win,
@@ -15,8 +15,9 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+use parking_lot::Mutex;
 
-use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk, lock};
+use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk};
 use crate::device::Device;
 use crate::disk::SyncMark;
 use crate::expect::Cut;
@@ -234,8 +235,8 @@ impl Process {
                 return self.work(Work::WriteCheckpoint { seq, bytes });
             }
             Action::ReadCold { id, range, at, layers } => return self.read_cold(id, range, at, layers),
-            Action::SyncSide { side } => mark = Some(lock(disk).sides[side as usize].mark()),
-            Action::SyncMap => mark = Some(lock(disk).map.mark()),
+            Action::SyncSide { side } => mark = Some(disk.lock().sides[side as usize].mark()),
+            Action::SyncMap => mark = Some(disk.lock().map.mark()),
             Action::Report(Report::Fenced) => self.fenced = true,
             Action::Complete { id, result: Err(_) } => {
                 let device = device.as_mut().expect("requests come from a device");

@@ -1,14 +1,14 @@
 //! The slab of a host: the daemon's table of slots over a simulated file.
 
 use std::io;
-use std::sync::Mutex;
 
 use holdfast_background::{ColdError, Indexes, Slot, SlotTable, fetch, patiently};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+use parking_lot::Mutex;
 
-use crate::calls::{Answer, Ask, Calls, LocalAsk, lock};
+use crate::calls::{Answer, Ask, Calls, LocalAsk};
 use crate::surroundings::SimTime;
 
 /// Slots, and those of them that the index leaves free: few, so that contents are evicted all the time.
@@ -54,7 +54,7 @@ impl Slab {
                 self.table.forget(&slot);
                 return Err(error.into());
             }
-            Ok(lock(&self.file)[slot.number() as usize].clone())
+            Ok(self.file.lock()[slot.number() as usize].clone())
         })
         .await
     }
@@ -64,7 +64,7 @@ impl Slab {
             slot.set_failed();
             return Err(error.into());
         }
-        lock(&self.file)[slot.number() as usize] = block;
+        self.file.lock()[slot.number() as usize] = block;
         Ok(slot)
     }
 }

@@ -1,7 +1,7 @@
 //! What the pipeline sees of a simulated host: a store, files, time and chance, each a source of calls.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -15,8 +15,9 @@ use holdfast_objects::{
     CreateError, Created, ObjectStore, Page, Part, Parts, SegmentError, StoreError, Suffix, collect,
 };
 use holdfast_types::{Epoch, SectorRange};
+use parking_lot::Mutex;
 
-use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk, lock};
+use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk};
 use crate::disk::sectors;
 use crate::host::SharedDisk;
 use crate::rng::Rng;
@@ -107,7 +108,7 @@ impl TimeAndChance for SimTime {
     }
 
     fn random<const N: usize>(&self) -> [u8; N] {
-        lock(&self.rng).bytes()
+        self.rng.lock().bytes()
     }
 }
 
@@ -129,7 +130,7 @@ impl SimFiles {
 
 impl SideReader for SimFiles {
     fn read(&self, side: Side, range: SectorRange, buffer: &mut [u8]) -> std::io::Result<()> {
-        let disk = lock(&self.disk);
+        let disk = self.disk.lock();
         if !disk.sides[side as usize].reads(range) {
             return Err(std::io::Error::other("simulated"));
         }

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use crate::calls::lock;
+use parking_lot::Mutex;
 
 type Ready = Arc<Mutex<VecDeque<u64>>>;
 
@@ -16,7 +16,7 @@ struct Knock {
 
 impl Wake for Knock {
     fn wake(self: Arc<Self>) {
-        lock(&self.ready).push_back(self.task);
+        self.ready.lock().push_back(self.task);
     }
 }
 
@@ -44,18 +44,18 @@ impl<T> Tasks<T> {
         self.started += 1;
         let waker = Waker::from(Arc::new(Knock { task, ready: Arc::clone(&self.ready) }));
         self.tasks.insert(task, Task { future: Box::pin(future), waker });
-        lock(&self.ready).push_back(task);
+        self.ready.lock().push_back(task);
     }
 
     /// Whether there is anything to poll.
     pub(crate) fn is_woken(&self) -> bool {
-        !lock(&self.ready).is_empty()
+        !self.ready.lock().is_empty()
     }
 
     /// Polls what was woken until one ends, or nothing is left to poll.
     pub(crate) fn next_ended(&mut self) -> Option<T> {
         loop {
-            let number = lock(&self.ready).pop_front()?;
+            let number = self.ready.lock().pop_front()?;
             // One that ended was woken once too often.
             let Some(task) = self.tasks.get_mut(&number) else { continue };
             if let Poll::Ready(ended) = task.future.as_mut().poll(&mut Context::from_waker(&task.waker)) {

@@ -31,7 +31,7 @@ use holdfast_engine::round_size;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
 
-use crate::calls::{Ask, Call, lock};
+use crate::calls::{Ask, Call};
 use crate::expect::Expect;
 use crate::host::Host;
 use crate::invariant::Invariant;
@@ -391,7 +391,7 @@ impl World {
                 if whole {
                     self.check_kept(host);
                     let here = &mut self.hosts[host];
-                    let left = read_map(&mut lock(&here.disk));
+                    let left = read_map(&mut here.disk.lock());
                     here.keeps = left.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
                 }
                 self.has_ended(host);
@@ -436,7 +436,7 @@ impl World {
         if here.other_disk.is_some() {
             self.attached_with_other_disk(host, nonce);
         } else if self.last_writer != Some(host) {
-            let kept = read_map(&mut lock(&here.disk));
+            let kept = read_map(&mut here.disk.lock());
             let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
             Invariant::FencedIsKept
                 .check(!holds, || "what a fenced writer left is taken for the volume's".into());

@@ -1,7 +1,7 @@
 //! Runs the ObjectStore controller: probe, report.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -12,6 +12,7 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::runtime::controller::{Action, Controller};
 use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
+use parking_lot::Mutex;
 use serde_json::json;
 
 use super::connect::Connections;
@@ -44,7 +45,7 @@ pub(crate) struct Probes {
 impl Probes {
     /// Notes a probe that begins now; else how long to wait until one may begin. A new spec never waits.
     fn begin(&self, store: &ObjectStore, now: Instant) -> Result<(), Duration> {
-        let mut last = self.last.lock().expect("no holder of this lock panics");
+        let mut last = self.last.lock();
         let spec = (store.metadata.uid.clone(), store.metadata.generation);
         if let Some((probed, at)) = last.get(&store.name_any())
             && *probed == spec

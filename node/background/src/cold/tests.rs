@@ -1,10 +1,9 @@
-use std::sync::Mutex;
-
 use bytes::Bytes;
 use futures::FutureExt;
 use holdfast_engine::segment::SegmentBuilder;
 use holdfast_objects::{MemoryStore, ReadyParts};
 use holdfast_types::Sector;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
@@ -30,12 +29,12 @@ fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Dura
     let answers = Mutex::new(answers.into_iter());
     let range = SectorRange::new(Sector(3).0, 1);
     let done = patiently(&time, &volume, range, |_wanted| async {
-        answers.lock().unwrap().next().expect("no further try is due")
+        answers.lock().next().expect("no further try is due")
     })
     .now_or_never()
     .unwrap();
-    assert_eq!(answers.into_inner().unwrap().count(), 0, "a try is missing");
-    (done, time.waits.into_inner().unwrap())
+    assert_eq!(answers.into_inner().count(), 0, "a try is missing");
+    (done, time.waits.into_inner())
 }
 
 /// Each of these failed the guest's read at once, and an ext4 on the volume became read-only.

@@ -1,11 +1,10 @@
 mod uploads;
 
-use std::sync::Mutex;
-
 use futures::FutureExt;
 use holdfast_engine::record::Body;
 use holdfast_objects::MemoryStore;
 use holdfast_types::{Epoch, Nonce};
+use parking_lot::Mutex;
 
 use super::*;
 use crate::scripted_time::ScriptedTime;
@@ -41,7 +40,7 @@ fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
     let rest = Mutex::new(sent.into_iter());
     let next = {
         let objects = Arc::clone(&objects);
-        move |_wait| match rest.lock().unwrap().next() {
+        move |_wait| match rest.lock().next() {
             Some(bytes) => objects.corrupt(KEY, |there| *there = bytes),
             None => panic!("no further wait is due"),
         }
@@ -52,7 +51,7 @@ fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
         Background::new("v".parse().unwrap(), (StoreKey(0), objects), NoSides, time, uploads::pools());
     let event = background.perform(Work::ReadRecord { seq: Seq(7) }).now_or_never();
     let event = event.map(|(event, _tidy)| event);
-    let waits = background.time.waits.lock().unwrap().len();
+    let waits = background.time.waits.lock().len();
     (event, waits)
 }
 

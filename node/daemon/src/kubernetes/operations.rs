@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use holdfast_crds::Volume;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc;
 
 use super::retry::{OperationFailure, Retry};
@@ -146,7 +147,7 @@ impl Operations {
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<VolumeId, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

@@ -10,7 +10,7 @@
 //! stay served.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::call;
@@ -21,6 +21,7 @@ use kube::core::ObjectMeta;
 use kube::runtime::events::{Event, EventType};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
+use parking_lot::Mutex;
 
 use super::event::Recorder;
 use super::volume::identity;
@@ -101,14 +102,14 @@ pub(super) async fn run<V: Volumes>(
             is_told = true;
         }
         for volume in absent.judge(&here, listed.as_ref(), Instant::now()) {
-            let is_new = being_detached.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.clone());
+            let is_new = being_detached.lock().insert(volume.clone());
             if is_new {
                 let (volumes, tell, being_detached) =
                     (volumes.clone(), tell.clone(), Arc::clone(&being_detached));
                 // For as long as its last commit takes.
                 tokio::spawn(async move {
                     detach(&volumes, &volume, &tell).await;
-                    being_detached.lock().unwrap_or_else(PoisonError::into_inner).remove(&volume);
+                    being_detached.lock().remove(&volume);
                 });
             }
         }

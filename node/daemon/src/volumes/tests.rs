@@ -1,7 +1,7 @@
 //! A node without a kernel, for the tests of the edges.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::record::Displaced;
@@ -11,6 +11,7 @@ use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::Transport;
+use parking_lot::Mutex;
 
 use super::Volumes;
 use crate::failure::Failure;
@@ -39,32 +40,32 @@ struct Inner {
 impl Fake {
     /// Serves this volume.
     pub(crate) fn put(&self, status: VolumeStatus) {
-        self.inner.lock().unwrap().attached.insert(status.volume.clone(), status);
+        self.inner.lock().attached.insert(status.volume.clone(), status);
     }
 
     /// Fails the next operation.
     pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
-        self.inner.lock().unwrap().failure = Some(Failure { kind, message: message.to_owned() });
+        self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
     /// What a scrub finds from now on.
     pub(crate) fn find(&self, scrubbed: Scrubbed) {
-        self.inner.lock().unwrap().scrubbed = scrubbed;
+        self.inner.lock().scrubbed = scrubbed;
     }
 
     /// The scrubs so far: volume, store, repair.
     pub(crate) fn scrubs(&self) -> Vec<(VolumeId, Option<String>, bool)> {
-        self.inner.lock().unwrap().scrubs.clone()
+        self.inner.lock().scrubs.clone()
     }
 
     /// The stores that volumes were given so far.
     pub(crate) fn renewed(&self) -> Vec<(String, S3Config)> {
-        self.inner.lock().unwrap().renewed.clone()
+        self.inner.lock().renewed.clone()
     }
 
     /// The requests to attach so far.
     pub(crate) fn requests(&self) -> Vec<AttachRequest> {
-        self.inner.lock().unwrap().requests.clone()
+        self.inner.lock().requests.clone()
     }
 }
 
@@ -109,7 +110,7 @@ impl Volumes for Fake {
         _store_name: &str,
         _store: &S3Config,
     ) -> Result<(), Failure> {
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         match inner.created.insert(volume.clone(), bytes) {
             Some(other) if other != bytes => {
                 let message = format!("volume {volume} exists with another size; choose another name");
@@ -120,7 +121,7 @@ impl Volumes for Fake {
     }
 
     async fn attach(&self, request: AttachRequest) -> Result<Attached, Failure> {
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         inner.requests.push(request.clone());
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
@@ -146,7 +147,7 @@ impl Volumes for Fake {
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
         }
@@ -173,7 +174,7 @@ impl Volumes for Fake {
     }
 
     async fn renew_store(&self, store_name: &str, store: &S3Config) -> Result<(), Failure> {
-        self.inner.lock().unwrap().renewed.push((store_name.to_owned(), store.clone()));
+        self.inner.lock().renewed.push((store_name.to_owned(), store.clone()));
         Ok(())
     }
 
@@ -183,7 +184,7 @@ impl Volumes for Fake {
         tell: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
         tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
-        let mut inner = self.inner.lock().unwrap();
+        let mut inner = self.inner.lock();
         inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
@@ -192,7 +193,7 @@ impl Volumes for Fake {
     }
 
     fn list(&self) -> Vec<VolumeStatus> {
-        self.inner.lock().unwrap().attached.values().rev().cloned().collect()
+        self.inner.lock().attached.values().rev().cloned().collect()
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -9,7 +9,7 @@ use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offse
 use holdfast_objects::{CreateError, StoreError};
 
 use super::{AttachStep, Outage, World};
-use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk, lock};
+use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk};
 use crate::expect::Cut;
 use crate::host::Disk;
 use crate::invariant::Invariant;
@@ -129,7 +129,7 @@ impl World {
         let is_last_writer = self.last_writer == Some(host);
         let fails = Self::fails(&mut self.rng, self.faults.local);
         let here = &mut self.hosts[host];
-        let mut disk = lock(&here.disk);
+        let mut disk = here.disk.lock();
         if here.fault.full && matches!(ask, LocalAsk::StorePending(_)) {
             return Err(io::Error::from(io::ErrorKind::StorageFull).into());
         }

@@ -12,7 +12,7 @@ use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 
 use super::{Attach, AttachStep, Begun, DEPTH, World};
-use crate::calls::{LocalError, lock};
+use crate::calls::LocalError;
 use crate::device::Device;
 use crate::invariant::Invariant;
 use crate::process::Process;
@@ -148,7 +148,7 @@ impl World {
                 synced_generation: 0,
             };
             let write = MapWrite { offset: header_offset(1), bytes: header.encode(1) };
-            let mut disk = lock(&host.disk);
+            let mut disk = host.disk.lock();
             disk.map.write(&write, || true);
             let mark = disk.map.mark();
             disk.map.sync(mark);

@@ -1,7 +1,7 @@
 //! Something in the store decays, at the end of a run: a scrub names it and says whom it hurts, and so it is.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use holdfast_background::Indexes;
@@ -10,6 +10,7 @@ use holdfast_log::scrub::{Effect, Report, repair_checkpoints, scrub};
 use holdfast_log::{LogFailure, read_manifest};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_SECTORS, Block, Sector, SectorRange};
+use parking_lot::Mutex;
 
 use super::World;
 use crate::disk::Stamp;

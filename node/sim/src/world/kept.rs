@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::World;
 use super::answer::read_map;
-use crate::calls::lock;
 use crate::disk::sectors;
 use crate::invariant::Invariant;
 
@@ -16,7 +15,7 @@ impl World {
         if !self.sound_disks || here.was_full {
             return;
         }
-        let mut disk = lock(&here.disk);
+        let mut disk = here.disk.lock();
         let map = match read_map(&mut disk) {
             Ok(Some(map)) => map,
             other => Invariant::SyncedIsWhole
@@ -45,7 +44,7 @@ impl World {
         if self.last_writer != Some(host) || here.other_disk.is_some() {
             return;
         }
-        let mut disk = lock(&here.disk);
+        let mut disk = here.disk.lock();
         let Ok(Some(map)) = read_map(&mut disk) else { return };
         let void = self.store.manifest().void();
         for (range, side) in map.pages.iter().flat_map(|page| page.dirty_runs()) {

@@ -10,7 +10,7 @@ use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Setup, Volume};
 
 use super::{Attach, DEPTH, Death, World};
-use crate::calls::{Ask, LocalAsk, StoreAsk, lock};
+use crate::calls::{Ask, LocalAsk, StoreAsk};
 use crate::device::Device;
 use crate::disk::{Fate, SyncMark, sectors};
 use crate::expect::Cut;
@@ -56,14 +56,14 @@ impl World {
     pub fn decay(&mut self, host: usize, sector: u64) {
         self.sound_disks = false;
         self.trace.host_event(host, 78, "the disk cannot read a sector");
-        for side in &mut lock(&self.hosts[host].disk).sides {
+        for side in &mut self.hosts[host].disk.lock().sides {
             side.decay(sector);
         }
     }
 
     /// The disk of `host` reads everything again.
     pub fn restore_reads(&mut self, host: usize) {
-        for side in &mut lock(&self.hosts[host].disk).sides {
+        for side in &mut self.hosts[host].disk.lock().sides {
             side.decayed.clear();
         }
     }
@@ -107,7 +107,7 @@ impl World {
     /// The process died before it could act on a failed sync of this side.
     pub(super) fn fail_unheard(&mut self, host: usize, side: Option<Side>) {
         if let Some(side) = side {
-            lock(&self.hosts[host].disk).side(side).failed_unheard = true;
+            self.hosts[host].disk.lock().side(side).failed_unheard = true;
         }
     }
 
@@ -115,7 +115,7 @@ impl World {
         let here = &mut self.hosts[host];
         let open = self.every_write_arrives;
         let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
-        let mut disk = lock(&here.disk);
+        let mut disk = here.disk.lock();
         match action {
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
@@ -166,10 +166,10 @@ impl World {
                 ask @ (StoreAsk::Create { .. } | StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. }),
             ) => self.store.late.push((ask.clone(), cut.cloned())),
             Ask::Local(LocalAsk::StorePending(pending)) => {
-                lock(&self.hosts[host].disk).pending = Some(pending.clone());
+                self.hosts[host].disk.lock().pending = Some(pending.clone());
             }
             Ask::Local(LocalAsk::WriteHeader(write)) => {
-                lock(&self.hosts[host].disk).map.write(write, || true);
+                self.hosts[host].disk.lock().map.write(write, || true);
             }
             Ask::Store(_) | Ask::Local(_) | Ask::Sleep(_) => {}
         }
@@ -183,7 +183,7 @@ impl World {
 
     /// How many states of the local files a power cut of `host` can leave now; at most `u64::MAX`.
     pub fn outcomes(&self, host: usize) -> u64 {
-        lock(&self.hosts[host].disk).outcomes()
+        self.hosts[host].disk.lock().outcomes()
     }
 
     /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
@@ -192,7 +192,7 @@ impl World {
         self.trace.host_event(host, 65, "the host loses power");
         self.tell_company(host, Death::Host);
         let here = &mut self.hosts[host];
-        lock(&here.disk).lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
+        here.disk.lock().lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
         here.device = None;
         here.sealed = None;
@@ -210,7 +210,7 @@ impl World {
             return false;
         }
         let (slots, pending) = {
-            let disk = lock(&here.disk);
+            let disk = here.disk.lock();
             (disk.map.read(0, 2 * 4096), disk.pending.clone())
         };
         let (header_generation, header) = match Header::newest(&slots) {

@@ -4,7 +4,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Durability, Status, Volume};
 
 use super::{Faults, World};
-use crate::calls::{Ask, Call, StoreAsk, lock};
+use crate::calls::{Ask, Call, StoreAsk};
 use crate::process::What;
 use crate::rng::Rng;
 
@@ -152,7 +152,7 @@ impl World {
 
     /// What reads at `offset` of the durable map's file on `host`; both whole multiples of 512.
     pub fn durable_map(&self, host: usize, offset: u64, bytes: usize) -> Vec<u8> {
-        lock(&self.hosts[host].disk).map.read(offset, bytes)
+        self.hosts[host].disk.lock().map.read(offset, bytes)
     }
 
     /// The live map that a dead process left on `host`.

@@ -11,7 +11,6 @@ use holdfast_types::{Epoch, Nonce};
 
 use super::World;
 use super::answer::read_map;
-use crate::calls::lock;
 use crate::disk::Fate;
 use crate::expect::Expect;
 use crate::host::{Disk, Host};
@@ -95,7 +94,7 @@ impl World {
             commits: self.commits,
             sealing: here.sealed.is_some() || self.is_creating(host) || !self.store.late.is_empty(),
         };
-        let mut disk = lock(&here.disk).clone();
+        let mut disk = here.disk.lock().clone();
         let mut expect = here.expect.clone();
         disk.lose_power(&mut Fate::Some(&mut self.rng));
         expect.lose_host();
@@ -107,7 +106,7 @@ impl World {
         self.lose_host(host, None);
         self.trace.host_event(host, 80, "the disk is emptied");
         let here = &mut self.hosts[host];
-        *lock(&here.disk) = Disk::default();
+        *here.disk.lock() = Disk::default();
         here.keeps = false;
         here.changed_disk(OtherDisk::Empty);
     }
@@ -130,7 +129,7 @@ impl World {
         self.lose_host(host, None);
         self.trace.host_event(host, 81, words);
         let here = &mut self.hosts[host];
-        *lock(&here.disk) = snapshot.disk;
+        *here.disk.lock() = snapshot.disk;
         here.expect = snapshot.expect;
         here.keeps = false;
         here.changed_disk(OtherDisk::Copy(snapshot.age));
@@ -218,7 +217,7 @@ impl World {
         let here = &mut self.hosts[host];
         let Some(other) = here.other_disk else { return };
         let last_cut = self.store.last_cut();
-        let kept = read_map(&mut lock(&here.disk)).ok().flatten();
+        let kept = read_map(&mut here.disk.lock()).ok().flatten();
         let Some(kept) = kept.filter(|map| map.header.nonces.contains(&nonce)) else {
             // The record arrived late, and the disk was changed again since: nothing on it is this writer's.
             here.expect = Expect::after(&last_cut);

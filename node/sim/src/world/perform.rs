@@ -6,7 +6,6 @@ use holdfast_engine::volume::Durability;
 
 use super::World;
 use crate::bug::{Mutation, is_mutated};
-use crate::calls::lock;
 use crate::disk::{SyncMark, sectors};
 use crate::invariant::Invariant;
 
@@ -16,7 +15,7 @@ impl World {
         let here = &mut self.hosts[host];
         let local = Self::fails(&mut self.rng, self.faults.local);
         let result = if local { Err(Errno::EIO) } else { Ok(()) };
-        let mut disk = lock(&here.disk);
+        let mut disk = here.disk.lock();
         Some(match action {
             Action::Read { id, range, at, from } => {
                 let request = here.device.as_mut().expect("a read has a device").request(*id);

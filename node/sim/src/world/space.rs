@@ -4,7 +4,6 @@ use holdfast_engine::event::Event;
 use holdfast_types::SECTOR_BYTES;
 
 use super::World;
-use crate::calls::lock;
 
 impl World {
     /// From here on the sides of each host are to hold at most `sectors` sectors.
@@ -14,7 +13,7 @@ impl World {
 
     /// Sectors that the sides of `host` hold.
     pub fn held(&self, host: usize) -> u64 {
-        lock(&self.hosts[host].disk).sides.iter().map(|side| side.held).sum()
+        self.hosts[host].disk.lock().sides.iter().map(|side| side.held).sum()
     }
 
     /// Tells the engine how its sides stand to their share.

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, btree_map};
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use holdfast_types::VolumeId;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::node::Entry;
 use crate::node::error::{NodeError, file};
@@ -72,7 +72,7 @@ impl<'a> Leftovers<'a> {
     }
 
     fn in_use(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.volumes.lock()
     }
 
     /// What they all hold, in bytes.
@@ -306,8 +306,8 @@ mod tests {
             matches!(entries.get(&volume), Some(Entry::Evicting))
         });
         assert_eq!(held_up, Some(true));
-        assert!(volumes.lock().unwrap().is_empty(), "it may be attached again");
-        volumes.lock().unwrap().insert(volume.clone(), Entry::RecoveryFailed(String::new()));
+        assert!(volumes.lock().is_empty(), "it may be attached again");
+        volumes.lock().insert(volume.clone(), Entry::RecoveryFailed(String::new()));
         assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
     }
 

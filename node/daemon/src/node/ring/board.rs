@@ -1,10 +1,10 @@
 //! What a volume's ring thread shows to everybody else.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use holdfast_engine::volume::Status;
 use holdfast_ring::Errno;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 /// How far a volume has come.
@@ -65,12 +65,12 @@ impl Board {
     }
 
     pub(crate) fn status(&self) -> Status {
-        *self.status.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.status.lock()
     }
 
     /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
     pub(crate) fn show(&self, status: Status) {
-        if let Ok(mut shown) = self.status.try_lock() {
+        if let Some(mut shown) = self.status.try_lock() {
             *shown = status;
         }
     }

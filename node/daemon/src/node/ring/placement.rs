@@ -3,9 +3,10 @@
 //! Owns: how much room each ring has left. A place is reserved before anything is sent to the thread, and is free again when
 //! the thread has released the volume, so that volumes which arrive together spread and none meets a full table.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use holdfast_ring::RingOptions;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::node::error::NodeError;
 use crate::node::ring::thread::RingHandle;
@@ -76,7 +77,7 @@ impl Rooms {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Room>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn reserve(&self, need: Need) -> Option<Place> {

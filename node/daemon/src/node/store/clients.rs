@@ -7,8 +7,9 @@
 //! is tried again by the next one. Devices are recovered without it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::node::store::client::StoreClient;
@@ -52,14 +53,14 @@ impl Stores {
     /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a time.
     pub(crate) async fn change(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut changing = self.changing.lock();
             Arc::clone(changing.entry(name.to_owned()).or_default())
         };
         lock.lock_owned().await
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 }
 

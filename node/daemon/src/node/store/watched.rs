@@ -9,7 +9,7 @@
 
 use std::error::Error;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -18,6 +18,7 @@ use holdfast_objects::{
     CreateError, Created, ErrorKind, ObjectStore, Page, Parts, SegmentError, StoreError, Suffix,
 };
 use holdfast_service::chain;
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::node::store::client::StoreClient;
 
@@ -104,32 +105,32 @@ impl<S> WatchedStore<S> {
 
     /// The client of now.
     pub(crate) fn current(&self) -> Arc<S> {
-        Arc::clone(&self.client.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.client.read())
     }
 
     /// Gives every request from now on to `client`.
     pub(crate) fn replace(&self, client: Arc<S>) {
-        *self.client.write().unwrap_or_else(PoisonError::into_inner) = client;
+        *self.client.write() = client;
     }
 
     /// Why the newest configuration is not in use.
     pub(crate) fn refused_change(&self) -> Option<String> {
-        self.refused_change.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused_change.lock().clone()
     }
 
     /// Notes how the last change of the configuration ended.
     pub(crate) fn note_change(&self, refused: Option<String>) {
-        *self.refused_change.lock().unwrap_or_else(PoisonError::into_inner) = refused;
+        *self.refused_change.lock() = refused;
     }
 
     /// The deletes that were denied.
     pub(crate) fn refused_deletes(&self) -> RefusedDeletes {
-        self.refused_deletes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.refused_deletes.lock().clone()
     }
 
     /// Returns whether the delete was denied. The permission is one of its own, so that says nothing about other requests.
     fn note_delete(&self, deleted: &Result<(), StoreError>) -> bool {
-        let mut refused = self.refused_deletes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused_deletes.lock();
         match deleted {
             Ok(()) => refused.newest = None,
             Err(error) if error.kind() == ErrorKind::Denied => {
@@ -148,7 +149,7 @@ impl<S> WatchedStore<S> {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     fn note<T, E: Error>(&self, sent: Sent, kind: fn(&E) -> ErrorKind, result: Result<T, E>) -> Result<T, E> {

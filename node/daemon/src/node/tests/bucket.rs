@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, MemoryStore, ObjectStore, ReadyParts, StoreError};
@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -73,13 +74,13 @@ impl Bucket {
 
     /// Denies requests with any other key id from now on; the configuration that uses this one.
     pub(super) fn accept(&self, key_id: &str) -> S3Config {
-        *self.rules.key_id.lock().unwrap() = Some(key_id.to_owned());
+        *self.rules.key_id.lock() = Some(key_id.to_owned());
         S3Config { credentials: key(key_id), ..self.config.clone() }
     }
 
     /// Requests with this key id are for a bucket of another tenant from now on.
     pub(super) fn lead(&self, key_id: &str, objects: Arc<MemoryStore>) {
-        self.rules.tenants.lock().unwrap().insert(key_id.to_owned(), objects);
+        self.rules.tenants.lock().insert(key_id.to_owned(), objects);
     }
 
     /// Accepts `If-None-Match` and ignores it, as some servers do.
@@ -127,12 +128,12 @@ async fn answer(request: Request<Incoming>, objects: &MemoryStore, rules: &Rules
     let header = |name| head.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
     let key = head.uri.path().trim_start_matches("/bucket").trim_start_matches('/').to_owned();
     let body = body.collect().await.unwrap().to_bytes();
-    let accepted = rules.key_id.lock().unwrap().as_ref().map(|id| format!("Credential={id}/"));
+    let accepted = rules.key_id.lock().as_ref().map(|id| format!("Credential={id}/"));
     if accepted.is_some_and(|credential| !header("authorization").unwrap().contains(&credential)) {
         return refuse(403, "InvalidAccessKeyId");
     }
     let tenant = header("authorization").and_then(|told| {
-        let tenants = rules.tenants.lock().unwrap();
+        let tenants = rules.tenants.lock();
         tenants
             .iter()
             .find(|(id, _)| told.contains(&format!("Credential={id}/")))

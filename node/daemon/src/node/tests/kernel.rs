@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use holdfast_ring::Errno;
@@ -11,6 +10,7 @@ use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Transport,
     Unsupported,
 };
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::node::TransportChoice;
@@ -74,7 +74,7 @@ impl FakeKernel {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// Adds a device of another program.
@@ -184,7 +184,7 @@ impl FakeKernel {
         let mut state = self.lock();
         let device = device.map(|device| device.id());
         while state.held.is_some_and(|(held, of)| held == name && (of.is_none() || of == device)) {
-            state = self.changed.wait(state).unwrap();
+            self.changed.wait(&mut state);
         }
         let number = state.commands;
         state.commands += 1;
@@ -209,7 +209,7 @@ impl FakeKernel {
         state.end();
         self.died.send_replace(true);
         while state.is_dead {
-            state = self.changed.wait(state).unwrap();
+            self.changed.wait(&mut state);
         }
         Err(ControlError::Channel(io::Error::other("the process has died")))
     }

@@ -1,7 +1,7 @@
 //! Attaching a volume: place on a ring thread, local files, log, device, in this order.
 
 use std::fs::File;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use holdfast_background::{Background, Preserved, StoreKey, Won, win};
@@ -12,6 +12,7 @@ use holdfast_engine::volume::Setup;
 use holdfast_service::chain;
 use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};

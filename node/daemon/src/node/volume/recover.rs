@@ -1,7 +1,7 @@
 //! Recovery of what the previous process left, before any request to the API server or the object store.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -13,6 +13,7 @@ use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::node::clock::NodeTime;
