@@ -26,7 +26,7 @@ pub mod s3_outage;
 mod smoke;
 mod standalone;
 pub mod story;
-mod trimming;
+mod truncation;
 mod ublk;
 mod volumes;
 
@@ -154,10 +154,10 @@ pub const ALL: &[Scenario] = &[
         run: fenced::run,
     },
     Scenario {
-        name: "trimming",
-        about: "a log is trimmed while a replaced writer and a late one stand still; neither harms the volume",
+        name: "truncation",
+        about: "a log is truncated while a replaced writer and a late one stand still; neither harms the volume",
         expected: Duration::from_secs(60),
-        run: trimming::run,
+        run: truncation::run,
     },
     Scenario {
         name: "node-loss",

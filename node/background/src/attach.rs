@@ -7,8 +7,9 @@
 //!    (`IntentStored`);
 //! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
 //!    writer may be replaced is asked of the log as it is then;
-//! 5. the log that was read was not trimmed meanwhile, so that nothing had been in the record's place before (`AttachWon`).
-//!    Else everything begins again (`AttachSuperseded`), and the record stays where no reader looks.
+//! 5. the log that was read was not truncated meanwhile, so that nothing had been in the record's place
+//!    before (`AttachWon`). Else everything begins again (`AttachSuperseded`), and the record stays where no
+//!    reader looks.
 //!
 //! What would put local data away, or refuse the attach, is looked up in the same way first.
 //!
@@ -26,7 +27,7 @@ use holdfast_engine::safeguard::{
     safeguard,
 };
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, read_manifest, read_manifest_to_end, was_trimmed_after,
+    CreateOutcome, LogFailure, create_record, read_manifest, read_manifest_to_end, was_truncated_after,
 };
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Epoch, VolumeId};
@@ -108,7 +109,7 @@ pub async fn win<L: LocalState>(
         let plan = plan_attach(&manifest, found_header, claim);
         let proceeds = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();
-        if !proceeds && manifest.exists() && was_trimmed_after(objects, volume, begun_at).await? {
+        if !proceeds && manifest.exists() && was_truncated_after(objects, volume, begun_at).await? {
             continue;
         }
         let AttachPlan { local: data, displaced, mut header, record } = plan?;
@@ -139,7 +140,7 @@ pub async fn win<L: LocalState>(
             reach(CrashPoint::AttachLost);
             continue;
         }
-        if was_trimmed_after(objects, volume, begun_at).await? && safeguard(CheckTruncation) {
+        if was_truncated_after(objects, volume, begun_at).await? && safeguard(CheckTruncation) {
             reach(CrashPoint::AttachSuperseded);
             continue;
         }

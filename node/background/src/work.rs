@@ -175,13 +175,13 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         let Some(_alone) = self.tidying.try_lock() else { return };
         let Tidy { seq, checkpoint } = tidy;
         let (objects, volume) = (&*self.objects, &self.volume);
-        let trimmed = async {
+        let truncated = async {
             match holdfast_log::drop_checkpoints(objects, volume, seq).await? {
-                Some(older) => holdfast_log::trim(objects, volume, older, (seq, &checkpoint)).await,
+                Some(older) => holdfast_log::truncate(objects, volume, older, (seq, &checkpoint)).await,
                 None => Ok(()),
             }
         };
-        if let Err(error) = trimmed.await {
+        if let Err(error) = truncated.await {
             self.warn(
                 "old log records and checkpoints were not deleted; they are tried again after the next checkpoint",
                 &error,

@@ -30,7 +30,7 @@ crash_points! {
     IntentStored,
     /// Step 4: another record stands in its place: everything begins again.
     AttachLost,
-    /// Step 5: its place had been trimmed: everything begins again.
+    /// Step 5: its place had been truncated: everything begins again.
     AttachSuperseded,
     /// Step 5: the attach record is in the log, and nothing serves yet.
     AttachWon,
@@ -116,10 +116,11 @@ crash_points! {
     CheckpointMade,
     /// It is stored.
     CheckpointStored,
-    /// The mark up to which records may be gone is stored, and all of them are there (`node/log/src/trim.rs`).
-    TrimMarked,
+    /// The mark up to which records may be gone is stored, and all of them are there
+    /// (`node/log/src/truncate.rs`).
+    TruncationMarked,
     /// The unneeded records up to the marker are gone.
-    Trimmed,
+    Truncated,
     /// An idle writer has looked at its next place in the log.
     LogLookedAt,
     /// Another writer was seen; not reported yet.

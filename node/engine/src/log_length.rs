@@ -1,8 +1,9 @@
-//! How long a log gets: how often there is a checkpoint, when a writer waits for it, and where a trim may end.
+//! How long a log gets: how often there is a checkpoint, when a writer waits for it, and where a truncation
+//! may end.
 //!
 //! Every program that reads or writes a volume must have the same numbers: they are part of the format
-//! (`docs/formats/truncation-marker.md`). Only a simulation makes its logs shorter, so that a short run comes to their end; without
-//! the feature `simulation` nothing can.
+//! (`docs/formats/truncation-marker.md`). Only a simulation makes its logs shorter, so that a short run comes
+//! to their end; without the feature `simulation` nothing can.
 
 use holdfast_types::Seq;
 
@@ -37,19 +38,20 @@ pub fn most_records_after_checkpoint() -> u64 {
     2 * checkpoint_every() - checkpoint_every() / 8
 }
 
-/// The seqs that a trim may end at are the multiples of this: 64.
-fn trim_every() -> u64 {
+/// The seqs that a truncation may end at are the multiples of this: 64.
+fn truncate_every() -> u64 {
     2 * checkpoint_every()
 }
 
-/// The first place after `seq` that a trim may end at. While it has no mark, no record after `seq` was ever trimmed.
+/// The first place after `seq` that a truncation may end at. While it has no mark, no record after `seq` was
+/// ever truncated.
 pub fn mark_after(seq: Seq) -> Seq {
-    Seq((seq.0 / trim_every()).saturating_add(1).saturating_mul(trim_every()))
+    Seq((seq.0 / truncate_every()).saturating_add(1).saturating_mul(truncate_every()))
 }
 
-/// The last place up to `seq` that a trim may end at; `None` where there is none.
+/// The last place up to `seq` that a truncation may end at; `None` where there is none.
 pub fn mark_upto(seq: Seq) -> Option<Seq> {
-    let mark = seq.0 - seq.0 % trim_every();
+    let mark = seq.0 - seq.0 % truncate_every();
     (mark > 0).then_some(Seq(mark))
 }
 

@@ -296,7 +296,7 @@ impl Manifest {
     ///
     /// The record that created the volume stays, so that no other creates it again; so does every attach record, at whose
     /// place a writer that it fenced tries to create its own next one.
-    pub fn may_be_trimmed(&self, seq: Seq) -> bool {
+    pub fn may_be_truncated(&self, seq: Seq) -> bool {
         let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
             && self.attaches.front().is_some_and(|oldest| seq < oldest.seq);
         let is_attach = self.attaches.iter().any(|at| at.seq == seq);

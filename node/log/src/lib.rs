@@ -1,23 +1,23 @@
 //! A volume's log in an object store.
 //!
-//! Owns: the sequence of requests that reads, extends, trims, provisions, removes and scrubs a log. What the records mean is the
-//! engine's; what the requests mean is the store's.
-//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each;
-//! to be sure that there is none after them, and that none of them was trimmed, a GET each; provisioning is one PUT; a
-//! record is one PUT. After 32 records a checkpoint is one PUT and one LIST, and its trim one or two GETs, one LIST, one
-//! PUT for 64 records, and DELETEs.
+//! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log. What
+//! the records mean is the engine's; what the requests mean is the store's.
+//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a
+//! GET for each; to be sure that there is none after them, and that none of them was truncated, a GET each;
+//! provisioning is one PUT; a record is one PUT. After 32 records a checkpoint is one PUT and one LIST, and
+//! its truncation one or two GETs, one LIST, one PUT for 64 records, and DELETEs.
 //! On failure: nothing is guessed: a create that did not answer clearly is read back.
 
 mod create;
 mod read;
 mod remove;
 pub mod scrub;
-mod trim;
+mod truncate;
 
 pub use create::{CreateOutcome, create_record, drop_checkpoints, provision, write_checkpoint};
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
-pub use trim::{trim, was_trimmed_after};
+pub use truncate::{truncate, was_truncated_after};
 
 use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;

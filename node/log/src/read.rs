@@ -12,14 +12,15 @@ use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{Seq, VolumeId};
 
 use crate::remove::TRIES;
-use crate::trim::was_trimmed_after;
+use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
-/// A store may answer a LIST as of some time ago, and the log may be trimmed meanwhile. For a caller that then creates the
-/// next record that is enough: its create meets what was not shown, or [`was_trimmed_after`] tells it that the log was
-/// trimmed since [`Manifest::checkpointed`]. Everybody else needs [`read_manifest_to_end`].
+/// A store may answer a LIST as of some time ago, and the log may be truncated meanwhile. For a caller that
+/// then creates the next record that is enough: its create meets what was not shown, or
+/// [`was_truncated_after`] tells it that the log was truncated since [`Manifest::checkpointed`]. Everybody
+/// else needs [`read_manifest_to_end`].
 ///
 /// # Errors
 /// [`LogFailure`]: a damaged or missing object is named, never skipped.
@@ -52,16 +53,17 @@ pub async fn read_manifest_to_end(
         }
         let begun_at = manifest.checkpointed();
         match follow(objects, manifest).await {
-            Err(error) if !may_come_of_a_trim(&error) => return Err(error),
-            read if !was_trimmed_after(objects, volume, begun_at).await? => return read,
+            Err(error) if !may_come_of_a_truncation(&error) => return Err(error),
+            read if !was_truncated_after(objects, volume, begun_at).await? => return read,
             Ok(_) | Err(_) => {}
         }
     }
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// Whether a log that is trimmed while it is read, or of which a LIST shows an older part, can look like this.
-fn may_come_of_a_trim(error: &LogFailure) -> bool {
+/// Whether a log that is truncated while it is read, or of which a LIST shows an older part, can look like
+/// this.
+fn may_come_of_a_truncation(error: &LogFailure) -> bool {
     matches!(error, LogFailure::Broken { .. } | LogFailure::Store { source: StoreError::NotFound { .. }, .. })
 }
 
@@ -80,7 +82,8 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
     }
 }
 
-/// One try; nothing when a writer made a newer checkpoint, and dropped the one that LIST shows or trimmed what follows it.
+/// One try; nothing when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
+/// what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
     let mut manifest = Manifest::empty(volume.clone());
     if let Some(seq) = newest_checkpoint(objects, volume).await? {
@@ -96,7 +99,9 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
     }
     let begun_at = manifest.checkpointed();
     match read_on(objects, manifest).await {
-        Err(error) if may_come_of_a_trim(&error) && was_trimmed_after(objects, volume, begun_at).await? => {
+        Err(error)
+            if may_come_of_a_truncation(&error) && was_truncated_after(objects, volume, begun_at).await? =>
+        {
             Ok(None)
         }
         read => read.map(Some),

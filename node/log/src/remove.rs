@@ -8,7 +8,7 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
 use crate::read::{read_record, records_after};
-use crate::trim::was_trimmed_after;
+use crate::truncate::was_truncated_after;
 use crate::{LogFailure, store};
 
 /// How often the end of a growing log is chased.
@@ -79,9 +79,9 @@ async fn bury(
             unix_ms,
             body: Body::Delete,
         };
-        // Where an older LIST ended, records may have been trimmed: then this is not the log's end.
+        // Where an older LIST ended, records may have been truncated: then this is not the log's end.
         if create_record(objects, &record).await? == CreateOutcome::Won
-            && !was_trimmed_after(objects, volume, last).await?
+            && !was_truncated_after(objects, volume, last).await?
         {
             return Ok(Some(record.seq));
         }

@@ -9,7 +9,7 @@ use holdfast_engine::record::{Body, Record, SegmentRef};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_log::{
     CreateOutcome, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
-    read_manifest_to_end, remove, trim, was_trimmed_after, write_checkpoint,
+    read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
 };
 use holdfast_objects::{
     CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError,
@@ -117,13 +117,13 @@ async fn checkpoints_are_stored_while_deletions_are_denied() {
     assert_eq!(drop_checkpoints(&store, &volume(), Seq(128)).await.unwrap(), Some(Seq(96)));
 }
 
-/// A checkpoint as of the log's end, and the trim that follows it.
-async fn checkpoint_and_trim(store: &dyn ObjectStore) {
+/// A checkpoint as of the log's end, and the truncation that follows it.
+async fn checkpoint_and_truncate(store: &dyn ObjectStore) {
     let manifest = read_manifest(store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
     write_checkpoint(store, &volume(), manifest.seq(), bytes.clone()).await.unwrap();
     if let Some(older) = drop_checkpoints(store, &volume(), manifest.seq()).await.unwrap() {
-        trim(store, &volume(), older, (manifest.seq(), &bytes)).await.unwrap();
+        truncate(store, &volume(), older, (manifest.seq(), &bytes)).await.unwrap();
     }
 }
 
@@ -139,7 +139,7 @@ async fn long_log(records: u64) -> MemoryStore {
         };
         assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
         if seq % 32 == 0 {
-            checkpoint_and_trim(&store).await;
+            checkpoint_and_truncate(&store).await;
         }
     }
     store
@@ -171,7 +171,7 @@ async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints
     assert_eq!(store.keys(), ["volumes/v/log/00000000000000000301"]);
 }
 
-/// What failed half-way is done by the next trim.
+/// What failed half-way is done by the next truncation.
 #[tokio::test]
 async fn a_failed_truncation_is_retried() {
     let store = long_log(127).await;
@@ -184,13 +184,13 @@ async fn a_failed_truncation_is_retried() {
         let _back = store.create(&format!("volumes/v/log/{seq:020}"), "x".into()).await.unwrap();
     }
     store.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
-    assert!(trim(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.is_err());
-    trim(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.unwrap();
+    assert!(truncate(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.is_err());
+    truncate(&store, &volume(), Seq(96), (Seq(128), &bytes)).await.unwrap();
     assert_eq!(seqs_of(&store, "log").await, [1, 2, 40].into_iter().chain(65..=128).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
+async fn a_truncation_costs_a_few_requests_after_a_checkpoint() {
     let store = long_log(191).await;
     let next = Record { epoch: Epoch(2), ..commit(192) };
     assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
@@ -199,25 +199,25 @@ async fn a_trim_costs_a_few_requests_after_a_checkpoint() {
     write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap();
     let older = drop_checkpoints(&store, &volume(), Seq(192)).await.unwrap().unwrap();
     let before = store.counts();
-    trim(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
+    truncate(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
     let after = store.counts();
     let spent = (after.get - before.get, after.list - before.list, after.put - before.put);
-    assert_eq!(spent, (1, 1, 0), "160 lies in the stretch that was trimmed already");
+    assert_eq!(spent, (1, 1, 0), "160 lies in the stretch that was truncated already");
     let older = Seq(192);
-    trim(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
+    truncate(&store, &volume(), older, (Seq(192), &bytes)).await.unwrap();
     let last = store.counts();
     let spent = (last.get - after.get, last.list - after.list, last.put - after.put);
     assert_eq!((spent, last.total() - after.total()), ((2, 1, 1), 4 + 64));
 }
 
-/// Found by the simulation: an attach that stood still created its record where a commit had been trimmed.
+/// Found by the simulation: an attach that stood still created its record where a commit had been truncated.
 #[tokio::test]
-async fn a_record_in_a_trimmed_place_is_not_in_the_log() {
+async fn a_record_in_a_truncated_place_is_not_in_the_log() {
     let store = long_log(200).await;
     let attach = record(50, Body::Attach { sectors: 1000, node: "late".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
-    assert!(was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap(), "its creator can detect it");
-    assert!(!was_trimmed_after(&store, &volume(), Seq(128)).await.unwrap());
+    assert!(was_truncated_after(&store, &volume(), Seq(49)).await.unwrap(), "its creator can detect it");
+    assert!(!was_truncated_after(&store, &volume(), Seq(128)).await.unwrap());
     assert_eq!(read_manifest_to_end(&store, &volume()).await.unwrap().seq(), Seq(200));
     // An older LIST shows no checkpoint, and the log as it was then.
     let all = store.keys();
@@ -348,11 +348,11 @@ async fn a_mark_is_neither_there_nor_missing_by_a_proxys_word() {
     let store = long_log(200).await;
     for kind in [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Invalid, ErrorKind::Corrupt] {
         store.fail_next(Verb::Get, Fault::Before(kind));
-        let failed = was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap_err();
+        let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();
         assert!(matches!(failed, LogFailure::Store { .. }), "{kind:?}: {failed}");
     }
     store.corrupt("volumes/v/trimmed/00000000000000000064", |mark| mark.extend(b"<html>maintenance</html>"));
-    let failed = was_trimmed_after(&store, &volume(), Seq(49)).await.unwrap_err();
+    let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();
     assert!(matches!(failed, LogFailure::Store { .. }) && failed.is_transient(), "{failed}");
     let read = read_manifest_to_end(&store, &volume()).await;
     assert_eq!(read.unwrap().seq(), Seq(200), "the newest checkpoint is after it");

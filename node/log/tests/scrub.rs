@@ -9,7 +9,7 @@ use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
-    CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, trim, write_checkpoint,
+    CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, truncate, write_checkpoint,
 };
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
@@ -214,7 +214,8 @@ async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
 }
 
-/// A writer that stood still creates its attach record where another had been trimmed: it is no part of the log.
+/// A writer that stood still creates its attach record where another had been truncated: it is no part of the
+/// log.
 #[tokio::test]
 async fn a_record_that_came_too_late_is_nothing_to_find() {
     let mut stored = Stored::new().await;
@@ -225,7 +226,7 @@ async fn a_record_that_came_too_late_is_nothing_to_find() {
         }
     }
     let newest = stored.store.get(&checkpoint_key(96), u64::MAX).await.unwrap();
-    trim(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
+    truncate(&stored.store, &volume(), Seq(64), (Seq(96), &newest)).await.unwrap();
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
     let attach = Body::Attach { sectors: SECTORS, node: "late".into(), displaced: None };
     for seq in [3, 4] {

@@ -39,9 +39,9 @@ pub struct Outcome {
     pub operations: u64,
     /// What the guests asked for.
     pub requests: u64,
-    /// Log records that were trimmed.
-    pub trimmed: u64,
-    /// Records that came, too late, where another had been trimmed.
+    /// Log records that were truncated.
+    pub truncated: u64,
+    /// Records that came, too late, where another had been truncated.
     pub strays: u64,
     /// What went wrong.
     pub violation: Option<Violation>,
@@ -88,7 +88,7 @@ impl Case {
             steps: run.taken,
             operations: world.trace.operations,
             requests: world.requests(),
-            trimmed: world.store.trimmed,
+            truncated: world.store.truncated,
             strays: world.store.strays,
             violation: ended.err(),
             story: world.trace.take_story(),

@@ -167,13 +167,13 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
 fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests, mut violations) = (0, 0, 0);
-    let (mut trimmed, mut strays) = (0, 0);
+    let (mut truncated, mut strays) = (0, 0);
     for seed in options.seed..options.seed + options.seeds {
         let case = AnyCase::new(seed, options);
         let outcome = case.run();
         operations += outcome.operations;
         requests += outcome.requests;
-        trimmed += outcome.trimmed;
+        truncated += outcome.truncated;
         strays += outcome.strays;
         if options.seeds == 1 {
             writeln!(out, "digest {}", outcome.digest)?;
@@ -190,7 +190,7 @@ fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
     let speed = operations as f64 / seconds;
     writeln!(
         out,
-        r#"{{"operations":{operations},"requests":{requests},"records_trimmed":{trimmed},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
+        r#"{{"operations":{operations},"requests":{requests},"records_truncated":{truncated},"stray_records":{strays},"seeds":{},"volumes":{},"violations":{violations},"seconds":{seconds:.1},"operations_per_second":{speed:.0}}}"#,
         options.seeds, options.volumes
     )?;
     Ok(violations)

@@ -31,7 +31,7 @@ pub enum Profile {
     FullDisks,
     /// Nothing takes long: what a lost host had not committed is young.
     Timely,
-    /// Processes stand still for so long that the log is trimmed beyond what they know of it.
+    /// Processes stand still for so long that the log is truncated beyond what they know of it.
     Sleepers,
     /// Hosts come back with an empty disk, an older one, or a copy of another's; the volume is created a second time.
     OtherDisks,

@@ -57,7 +57,7 @@ fn range(rng: &mut Rng, sectors: u64) -> SectorRange {
     SectorRange::new(start, length.min(sectors - start).min(1500))
 }
 
-/// Few runs are long enough for a log of the usual length to be trimmed.
+/// Few runs are long enough for a log of the usual length to be truncated.
 fn shorten_log(world: &mut World, profile: Profile) {
     let (records, seal_bytes, max_age_ms) = match (profile == Profile::Sleepers, profile.is_timely()) {
         (true, _) => (2, 4096, 300),
@@ -66,7 +66,7 @@ fn shorten_log(world: &mut World, profile: Profile) {
         (false, false) => (*world.rng.pick(&[2, 3]), 16 * 4096, 300),
     };
     world.shorten_log(records);
-    // What sleeps is to find its log trimmed.
+    // What sleeps is to find its log truncated.
     world.denies_deletes = profile != Profile::Sleepers && world.rng.once_in(3);
     world.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
 }

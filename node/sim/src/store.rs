@@ -52,11 +52,11 @@ pub(crate) struct Store {
     segments: BTreeMap<SegmentId, Segment>,
     /// The log as it is.
     truth: Manifest,
-    /// Its records, those that were trimmed too.
+    /// Its records, those that were truncated too.
     history: BTreeMap<Seq, Bytes>,
-    /// How many of them were trimmed.
-    pub(crate) trimmed: u64,
-    /// Records that came where another had been trimmed.
+    /// How many of them were truncated.
+    pub(crate) truncated: u64,
+    /// Records that came where another had been truncated.
     pub(crate) strays: u64,
     last_cut: Rc<Cut>,
     /// Requests in flight whose sender no longer waits for the answer.
@@ -75,7 +75,7 @@ impl Store {
             volume: volume.clone(),
             objects: BTreeMap::new(),
             history: BTreeMap::new(),
-            trimmed: 0,
+            truncated: 0,
             strays: 0,
             segments: BTreeMap::new(),
             last_cut: Rc::default(),
@@ -136,7 +136,7 @@ impl Store {
                 if let Some(object) = self.objects.get_mut(key).filter(|object| object.gone.is_none()) {
                     object.gone = Some(self.changes);
                     let is_record = matches!(ObjectKey::parse(key), Some(ObjectKey::Log(..)));
-                    self.trimmed += u64::from(is_record && !self.truth.is_deleted());
+                    self.truncated += u64::from(is_record && !self.truth.is_deleted());
                 }
                 Answer::Stored(Ok(()))
             }
@@ -339,13 +339,13 @@ impl Store {
     }
 }
 
-/// Where a record was trimmed another may come, and is not in the log: an attach, whose writer must find out, or what the
-/// first one's writer said before.
+/// Where a record was truncated another may come, and is not in the log: an attach, whose writer must find
+/// out, or what the first one's writer said before.
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;
     Invariant::LogIsAChain.check(says_the_same || matches!(stray.body, Body::Attach { .. }), || {
-        format!("log/{} was trimmed and is created again as another record", seq.0)
+        format!("log/{} was truncated and is created again as another record", seq.0)
     });
 }
 

@@ -190,7 +190,7 @@ impl World {
         round_size::scale(Some((copied, written)));
     }
 
-    /// Checkpoints are `records` apart from now on, and the log is trimmed as often in proportion.
+    /// Checkpoints are `records` apart from now on, and the log is truncated as often in proportion.
     pub fn shorten_log(&mut self, records: u64) {
         log_length::scale(Some(records));
     }

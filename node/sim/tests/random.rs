@@ -76,18 +76,19 @@ fn disks_are_emptied_set_back_and_copied() {
 }
 
 #[test]
-fn asleep_while_the_log_is_trimmed() {
+fn asleep_while_the_log_is_truncated() {
     runs(Profile::Sleepers, 12, 3000);
 }
 
-/// In most runs of sleepers the log is trimmed, and in some a record comes into a trimmed place.
+/// In most runs of sleepers the log is truncated, and in some a record comes into a truncated place.
 #[test]
-fn logs_are_trimmed() {
+fn logs_are_truncated() {
     let first = Profile::ALL.len() as u64 - 1;
     assert_eq!(Profile::of(first), Profile::Sleepers);
     let runs = (first..).step_by(Profile::ALL.len()).take(24);
-    let trimmed = runs.filter(|seed| Case { seed: *seed, operations: 3000, bug: None }.run(0).trimmed > 0);
-    assert!(trimmed.count() >= 18);
+    let truncated =
+        runs.filter(|seed| Case { seed: *seed, operations: 3000, bug: None }.run(0).truncated > 0);
+    assert!(truncated.count() >= 18);
 }
 
 /// Found by this seed: of a sector that was zeros when its map page was written last, and data when the power went, the data

@@ -14,7 +14,7 @@ use holdfast_types::{Seq, VolumeId};
 
 use super::{Effect, Fault, Finding};
 use crate::read::{read_record, records_after, seqs_under};
-use crate::trim::{newest_mark, was_trimmed_after};
+use crate::truncate::{newest_mark, was_truncated_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Records read at once.
@@ -61,27 +61,27 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     }
 
     let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
-    // What lies before the oldest checkpoint may have been trimmed.
-    let trimmed_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
+    // What lies before the oldest checkpoint may have been truncated.
+    let truncated_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
     // What is left up to the newest mark does not follow from each other, and some of it may have come too late.
-    let trimmed_upto = newest_mark(objects, volume, trimmed_before).await?.unwrap_or(Seq(0));
-    // Listed, and trimmed before it was read: as if it had not been listed.
+    let truncated_upto = newest_mark(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
+    // Listed, and truncated before it was read: as if it had not been listed.
     records.retain(|_, record| !matches!(record, Err(Fault::Missing)));
-    let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(trimmed_before);
+    let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
     let mut replay = Replay::new(volume, first == Seq::FIRST);
     let mut seq = first;
     while seq <= last {
-        let may_be_trimmed = seq < trimmed_before;
+        let may_be_truncated = seq < truncated_before;
         let record = match records.remove(&seq) {
             // A LIST may be answered as of some time ago.
-            None if !may_be_trimmed => match readable(read_record(objects, volume, seq).await)? {
-                Err(Fault::Missing) if was_trimmed_after(objects, volume, Seq(seq.0 - 1)).await? => None,
+            None if !may_be_truncated => match readable(read_record(objects, volume, seq).await)? {
+                Err(Fault::Missing) if was_truncated_after(objects, volume, Seq(seq.0 - 1)).await? => None,
                 read => Some(read),
             },
             listed => listed,
         };
-        if seq <= trimmed_upto {
+        if seq <= truncated_upto {
             replay.current = false;
         }
         replay.record(seq, record);
@@ -128,7 +128,7 @@ impl Replay {
         }
     }
 
-    /// `None`: it may have been trimmed.
+    /// `None`: it may have been truncated.
     fn record(&mut self, seq: Seq, record: Option<Result<Record, Fault>>) {
         let fault = match record {
             None => {

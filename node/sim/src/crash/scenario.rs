@@ -47,7 +47,7 @@ pub enum Scenario {
     Groups,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,
-    /// A process that attaches stands still until the place of its record was trimmed.
+    /// A process that attaches stands still until the place of its record was truncated.
     Sleeper,
 }
 

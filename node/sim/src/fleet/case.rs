@@ -61,7 +61,7 @@ impl FleetCase {
             steps: fleet.taken,
             operations: fleet.operations(),
             requests: 0,
-            trimmed: 0,
+            truncated: 0,
             strays: 0,
             violation: ended.err(),
             story: Vec::new(),
@@ -72,7 +72,7 @@ impl FleetCase {
             let world = &mut volume.world;
             digest.update(world.trace.digest().as_bytes());
             outcome.requests += world.requests();
-            outcome.trimmed += world.store.trimmed;
+            outcome.truncated += world.store.truncated;
             outcome.strays += world.store.strays;
             lines.extend(
                 world.trace.take_numbered_story().into_iter().map(|(step, line)| (step, number, line)),

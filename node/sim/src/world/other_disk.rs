@@ -143,7 +143,7 @@ impl World {
         self.trace.host_event(0, 82, "the bucket is emptied and the volume created again");
         let identity = Nonce(self.rng.bytes());
         let mut store = Store::new(self.store.volume().clone(), self.store.manifest().sectors(), identity);
-        (store.trimmed, store.strays) = (self.store.trimmed, self.store.strays);
+        (store.truncated, store.strays) = (self.store.truncated, self.store.strays);
         store.requests = self.store.requests;
         self.store = store;
         self.last_writer = None;

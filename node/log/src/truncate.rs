@@ -1,21 +1,24 @@
 //! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can detect it.
 //!
-//! 1. there are two checkpoints at or after the place where the trim is to end: readers begin at one of them;
-//! 2. the mark of that place is stored, after the marks of all places before it (`TrimMarked`);
+//! 1. there are two checkpoints at or after the place where the truncation is to end: readers begin at one of
+//!    them;
+//! 2. the mark of that place is stored, after the marks of all places before it (`TruncationMarked`);
 //! 3. the records up to it are deleted, except where a late create of another writer could still take the place of one
-//!    (`Trimmed`): the first one, and every attach record. Only then is the next mark stored.
+//!    (`Truncated`): the first one, and every attach record. Only then is the next mark stored.
 //!
-//! The names are crash points. A mark is never deleted while the volume exists, so that none can be missing again. Hence
-//! what readers and writers rely on ([`was_trimmed_after`]): while the first mark after a seq is not there, no record after
-//! that seq was ever deleted, and a record that was created there is the only one that ever stood in its place. Where a
-//! record was trimmed, another may be created, and stays: because of that marker no reader takes it as part of the log.
+//! The names are crash points. A mark is never deleted while the volume exists, so that none can be missing
+//! again. Hence what readers and writers rely on ([`was_truncated_after`]): while the first mark after a seq
+//! is not there, no record after that seq was ever deleted, and a record that was created there is the only
+//! one that ever stood in its place. Where a record was truncated, another may be created, and stays: because
+//! of that marker no reader takes it as part of the log.
 //!
 //! What a wrong answer about a mark would do:
-//! - *not there*, believed wrongly, makes a reader take a superseded log for the log, and an attach that came where a record was
-//!   trimmed take itself for the winner: two writers. Only the store's own word counts (`StoreError::NotFound` is nothing
-//!   else); whatever else is said is an error, and the reader begins again;
-//! - *there*, believed wrongly, only makes a reader begin again, or a trim delete less. A mark is empty all the same, so a page
-//!   that a proxy sends in its place is an error too.
+//! - *not there*, believed wrongly, makes a reader take a superseded log for the log, and an attach that came
+//!   where a record was truncated take itself for the winner: two writers. Only the store's own word counts
+//!   (`StoreError::NotFound` is nothing else); whatever else is said is an error, and the reader begins
+//!   again;
+//! - *there*, believed wrongly, only makes a reader begin again, or a truncation delete less. A mark is empty
+//!   all the same, so a page that a proxy sends in its place is an error too.
 
 use bytes::Bytes;
 use futures::future::try_join_all;
@@ -43,12 +46,12 @@ struct Foreign {
     bytes: usize,
 }
 
-/// Whether records after `seq` may have been trimmed before now. What was read after `seq` and before this was asked is the
-/// log where not, and may not be where so.
+/// Whether records after `seq` may have been truncated before now. What was read after `seq` and before this
+/// was asked is the log where not, and may not be where so.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the answer is unknown.
-pub async fn was_trimmed_after(
+pub async fn was_truncated_after(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     seq: Seq,
@@ -60,8 +63,8 @@ pub async fn was_trimmed_after(
 /// the seq of the one before it.
 ///
 /// # Errors
-/// [`LogFailure`]: what is left is trimmed after the next checkpoint.
-pub async fn trim(
+/// [`LogFailure`]: what is left is truncated after the next checkpoint.
+pub async fn truncate(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     older: Seq,
@@ -83,16 +86,16 @@ pub async fn trim(
         mark = mark_after(before);
         if marked.is_none_or(|marked| marked < mark) {
             store_mark(objects, volume, mark).await?;
-            reach(CrashPoint::TrimMarked);
+            reach(CrashPoint::TruncationMarked);
         }
         let unneeded: Vec<Seq> = listed
             .iter()
             .copied()
-            .filter(|seq| (before.next()..=mark).contains(seq) && manifest.may_be_trimmed(*seq))
+            .filter(|seq| (before.next()..=mark).contains(seq) && manifest.may_be_truncated(*seq))
             .collect();
         if !unneeded.is_empty() {
             delete_records(objects, volume, &unneeded).await?;
-            reach(CrashPoint::Trimmed);
+            reach(CrashPoint::Truncated);
         }
     }
     Ok(())
@@ -120,10 +123,10 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> R
         Ok(mark) if mark.is_empty() => Ok(true),
         Ok(page) => {
             let foreign = Foreign { key, bytes: page.len() };
-            Err(store("look for a mark of a trim", volume)(StoreError::Unavailable(foreign.into())))
+            Err(store("look for a mark of a truncation", volume)(StoreError::Unavailable(foreign.into())))
         }
         Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(store("look for a mark of a trim", volume)(error)),
+        Err(error) => Err(store("look for a mark of a truncation", volume)(error)),
     }
 }
 
@@ -132,7 +135,7 @@ async fn store_mark(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> 
     match objects.create(&key, Bytes::new()).await {
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("mark the end of a trim", volume)(source))
+            Err(store("mark the end of a truncation", volume)(source))
         }
     }
 }

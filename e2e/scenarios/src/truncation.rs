@@ -1,5 +1,6 @@
-//! A log is trimmed while two hosts stand still that know only an older part of it: the writer that was replaced, and one
-//! that is about to replace its successor. Neither harms the volume, and what the second one serves is the newest state.
+//! A log is truncated while two hosts stand still that know only an older part of it: the writer that was
+//! replaced, and one that is about to replace its successor. Neither harms the volume, and what the second
+//! one serves is the newest state.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::wire::{Exit, Program};
 use holdfast_lab::world::World;
 
-const BUCKET: &str = "trimming";
+const BUCKET: &str = "truncation";
 const VOLUME: &str = "disk";
 /// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first mark, at 64.
 const COMMITS: u32 = 110;
@@ -60,11 +61,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     c.vm().signal(PROGRAM, SIGSTOP)?;
     proxy.hold_requests()?;
 
-    report::step(format_args!("node b flushes {COMMITS} times, and trims"));
+    report::step(format_args!("node b flushes {COMMITS} times, and truncates"));
     write(b.vm(), &device, &format!("$(seq {COMMITS})"))?;
     let sum = sum(b.vm(), &device)?;
-    until("the log to be trimmed", LIMIT, || Ok((s3.keys(BUCKET, &log())?.len() < KEPT).then_some(())))?;
-    ensure!(s3.keys(BUCKET, &next)?.is_empty(), "{next} was not trimmed");
+    until("the log to be truncated", LIMIT, || Ok((s3.keys(BUCKET, &log())?.len() < KEPT).then_some(())))?;
+    ensure!(s3.keys(BUCKET, &next)?.is_empty(), "{next} was not truncated");
     let marks = s3.keys(BUCKET, &format!("volumes/{VOLUME}/trimmed/"))?;
     ensure!(marks == [format!("volumes/{VOLUME}/trimmed/{:020}", 64)], "marks: {marks:?}");
 
