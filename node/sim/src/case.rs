@@ -37,7 +37,7 @@ pub struct Outcome {
     pub steps: u64,
     /// Requests, jobs, answers and deaths.
     pub operations: u64,
-    /// What the guests asked for.
+    /// What the clients asked for.
     pub requests: u64,
     /// Log records that were truncated.
     pub truncated: u64,

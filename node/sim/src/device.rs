@@ -1,4 +1,4 @@
-//! The guest's side of a volume: requests in flight, what they wrote and what they saw.
+//! The client's side of a volume: requests in flight, what they wrote and what they saw.
 
 use holdfast_engine::event::{Errno, Op, RequestId};
 use holdfast_types::SectorRange;
@@ -7,7 +7,7 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::{Cut, Expect};
 use crate::invariant::Invariant;
 
-/// A request the guest waits for.
+/// A request the client waits for.
 pub(crate) struct Request {
     pub(crate) op: Op,
     pub(crate) range: SectorRange,
@@ -56,7 +56,7 @@ pub(crate) struct Device {
     slots: Vec<Option<Request>>,
     /// Its size.
     pub(crate) sectors: u64,
-    /// The guest asks for nothing more.
+    /// The client asks for nothing more.
     pub(crate) closing: bool,
     /// The engine said that it may be used.
     pub(crate) ready: bool,
@@ -137,7 +137,7 @@ impl Device {
         self.slots[id.0 as usize] = Some(request);
     }
 
-    /// The guest gets its answer; of a FLUSH that promises the store too, with what is `in_store`.
+    /// The client gets its answer; of a FLUSH that promises the store too, with what is `in_store`.
     pub(crate) fn complete(
         &mut self,
         id: RequestId,

@@ -1,8 +1,8 @@
 //! Local files of a simulated host: what was written, and what of it a power cut leaves.
 //!
-//! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the guest write the bytes came from, zero a hole.
-//! Unsynced writes survive a power cut in any subset; those of the map file are torn at 512 bytes. What a failed sync covered
-//! stays unsynced permanently.
+//! A side keeps one stamp a sector instead of 4096 bytes; a stamp names the client write the bytes came from,
+//! zero a hole. Unsynced writes survive a power cut in any subset; those of the map file are torn at 512
+//! bytes. What a failed sync covered stays unsynced permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use holdfast_types::SectorRange;
 
 use crate::rng::Rng;
 
-/// Names the guest write that a sector's bytes came from; zero means zeros.
+/// Names the client write that a sector's bytes came from; zero means zeros.
 pub(crate) type Stamp = u64;
 
 /// Which unsynced writes a power cut leaves.

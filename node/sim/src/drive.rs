@@ -39,12 +39,12 @@ pub fn step(world: &mut World, host: usize) {
     }
 }
 
-/// Whether the guest of `host` may ask and waits for nothing.
+/// Whether the client of `host` may ask and waits for nothing.
 pub fn is_idle(world: &World, host: usize) -> bool {
     world.hosts[host].device.as_ref().is_some_and(|device| device.ready && device.is_idle())
 }
 
-/// The guest reads every sector it ever touched; each answer is checked against the model.
+/// The client reads every sector it ever touched; each answer is checked against the model.
 pub fn read_all(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     let touched = world.hosts[host].expect.touched();
@@ -56,7 +56,7 @@ pub fn read_all(world: &mut World, host: usize) {
     }
 }
 
-/// The guest stops and the engine detaches.
+/// The client stops and the engine detaches.
 pub fn detach(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
     for _ in 0..PATIENCE {
@@ -69,7 +69,7 @@ pub fn detach(world: &mut World, host: usize) {
     Invariant::ComesToRest.broken(&format!("host {host} does not detach"));
 }
 
-/// What the guest of `host` wrote is there: here, in the store alone, and on `other`.
+/// What the client of `host` wrote is there: here, in the store alone, and on `other`.
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);

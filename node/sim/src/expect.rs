@@ -1,9 +1,9 @@
-//! The per-sector model: which guest writes a read may see.
+//! The per-sector model: which client writes a read may see.
 //!
-//! Times are ticks of the model's own clock, which moves with everything the guest sees. A write is *superseded* by a write
-//! that succeeded and was issued after the first one had ended. A read sees a write that is not superseded. After the loss
-//! of the host it sees one not superseded by a write that a successful flush, issued after that write ended, vouches for, nor
-//! by a FUA write that succeeded.
+//! Times are ticks of the model's own clock, which moves with everything the client sees. A write is
+//! *superseded* by a write that succeeded and was issued after the first one had ended. A read sees a write
+//! that is not superseded. After the loss of the host it sees one not superseded by a write that a successful
+//! flush, issued after that write ended, vouches for, nor by a FUA write that succeeded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

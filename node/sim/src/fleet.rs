@@ -242,7 +242,7 @@ impl Fleet {
         }
     }
 
-    /// The guest may ask while the device is served, and the engine may detach once there is none.
+    /// The client may ask while the device is served, and the engine may detach once there is none.
     fn grant(&mut self, host: usize, volume: usize) {
         let access = self.nodes[host].devices.access(volume);
         let here = &mut self.volumes[volume].world.hosts[host];

@@ -99,7 +99,7 @@ pub(crate) struct Host {
     pub(crate) came_of: Option<Attach>,
     /// Writers that there had been when its process began to attach.
     pub(crate) writers_before: usize,
-    /// The kernel has no device of the volume that is served: the guest cannot ask.
+    /// The kernel has no device of the volume that is served: the client cannot ask.
     pub(crate) is_shut: bool,
     /// The kernel has a device of the volume: its engine is not told to detach yet.
     pub(crate) is_held: bool,

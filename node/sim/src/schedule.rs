@@ -122,7 +122,7 @@ impl Schedule {
         &mut self.world.rng
     }
 
-    fn guest(&mut self, host: usize) {
+    fn client(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
         let sectors = device.sectors;
         if self.world.hosts[host].is_shut || !device.ready || device.closing || device.free_slot().is_none() {
@@ -345,9 +345,9 @@ impl Schedule {
         }
         self.attend(host);
         match self.rng().below(20) {
-            // Sleepers' guests ask for little, so that most of the run is commits.
+            // Sleepers' clients ask for little, so that most of the run is commits.
             0..=3 if self.sleeps => self.daemon(host),
-            0..=4 => self.guest(host),
+            0..=4 => self.client(host),
             5 => {
                 let passed = self.rng().below(400) as u64;
                 self.world.tick(host, passed);

@@ -252,7 +252,7 @@ fn answer_words(answer: &Answer) -> (&'static str, u64) {
 fn event_words(event: &Event) -> String {
     match event {
         Event::Request { id, op, range } => {
-            format!("guest: {op:?} of {} sectors at {} (request {})", range.sectors, range.start.0, id.0)
+            format!("client: {op:?} of {} sectors at {} (request {})", range.sectors, range.start.0, id.0)
         }
         Event::ManifestLoaded(manifest) => format!("the log ends at {}", manifest.seq().0),
         Event::Uploaded(segment) => format!("uploaded {} bytes", segment.bytes),

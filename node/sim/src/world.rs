@@ -70,7 +70,7 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
-    /// What a FLUSH means to the guests.
+    /// What a FLUSH means to the clients.
     pub(crate) durability: Durability,
     pub(crate) sectors: u64,
     /// Sectors that the sides of a host may hold; `None`: any number.
@@ -199,12 +199,12 @@ impl World {
         once_in.is_some_and(|times| rng.once_in(times))
     }
 
-    // ---- the guest ----
+    // ---- the client ----
 
-    /// The guest asks; `None` when the device is full.
+    /// The client asks; `None` when the device is full.
     pub fn request(&mut self, host: usize, op: Op, range: SectorRange) -> Option<RequestId> {
         let here = &mut self.hosts[host];
-        let device = here.device.as_mut().expect("a guest has a device");
+        let device = here.device.as_mut().expect("a client has a device");
         let id = device.free_slot()?;
         self.serial += 1;
         device.issue(id, op, range, self.first_stamp + self.serial, &mut here.expect);
@@ -461,7 +461,7 @@ impl World {
         !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce
     }
 
-    /// Reads every sector the guest of `host` ever touched, from the store alone.
+    /// Reads every sector the client of `host` ever touched, from the store alone.
     pub fn check_store(&mut self, host: usize) {
         let manifest = self.store.manifest();
         let cut = self.store.last_cut();

@@ -12,7 +12,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 
 const DEAD_DISK: Faults =
     Faults { local: Some(1), sync: Some(1), create: None, store: None, read: None, stale_list: None };
 
-/// A host whose guest wrote `range`, on a disk that reads nothing any more.
+/// A host whose client wrote `range`, on a disk that reads nothing any more.
 fn unreadable(range: SectorRange, committed: bool) -> World {
     let mut world = World::new(0, 2, 70_000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -28,7 +28,7 @@ fn unreadable(range: SectorRange, committed: bool) -> World {
     world
 }
 
-/// The guest reads `range`: what it was answered, and what was reported.
+/// The client reads `range`: what it was answered, and what was reported.
 fn read(world: &mut World, range: SectorRange) -> (Result<(), Errno>, Vec<Report>) {
     world.request(0, Op::Read, range).expect("the device is idle");
     let mut answer = None;

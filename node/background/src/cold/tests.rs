@@ -37,7 +37,7 @@ fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Dura
     (done, time.waits.into_inner())
 }
 
-/// Each of these failed the guest's read at once, and an ext4 on the volume became read-only.
+/// Each of these failed the client's read at once, and an ext4 on the volume became read-only.
 #[test]
 fn a_read_waits_out_what_a_proxy_or_a_failover_says() {
     let refused = || StoreError::Refused { code: "HTTP 421".to_owned(), source: "x".into() };

@@ -51,7 +51,7 @@ pub(super) type Step = (u8, &'static str);
 pub(super) struct Served {
     /// The engine allows a device.
     pub(super) is_ready: bool,
-    /// The guest has stopped for a detach.
+    /// The client has stopped for a detach.
     pub(super) is_closed: bool,
     /// Identifies the attach.
     pub(super) attach: u32,
@@ -60,9 +60,9 @@ pub(super) struct Served {
 /// What is left to the volume after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
-    /// Its guest may use it.
+    /// Its client may use it.
     Open,
-    /// Its guest waits, and its engine may not detach.
+    /// Its client waits, and its engine may not detach.
     Shut,
     /// It has no device: the engine is to detach.
     Gone,

@@ -7,8 +7,8 @@ use crate::invariant::Invariant;
 const SECTOR_BYTES: u64 = 4096;
 
 impl World {
-    /// Invariant 16: whatever the guest wrote and no commit holds is counted. Where nothing is in progress and nothing ever
-    /// failed, nothing else is.
+    /// Invariant 16: whatever the client wrote and no commit holds is counted. Where nothing is in progress
+    /// and nothing ever failed, nothing else is.
     pub(super) fn check_dirty(&self, host: usize) {
         let here = &self.hosts[host];
         let Some(status) = self.status(host) else { return };

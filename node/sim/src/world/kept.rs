@@ -31,14 +31,14 @@ impl World {
                 None => (here.base.allowed(sector), "committed"),
             };
             Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {
-                format!("of sector {sector} {stamps:?} is {place}, the guest last saw one of {allowed:?}")
+                format!("of sector {sector} {stamps:?} is {place}, the client last saw one of {allowed:?}")
             });
         }
     }
 
-    /// Invariant 1, at once and not only where a guest reads next: what the durable map names dirty is what the side holds, and
-    /// no older than what was flushed. Only of the disk that the last writer has: a record that arrives late makes a host the
-    /// last writer whose disk is another one by then.
+    /// Invariant 1, at once and not only where a client reads next: what the durable map names dirty is what
+    /// the side holds, and no older than what was flushed. Only of the disk that the last writer has: a
+    /// record that arrives late makes a host the last writer whose disk is another one by then.
     pub(super) fn check_left(&self, host: usize) {
         let here = &self.hosts[host];
         if self.last_writer != Some(host) || here.other_disk.is_some() {

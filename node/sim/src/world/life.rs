@@ -19,7 +19,7 @@ use crate::invariant::Invariant;
 use crate::process::{Heard, What};
 
 impl World {
-    /// The guest is asked to stop, and once it has, the engine to detach.
+    /// The client is asked to stop, and once it has, the engine to detach.
     pub fn begin_detach(&mut self, host: usize) {
         let here = &mut self.hosts[host];
         let Some(device) = &mut here.device else { return };
@@ -186,7 +186,7 @@ impl World {
         self.hosts[host].disk.lock().outcomes()
     }
 
-    /// The host loses power: unsynced writes meet their fate, tmpfs and guest are gone.
+    /// The host loses power: unsynced writes meet their fate, tmpfs and client are gone.
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.host_event(host, 65, "the host loses power");

@@ -85,7 +85,7 @@ impl World {
         self.hosts[host].device.is_some()
     }
 
-    /// Whether the guest of `host` may ask.
+    /// Whether the client of `host` may ask.
     pub fn is_ready(&self, host: usize) -> bool {
         self.hosts[host].device.as_ref().is_some_and(|device| device.ready)
     }
@@ -95,7 +95,7 @@ impl World {
         self.hosts[host].device.as_ref().is_some_and(|device| device.fenced)
     }
 
-    /// Requests the guests made.
+    /// Requests the clients made.
     pub(crate) fn requests(&self) -> u64 {
         self.serial
     }

@@ -1,4 +1,5 @@
-//! What the engine asks of the local host, done by its own thread: files, the live map, answers to the guest.
+//! What the engine asks of the local host, done by its own thread: files, the live map, answers to the
+//! client.
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{Errno, Event, Op, Unprepared};

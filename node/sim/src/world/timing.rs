@@ -62,7 +62,7 @@ impl World {
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
                 here.away_until = self.now;
             }
-            // A write that its seal captured before the guest heard of it counts as younger than the seal.
+            // A write that its seal captured before the client heard of it counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
                 here.uncommitted.clear();
             }

@@ -199,7 +199,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
     });
 }
 
-/// What another program, or a bug, had written into the file of zeros was read as zeros by every guest.
+/// What another program, or a bug, had written into the file of zeros was read as zeros by every client.
 #[test]
 fn the_file_of_zeros_holds_zeros_after_a_start() {
     alone(async {

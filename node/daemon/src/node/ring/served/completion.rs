@@ -186,7 +186,7 @@ fn known(number: i32) -> Errno {
 mod tests {
     use super::*;
 
-    /// A write over several extents that ran out of space in the middle was an I/O error for the guest.
+    /// A write over several extents that ran out of space in the middle was an I/O error for the client.
     #[test]
     fn a_write_cut_short_or_over_quota_waits_for_space() {
         let ended = |raw_result| Completion { user_data: UserData::new(MOVE_KIND, 0, 0, 0), raw_result };

@@ -1,7 +1,7 @@
 //! What the planner reports: logged, counted, shown on the board.
 //!
-//! Invariants: what a request can cause is logged at most once a second for each volume and kind, with a count of the rest:
-//! a guest that reads a bad sector again and again fills no log.
+//! Invariants: what a request can cause is logged at most once a second for each volume and kind, with a
+//! count of the rest: a client that reads a bad sector again and again fills no log.
 
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Millis, Unprepared};
