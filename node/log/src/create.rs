@@ -13,7 +13,7 @@ use crate::{LogFailure, MAX_METADATA_BYTES, store};
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
 const KEPT_CHECKPOINTS: usize = 2;
 
-/// How a create-once ended, after every doubt was resolved.
+/// Outcomes of a create-once, after every doubt was resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum CreateOutcome {

@@ -6,7 +6,7 @@
 //! GET for each; to be sure that there is none after them, and that none of them was truncated, a GET each;
 //! provisioning is one PUT; a record is one PUT. After 32 records a checkpoint is one PUT and one LIST, and
 //! its truncation one or two GETs, one LIST, one PUT for 64 records, and DELETEs.
-//! On failure: nothing is guessed: a create that did not answer clearly is read back.
+//! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod create;
 mod read;
@@ -27,18 +27,18 @@ use holdfast_types::VolumeId;
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
 
-/// Why a log could not be read or extended.
+/// Reasons for which a log could not be read or extended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogFailure {
-    /// The store did not do it.
+    /// A request to the store failed.
     #[error("{what} of volume {volume}")]
     Store {
-        /// What was asked for.
+        /// The operation.
         what: &'static str,
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// Why not.
+        /// The store's error.
         #[source]
         source: StoreError,
     },
@@ -47,23 +47,23 @@ pub enum LogFailure {
     Damaged {
         /// Its key.
         key: String,
-        /// How.
+        /// The first violation found.
         #[source]
         source: DecodeError,
     },
     /// The records do not follow each other.
     #[error("the log of volume {volume} is broken")]
     Broken {
-        /// Whose.
+        /// The volume.
         volume: VolumeId,
-        /// How.
+        /// The first violation found.
         #[source]
         source: Order,
     },
     /// A volume of this id exists already, and is another one.
     #[error("volume {volume} exists already with {sectors} sectors: choose another id")]
     ExistsOtherwise {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// Its size.
         sectors: u64,
@@ -77,7 +77,7 @@ pub enum LogFailure {
 }
 
 impl LogFailure {
-    /// Whether trying again later may help.
+    /// True if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         use holdfast_objects::ErrorKind::{Conflict, Throttled, Unavailable};
         match self {

@@ -17,10 +17,10 @@ use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// The volume's state as far as LIST shows its log; a manifest that does not exist when there is no log.
 ///
-/// A store may answer a LIST as of some time ago, and the log may be truncated meanwhile. For a caller that
-/// then creates the next record that is enough: its create meets what was not shown, or
-/// [`was_truncated_after`] tells it that the log was truncated since [`Manifest::checkpointed`]. Everybody
-/// else needs [`read_manifest_to_end`].
+/// A store may answer a LIST as of some time ago, and the log may be truncated meanwhile. That is enough for
+/// a caller that then creates the next record: its create meets the records that LIST did not show, or
+/// [`was_truncated_after`] detects that the log was truncated since [`Manifest::checkpointed`]. Every other
+/// caller needs [`read_manifest_to_end`].
 ///
 /// # Errors
 /// [`LogFailure`]: a damaged or missing object is named, never skipped.
@@ -61,8 +61,7 @@ pub async fn read_manifest_to_end(
     Err(LogFailure::Contended(volume.clone()))
 }
 
-/// Whether a log that is truncated while it is read, or of which a LIST shows an older part, can look like
-/// this.
+/// True for errors of a log that was truncated during the read, or of which a LIST showed an older part.
 fn may_come_of_a_truncation(error: &LogFailure) -> bool {
     matches!(error, LogFailure::Broken { .. } | LogFailure::Store { source: StoreError::NotFound { .. }, .. })
 }
@@ -82,7 +81,7 @@ async fn follow(objects: &dyn ObjectStore, mut manifest: Manifest) -> Result<Man
     }
 }
 
-/// One try; nothing when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
+/// One try; `None` when a writer made a newer checkpoint, and dropped the one that LIST shows or truncated
 /// what follows it.
 async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option<Manifest>, LogFailure> {
     let mut manifest = Manifest::empty(volume.clone());

@@ -11,7 +11,7 @@ use crate::read::{read_record, records_after};
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, store};
 
-/// How often the end of a growing log is chased.
+/// Number of reads of the end of a log that grows meanwhile.
 pub(crate) const TRIES: usize = 8;
 /// Deletes in flight at once.
 pub(crate) const PARALLEL_DELETES: usize = 16;

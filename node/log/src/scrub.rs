@@ -1,12 +1,14 @@
-//! Scrub: reads everything that a volume has in its store, and says what is damaged and whom that hurts.
+//! Scrub: reads everything that a volume has in its store, and reports what is damaged and its effect.
 //!
-//! 1. every record and every checkpoint; a checkpoint must be what the log says (`log`);
-//! 2. every segment the volume refers to: there, of the right length, with a whole index and whole frames (`segment`);
+//! 1. every record and every checkpoint; a checkpoint must equal the state that the log replays to (`log`);
+//! 2. every segment the volume refers to: there, of the right length, with an intact index and intact frames
+//!    (`segment`);
 //! 3. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
 //!
 //! Owns: the order of reads and what a finding means. Changes nothing; [`repair_checkpoints`] does.
 //! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.
-//! On failure: a store that does not answer ends the scrub; what was found is nothing then, since it is not all.
+//! On failure: a store that does not answer ends the scrub without a report, since its findings would be
+//! incomplete.
 
 mod log;
 mod repair;
@@ -30,7 +32,7 @@ pub use repair::repair_checkpoints;
 /// Segments read at once; each holds at most one read of 4 MiB and its index in memory.
 const PARALLEL_SEGMENTS: usize = 4;
 
-/// How far a scrub is.
+/// Progress of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// Bytes of segments read so far.
@@ -39,7 +41,7 @@ pub struct Progress {
     pub total_bytes: u64,
 }
 
-/// What is wrong with an object.
+/// The damage of an object.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {
@@ -60,7 +62,7 @@ pub enum Fault {
     /// A record that cannot stand in its place.
     #[error("does not follow from the records before it")]
     Order(#[source] LogError),
-    /// A checkpoint that says something else than the log.
+    /// A checkpoint that differs from the log.
     #[error("is not what the log says")]
     Differs,
     /// The trailer, which no reader needs.
@@ -69,20 +71,20 @@ pub enum Fault {
     /// Some of a segment's frames.
     #[error("has damaged frames ({count})")]
     Frames {
-        /// How many.
+        /// Number of damaged frames.
         count: u64,
         /// The first one's bytes in the object.
         first: Range<u64>,
-        /// What is wrong with that one.
+        /// The damage of the first one.
         #[source]
         source: FrameError,
     },
 }
 
-/// Whom a fault hurts.
+/// Effect of a fault on the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// None: something newer replaces what is damaged, or no reader needs it.
+    /// No effect: something newer replaces what is damaged, or no reader needs it.
     Harmless,
     /// Reads of these sectors fail, unless the node that serves the volume holds them. Ascending, apart.
     Unreadable(Vec<SectorRange>),
@@ -95,13 +97,13 @@ pub enum Effect {
 pub struct Finding {
     /// Its key.
     pub key: String,
-    /// What is wrong with it.
+    /// The damage.
     pub fault: Fault,
-    /// Whom it hurts.
+    /// Its effect on the volume.
     pub effect: Effect,
 }
 
-/// What a scrub found.
+/// Findings of a scrub.
 #[derive(Debug)]
 pub struct Report {
     /// The volume as of its log's end; where that cannot be known, as of the last seq at which it is.
@@ -132,14 +134,14 @@ impl Report {
         visible::join(ranges.copied().collect())
     }
 
-    /// Whether anybody is hurt.
+    /// True if no fault affects the volume.
     pub fn is_harmless(&self) -> bool {
         self.findings.iter().all(|finding| finding.effect == Effect::Harmless)
     }
 }
 
-/// Reads all of `volume` and says what is damaged. `tell` hears of progress now and then. Of a volume that does not exist
-/// or was deleted the report holds nothing but a manifest that says so.
+/// Reads all of `volume` and reports what is damaged; calls `tell` with the progress. For a volume that does
+/// not exist or was deleted the report holds only a manifest that says so.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the store did not answer.

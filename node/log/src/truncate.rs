@@ -1,24 +1,24 @@
 //! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can detect it.
 //!
-//! 1. there are two checkpoints at or after the place where the truncation is to end: readers begin at one of
-//!    them;
-//! 2. the mark of that place is stored, after the marks of all places before it (`TruncationMarked`);
-//! 3. the records up to it are deleted, except where a late create of another writer could still take the place of one
-//!    (`Truncated`): the first one, and every attach record. Only then is the next mark stored.
+//! 1. two checkpoints exist at or after the end of the truncation: readers begin at one of them;
+//! 2. the marker of that end is stored, after the markers of all ends before it (`TruncationMarked`);
+//! 3. the records up to it are deleted, except where a late create of another writer could still take the
+//!    place of one (`Truncated`): the first one, and every attach record. Only then is the next marker
+//!    stored.
 //!
-//! The names are crash points. A mark is never deleted while the volume exists, so that none can be missing
-//! again. Hence what readers and writers rely on ([`was_truncated_after`]): while the first mark after a seq
-//! is not there, no record after that seq was ever deleted, and a record that was created there is the only
-//! one that ever stood in its place. Where a record was truncated, another may be created, and stays: because
-//! of that marker no reader takes it as part of the log.
+//! The names are crash points. A marker is never deleted while the volume exists, so that none can be missing
+//! again. Readers and writers rely on it ([`was_truncated_after`]). While the first marker after a seq is not
+//! there, no record after that seq was ever deleted. A record that was created there is the only one that
+//! ever stood in its place. In the place of a truncated record another may be created, and stays: because of
+//! the marker no reader takes it as part of the log.
 //!
-//! What a wrong answer about a mark would do:
-//! - *not there*, believed wrongly, makes a reader take a superseded log for the log, and an attach that came
-//!   where a record was truncated take itself for the winner: two writers. Only the store's own word counts
-//!   (`StoreError::NotFound` is nothing else); whatever else is said is an error, and the reader begins
-//!   again;
-//! - *there*, believed wrongly, only makes a reader begin again, or a truncation delete less. A mark is empty
-//!   all the same, so a page that a proxy sends in its place is an error too.
+//! Effect of a wrong answer about a marker:
+//! - *not there*, believed wrongly: a reader takes a superseded log for the log, and an attach whose record
+//!   came where another was truncated takes itself for the winner: two writers. Therefore only
+//!   `StoreError::NotFound`, which only the store itself causes, means *not there*. Any other answer is an
+//!   error, and the reader begins again;
+//! - *there*, believed wrongly: a reader begins again, or a truncation deletes less. A marker is empty all
+//!   the same, so a page that a proxy sends in its place is an error too.
 
 use bytes::Bytes;
 use futures::future::try_join_all;
@@ -33,10 +33,10 @@ use crate::read::records_after;
 use crate::remove::PARALLEL_DELETES;
 use crate::{LogFailure, store};
 
-/// A mark is empty: that it is there is all it says.
+/// A marker is empty: only its presence counts.
 const MOST_MARK_BYTES: u64 = 1 << 10;
 
-/// What was sent in place of a mark.
+/// A body that was sent in place of a marker.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{bytes} bytes were sent for {key}, which is empty: another server answered, or the object was overwritten"
@@ -46,8 +46,8 @@ struct Foreign {
     bytes: usize,
 }
 
-/// Whether records after `seq` may have been truncated before now. What was read after `seq` and before this
-/// was asked is the log where not, and may not be where so.
+/// True if records after `seq` may have been truncated before now. If false, what was read after `seq` and
+/// before this call is the log; if true, it may not be.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: the answer is unknown.
@@ -72,7 +72,7 @@ pub async fn truncate(
 ) -> Result<(), LogFailure> {
     let Some(end) = mark_upto(older) else { return Ok(()) };
     let marked = newest_mark(objects, volume, end).await?;
-    // What lies before the newest mark but one was deleted before the newest was stored.
+    // What lies before the newest marker but one was deleted before the newest was stored.
     let from = marked.and_then(|marked| mark_upto(Seq(marked.0 - 1))).unwrap_or(Seq(0));
     let listed = records_after(objects, volume, from).await?;
     let (seq, bytes) = newest;
@@ -101,7 +101,7 @@ pub async fn truncate(
     Ok(())
 }
 
-/// The newest mark up to `end` that is there.
+/// The newest marker up to `end` that is there.
 pub(crate) async fn newest_mark(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

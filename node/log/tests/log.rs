@@ -1,4 +1,4 @@
-//! What a volume's log costs and survives, on the reference store.
+//! Costs of a volume's log, and the faults it survives, on the reference store.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::ops::Range;
@@ -171,7 +171,7 @@ async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints
     assert_eq!(store.keys(), ["volumes/v/log/00000000000000000301"]);
 }
 
-/// What failed half-way is done by the next truncation.
+/// The next truncation completes one that failed half-way.
 #[tokio::test]
 async fn a_failed_truncation_is_retried() {
     let store = long_log(127).await;

@@ -1,4 +1,4 @@
-//! What a scrub finds in a store, and what it takes for harmless.
+//! Findings of a scrub, and those that are harmless.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::sync::Mutex;

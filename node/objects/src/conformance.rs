@@ -1,7 +1,7 @@
-//! What every store must do, as a list of named cases that run against any [`ObjectStore`].
+//! Requirements of every store: a list of named cases that run against any [`ObjectStore`].
 //!
-//! Each case works under keys of its own, so that they may share a bucket and run side by side, and removes what it
-//! wrote. A case returns what the store did wrong; it never panics.
+//! Each case works under keys of its own, so that cases may share a bucket and run side by side, and removes
+//! what it wrote. A case returns the requirement that the store broke; it never panics.
 
 mod create;
 mod list;
@@ -25,7 +25,7 @@ pub struct Ground {
     pub large_bytes: usize,
 }
 
-/// What a store did wrong.
+/// A requirement that the store broke.
 #[derive(Debug)]
 pub struct Violation(String);
 
@@ -42,7 +42,7 @@ type Verdict<'a> = Pin<Box<dyn Future<Output = Result<(), Violation>> + Send + '
 /// One thing every store must do.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// What must hold, as a file-name-like phrase.
+    /// The requirement, as a file-name-like phrase.
     pub name: &'static str,
     check: for<'a> fn(&'a Ground) -> Verdict<'a>,
 }
@@ -69,7 +69,7 @@ impl Case {
     /// Runs the case under its own part of `ground.scope`.
     ///
     /// # Errors
-    /// What the store did wrong, with the case's name.
+    /// The requirement that the store broke, with the case's name.
     pub async fn run(&self, ground: &Ground) -> Result<(), Violation> {
         let own = Ground { scope: format!("{}/{}", ground.scope, self.name), ..ground.clone() };
         let verdict = (self.check)(&own).await;
@@ -81,7 +81,7 @@ impl Case {
 /// Runs every case, one after the other.
 ///
 /// # Errors
-/// Everything the store did wrong, a line a case.
+/// Every requirement that the store broke, a line for each case.
 pub async fn run_all(ground: &Ground) -> Result<(), Violation> {
     let mut wrong = Vec::new();
     for case in CASES {

@@ -1,11 +1,11 @@
-//! What can go wrong with a store, and what a caller may do about it.
+//! Errors of a store and their kinds, which say what a caller may do.
 
 use std::{error::Error, time::Duration};
 
 /// The underlying error of a store, kept for the log.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// What a caller may do about an error.
+/// Kinds of errors, by what a caller may do about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The object is not there: the store itself said so, not something in front of it.
@@ -22,13 +22,13 @@ pub enum ErrorKind {
     Invalid,
     /// The answer contradicts the request or the object's own description: never use it.
     Corrupt,
-    /// Whether the write happened is unknown: read the key back.
+    /// It is unknown if the write took effect: read the key back.
     Ambiguous,
     /// A create met an object that was there before.
     Exists,
 }
 
-/// Why a request to a store failed.
+/// Reasons for which a request to a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No object has this key. Only an answer of the store itself says so: a proxy's 404 is [`StoreError::Unavailable`].
@@ -52,7 +52,7 @@ pub enum StoreError {
     /// The store did not answer in time.
     #[error("the object store did not answer within {after:?}")]
     TimedOut {
-        /// How long was waited.
+        /// Time waited.
         after: Duration,
     },
     /// Another request for the same key was in progress.
@@ -93,7 +93,7 @@ pub enum StoreError {
         key: String,
         /// Its length.
         size_bytes: u64,
-        /// What the caller allows.
+        /// Limit of the caller.
         max_bytes: u64,
     },
     /// The object ends before the range that was asked for.
@@ -109,9 +109,9 @@ pub enum StoreError {
     WrongLength {
         /// Key relative to the store's prefix.
         key: String,
-        /// What arrived.
+        /// Bytes received.
         got_bytes: u64,
-        /// What was due.
+        /// Bytes expected.
         want_bytes: u64,
     },
     /// The answer lacks a field or makes no sense.
@@ -123,7 +123,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What the caller may do about it.
+    /// The kind of the error: says what the caller may do.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::NotFound { .. } => ErrorKind::NotFound,
@@ -140,7 +140,7 @@ impl StoreError {
     }
 }
 
-/// Why a create-once PUT did not answer "created".
+/// Reasons for which a create-once PUT did not answer "created".
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
     /// An object with this key was there.
@@ -158,7 +158,7 @@ pub enum CreateError {
 }
 
 impl CreateError {
-    /// What the caller may do about it.
+    /// The kind of the error: says what the caller may do.
     pub const fn kind(&self) -> ErrorKind {
         match self {
             Self::Exists { .. } => ErrorKind::Exists,

@@ -6,7 +6,7 @@ use tokio::sync::Semaphore;
 
 use crate::{ErrorKind, Verb};
 
-/// What happens to one request.
+/// An injected fault of one request.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// The request fails with an error of this kind and changes nothing.

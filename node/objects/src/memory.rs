@@ -38,14 +38,14 @@ struct Object {
     last_modified: SystemTime,
 }
 
-/// Whether the sender of a request that took its effect hears of it.
+/// The fate of the answer to a request that took effect.
 #[derive(PartialEq, Eq)]
 enum Reply {
     Sent,
     Lost,
 }
 
-/// Why a request has no effect.
+/// Outcomes of a request that had no effect.
 enum Stopped {
     /// The sender knows.
     Failed(StoreError),

@@ -21,7 +21,7 @@ pub struct Part {
 #[error("a part of the segment could not be made")]
 pub struct PartFailed;
 
-/// Why a segment was not stored.
+/// Reasons for which a segment was not stored.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
     /// The store did not take it. The object may exist nevertheless; nothing refers to it.
@@ -41,8 +41,8 @@ pub trait Parts: Send {
     /// [`PartFailed`]: the segment cannot be stored.
     async fn next(&mut self) -> Result<Part, PartFailed>;
 
-    /// How many parts may be in memory at once, the one that is being made among them; at least 1. A further one is asked
-    /// for only after one was stored.
+    /// Largest number of parts in memory at once, including the one that is being made; at least 1. The store
+    /// asks for a further part only after it stored one.
     fn most_at_once(&self) -> usize;
 }
 

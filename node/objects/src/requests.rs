@@ -82,7 +82,7 @@ impl RequestCounts {
         get + put + list + delete + start_upload + upload_part + complete_upload + abort_upload
     }
 
-    /// What was sent since `earlier`, a former reading of the same meter.
+    /// Requests sent since `earlier`, a former reading of the same meter.
     pub const fn since(&self, earlier: &Self) -> Self {
         Self {
             get: self.get - earlier.get,
@@ -147,7 +147,7 @@ impl RequestMeter {
         }
     }
 
-    /// How long all ended attempts took together.
+    /// Time that all ended attempts took together.
     pub fn time(&self) -> Duration {
         Duration::from_micros(self.verbs.iter().map(|verb| verb.micros.load(Ordering::Relaxed)).sum())
     }

@@ -1,4 +1,4 @@
-//! When a request is tried again: a pure function of what happened so far.
+//! Retry policy of requests: a pure function of the attempts so far.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use holdfast_types::{Backoff, Jitter};
 
 use crate::ErrorKind;
 
-/// How often and how long a request is repeated.
+/// Limits on the attempts of a request and on the waits between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
     /// Wait before the second attempt; it doubles with each further one. After a throttled answer it starts at
@@ -20,7 +20,7 @@ pub struct RetryPolicy {
     pub deadline: Duration,
 }
 
-/// What to do after a failed attempt.
+/// The decision after a failed attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// Wait this long, then try again.

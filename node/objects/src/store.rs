@@ -1,4 +1,4 @@
-//! What Holdfast asks of an object store.
+//! The interface of an object store.
 //!
 //! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never changed;
 //! creating a key once is the compare-and-swap that everything else rests on.
@@ -38,7 +38,7 @@ pub struct Entry {
     pub key: String,
     /// Length in bytes.
     pub size_bytes: u64,
-    /// When the store finished writing it, by the store's clock.
+    /// Time at which the store finished writing it, by the store's clock.
     pub last_modified: SystemTime,
 }
 
@@ -47,7 +47,7 @@ pub struct Entry {
 pub struct Page {
     /// The entries.
     pub entries: Vec<Entry>,
-    /// Whether keys remain after the last entry; continue with `start_after` set to that entry's key.
+    /// True if keys remain after the last entry; continue with `start_after` set to that entry's key.
     pub more: bool,
 }
 
@@ -100,7 +100,7 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// Deletes an object; one that is not there counts as deleted. Only for keys that are never created again.
     ///
     /// # Errors
-    /// Why the store did not answer; the object may be gone.
+    /// The reason for which the store did not answer; the object may be gone.
     async fn delete(&self, key: &str) -> Result<(), StoreError>;
 }
 

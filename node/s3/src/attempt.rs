@@ -12,7 +12,7 @@ use crate::store::S3Store;
 /// Bytes of a body that moved in one attempt.
 pub(crate) type BodyBytes = u64;
 
-/// What a request waits behind.
+/// The queue that a request waits in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
     /// Other requests only: reads, log records, all that is small.

@@ -52,7 +52,7 @@ struct Known {
 }
 
 impl Availability {
-    /// How long an attempt may take that may take `limit` of an ordinary store.
+    /// Time limit of an attempt whose limit is `limit` with an ordinary store.
     pub(crate) fn stretch(&self, limit: Duration, timeouts: &Timeouts) -> Duration {
         let body = limit.saturating_sub(timeouts.attempt);
         limit.saturating_sub(body).saturating_add(body * (1 << self.doublings.load(Ordering::Relaxed)))
@@ -83,7 +83,7 @@ impl Availability {
         }
     }
 
-    /// Whether a request may be sent.
+    /// Admits a request.
     ///
     /// # Errors
     /// `Unavailable` with the last error, while the store is unreachable and a probe is not due.
@@ -123,7 +123,7 @@ impl Availability {
         *self.lock() = Known { unreachable: None, answered: Some(Instant::now()) };
     }
 
-    /// Whether the last operation ended without an answer and no request was answered since.
+    /// True if the last operation ended without an answer and no request was answered since.
     pub(crate) fn is_unreachable(&self) -> bool {
         self.lock().unreachable.is_some()
     }

@@ -1,4 +1,4 @@
-//! What an answer of the server, or its absence, means.
+//! Meaning of an answer of the server, or of its absence.
 //!
 //! Proxies, ingresses and load balancers answer with the same status codes as the server behind them, so a status alone
 //! proves nothing. An answer is the server's own when it has an S3 error code or the header `x-amz-request-id`; anything
@@ -24,13 +24,13 @@ use holdfast_objects::StoreError;
 /// A failed request: what it means, and whether the server may have acted on it.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// What it means.
+    /// Its meaning.
     pub(crate) error: StoreError,
-    /// Whether a write may have taken effect.
+    /// Its effect, if it was a write.
     pub(crate) effect: Effect,
 }
 
-/// What a failed write left behind.
+/// Effect of a failed write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Nothing: the server refused it, or never heard of it.
@@ -59,7 +59,7 @@ pub(crate) fn foreign(status: u16, lacks: &'static str) -> StoreError {
 /// The code that the SDK makes up for a 404 without a body: no server's word.
 const MADE_UP: &str = "NotFound";
 
-/// Whether the S3 server itself gave this error answer.
+/// True if the S3 server itself gave this error answer.
 pub(crate) fn is_from_s3<E: ProvideErrorMetadata>(failure: &SdkError<E, HttpResponse>) -> bool {
     let has_id = |raw: &HttpResponse| raw.headers().get("x-amz-request-id").is_some_and(|id| !id.is_empty());
     failure.code().is_some_and(|code| !matches!(code, "" | MADE_UP))
@@ -151,7 +151,7 @@ fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     }
 }
 
-/// Whether the request cannot have left: nothing listens at the address.
+/// True if the request cannot have left: nothing listens at the address.
 fn never_connected(failure: &(dyn Error + 'static)) -> bool {
     any_cause(failure, &|cause| {
         let io = cause.downcast_ref::<std::io::Error>();
@@ -159,8 +159,8 @@ fn never_connected(failure: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// Whether `test` holds for the error or one of its causes. An I/O error hides the error it was made from: its
-/// source is that error's source.
+/// True if `test` holds for the error or one of its causes. An I/O error hides the error it was made from:
+/// its source is that error's source.
 pub(crate) fn any_cause(
     failure: &(dyn Error + 'static),
     test: &dyn Fn(&(dyn Error + 'static)) -> bool,

@@ -1,4 +1,4 @@
-//! Which bucket, how to reach it and who we are there.
+//! Configuration of a bucket: name, endpoint, credentials, time limits.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -15,19 +15,19 @@ pub struct S3Config {
     pub bucket: String,
     /// Put before every key with a `/` between; may be empty.
     pub prefix: String,
-    /// Whether the bucket is the first part of the path instead of a part of the host name.
+    /// True to put the bucket into the path instead of the host name.
     pub path_style: bool,
     /// The only certificate authorities to trust, as PEM; `None` for the system's.
     pub ca_pem: Option<String>,
-    /// Who we are.
+    /// Credentials to present.
     pub credentials: Credentials,
-    /// How long requests may take.
+    /// Time limits of requests.
     pub timeouts: Timeouts,
     /// Most requests in flight at once, a quarter of them uploads of segments; the rest wait in order.
     pub max_concurrency: usize,
 }
 
-/// Where credentials come from.
+/// Sources of credentials.
 #[derive(Clone)]
 pub enum Credentials {
     /// A fixed key pair, from a Secret.
@@ -64,7 +64,7 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// How long requests may take.
+/// Time limits of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
     /// To establish a connection.
@@ -111,7 +111,7 @@ pub struct InvalidConfig {
     pub field: &'static str,
     /// Its value; never a secret.
     pub value: String,
-    /// What to write instead.
+    /// The remedy.
     pub fix: &'static str,
 }
 
@@ -131,7 +131,7 @@ impl S3Config {
         }
     }
 
-    /// Whether requests travel over TLS.
+    /// True if requests travel over TLS.
     pub(crate) fn is_tls(&self) -> bool {
         self.endpoint.as_ref().is_none_or(|url| url.starts_with("https://"))
     }
@@ -194,7 +194,7 @@ impl S3Config {
     }
 }
 
-/// Whether every certificate in `pem` can be trusted by the TLS library, and there is at least one.
+/// True if `pem` holds at least one certificate and the TLS library can trust all of them.
 fn readable_authorities(pem: &str) -> bool {
     let mut roots = rustls::RootCertStore::empty();
     let added = CertificateDer::pem_slice_iter(pem.as_bytes())

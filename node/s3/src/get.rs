@@ -11,7 +11,7 @@ use crate::{
     store::S3Store,
 };
 
-/// How the range of an object's end begins.
+/// First part of the range header of an object's end.
 const SUFFIX: &str = "bytes=-";
 
 /// A GET's answer: its body and, if it is a part, the length of the whole.

@@ -1,4 +1,5 @@
-//! Whether a bucket can hold volumes: asked before an object store is Ready, and again now and then.
+//! Probe of a bucket: checks that it can hold volumes, before an object store is Ready and again now and
+//! then.
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, ErrorKind, StoreError};
@@ -8,7 +9,7 @@ use crate::{
     store::S3Store,
 };
 
-/// What a bucket lacks, and what a person can do about it.
+/// The requirement that a bucket does not meet, and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeFailure {
     /// The server cannot be reached or does not answer.
@@ -50,7 +51,7 @@ pub enum ProbeFailure {
     /// The credentials are known, but not allowed to do this.
     #[error("credentials: not allowed to {action} ({code}); extend the bucket policy or role")]
     NotAllowed {
-        /// What was not allowed.
+        /// The operation.
         action: &'static str,
         /// The server's code.
         code: String,
@@ -73,7 +74,7 @@ pub enum ProbeFailure {
     /// Something else the server refused.
     #[error("bucket: the server refused to {action}")]
     Refused {
-        /// What was refused.
+        /// The operation.
         action: &'static str,
         /// The server's answer.
         #[source]
@@ -115,7 +116,7 @@ impl ProbeFailure {
         }
     }
 
-    /// Whether trying again later may help without anybody's action.
+    /// True if a later attempt may succeed without anybody's action.
     pub const fn is_passing(&self) -> bool {
         matches!(self, Self::Unreachable(_) | Self::Throttled(_))
     }
@@ -129,7 +130,7 @@ impl S3Store {
     /// Costs two PUTs, one LIST, one GET and one DELETE.
     ///
     /// # Errors
-    /// The first thing that is missing.
+    /// The first requirement that the bucket does not meet.
     #[tracing::instrument(level = "debug", skip_all, fields(bucket = %self.config.bucket))]
     pub async fn probe(&self) -> Result<(), ProbeFailure> {
         self.availability.forget();
@@ -227,7 +228,7 @@ impl S3Store {
     }
 }
 
-/// Whether a lost connection is about trust, not about the network.
+/// True if a connection failed for lack of trust, not because of the network.
 fn names_certificate(cause: &(dyn std::error::Error + 'static)) -> bool {
     any_cause(cause, &|cause| {
         let tls = cause.downcast_ref::<rustls::Error>();

@@ -55,7 +55,7 @@ impl S3Store {
         self.requests.counts()
     }
 
-    /// What every key of the bucket that is ours begins with: empty, or the prefix and `/`.
+    /// First part of every key of ours in the bucket: empty, or the prefix and `/`.
     pub(crate) fn root(&self) -> &str {
         &self.root
     }

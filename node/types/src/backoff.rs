@@ -9,7 +9,7 @@ pub struct Backoff {
     pub first: Duration,
     /// Longest wait, without jitter.
     pub last: Duration,
-    /// How far waits are spread.
+    /// Spread of the waits.
     pub jitter: Jitter,
 }
 

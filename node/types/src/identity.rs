@@ -1,4 +1,4 @@
-//! Who and which: volumes, writers, positions in a volume's log, segments.
+//! Identities: volumes, writers, positions in a volume's log, segments.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Which of a block's 32 sectors something covers.
+//! Sets of a block's 32 sectors.
 
 use crate::{BLOCK_SECTORS, SectorRange};
 
@@ -19,7 +19,7 @@ impl Mask {
         if range.sectors == BLOCK_SECTORS { Self::FULL } else { Self(((1u32 << range.sectors) - 1) << first) }
     }
 
-    /// Whether no sector is in the set.
+    /// True if no sector is in the set.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -29,7 +29,7 @@ impl Mask {
         self.0.count_ones()
     }
 
-    /// Whether sector `bit` of the block is in the set.
+    /// True if sector `bit` of the block is in the set.
     pub const fn contains(self, bit: u32) -> bool {
         self.0 & (1 << bit) != 0
     }

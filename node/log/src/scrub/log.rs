@@ -1,7 +1,7 @@
 //! The log and its checkpoints, replayed side by side.
 //!
-//! Where a record is damaged the replay continues from the next checkpoint: readers begin at the newest one and need only
-//! the records after it.
+//! After a damaged record the replay continues from the next checkpoint: readers begin at the newest one and
+//! need only the records after it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::{LogFailure, MAX_METADATA_BYTES, store};
 /// Records read at once.
 const PARALLEL_RECORDS: usize = 16;
 
-/// What the log says, and what is wrong with it.
+/// The manifest that the log replays to, and the findings.
 pub(super) struct LogState {
     pub(super) manifest: Manifest,
     pub(super) records: u64,
@@ -107,7 +107,7 @@ struct Replay {
     volume: VolumeId,
     /// The last manifest known.
     known: Manifest,
-    /// Whether `known` is the manifest as of the last seq seen.
+    /// True if `known` is the manifest as of the last seq seen.
     current: bool,
     newest_whole: Option<Seq>,
     damaged_records: Vec<(Seq, Fault)>,

@@ -15,7 +15,7 @@ use crate::{LogFailure, store};
 /// Bytes of frames read at once.
 const READ_BYTES: u64 = 4 << 20;
 
-/// What one segment is worth.
+/// Findings in one segment.
 pub(super) struct Scan {
     pub(super) id: SegmentId,
     pub(super) key: String,
@@ -28,7 +28,7 @@ pub(super) struct Scan {
 
 pub(super) enum Verdict {
     Whole,
-    /// Nothing of it can be found.
+    /// No frame of it can be found.
     Lost(Fault),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),

@@ -1,4 +1,4 @@
-//! Which sectors of damaged frames still show.
+//! Sectors of damaged frames that no newer frame hides.
 //!
 //! A segment that is completely lost affects every chunk it has frames for: without its index its contents are unknown.
 
@@ -18,7 +18,7 @@ use crate::{LogFailure, store};
 /// Damaged frames of one chunk, by segment.
 type InChunk = HashMap<SegmentId, Vec<Frame>>;
 
-/// What each scan means for the volume.
+/// Turns each scan into findings with their effect on the volume.
 pub(super) async fn weigh(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

@@ -23,7 +23,7 @@ pub(crate) struct Backend {
     objects: Mutex<BTreeMap<String, (Bytes, SystemTime)>>,
     uploads: Mutex<BTreeMap<String, Parts>>,
     next_upload: AtomicU64,
-    /// Whether `If-None-Match` is accepted and ignored, as some servers do.
+    /// Accepts `If-None-Match` and ignores it, as some servers do.
     pub(crate) ignores_conditions: AtomicBool,
 }
 

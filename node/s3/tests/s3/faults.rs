@@ -1,4 +1,4 @@
-//! What the store makes of a server that fails, and how many requests it sends for it.
+//! Errors of the store for a server that fails, and the requests it sends meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What the probe says of a bucket that cannot hold volumes, in the words a person acts on.
+//! Messages of the probe for a bucket that cannot hold volumes.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,5 @@
-//! What a proxy, an ingress or a load balancer says in the server's place is no word on any object.
+//! Answers of a proxy, an ingress or a load balancer in the server's place: they say nothing about any
+//! object.
 
 use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, ErrorKind, ObjectStore, ReadyParts, StoreError};

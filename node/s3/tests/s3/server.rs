@@ -32,12 +32,12 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::backend::{BUCKET, Backend};
 
-/// What goes wrong with one request.
+/// A fault of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PlannedFault {
     /// Answered with this status and code; nothing happens.
     Answer(u16, &'static str),
-    /// What a proxy says in the server's place: this status and body, and no error code of S3; nothing happens.
+    /// A proxy answers in the server's place: this status and body, and no error code of S3; nothing happens.
     Proxy(u16, &'static str),
     /// The same before the request's body is read.
     EarlyAnswer(u16, &'static str),
@@ -72,7 +72,7 @@ pub(crate) struct Server {
     _accept: JoinSet<()>,
 }
 
-/// What both the client and the server know.
+/// Key id that both the client and the server know.
 pub(crate) const KEY_ID: &str = "holdfast";
 pub(crate) const SECRET: &str = "holdfast-secret";
 
