@@ -27,6 +27,7 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::TimeAndChance;
 use crate::backoff::Backoff;
+use crate::line_limit::LineLimit;
 
 /// How long after a finding the object is read again, to confirm it.
 const CONFIRM_AFTER: Duration = Duration::from_secs(3);
@@ -82,6 +83,13 @@ impl ColdError {
     }
 }
 
+/// Log lines of a volume's cold reads. The span they are written in says which volume.
+#[derive(Debug, Default)]
+pub struct ColdLines {
+    waits: LineLimit,
+    unconfirmed: LineLimit,
+}
+
 /// Tries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first finding it is one
 /// of `range` alone, which may not need what is damaged. `read` is told which sectors to read.
 ///
@@ -89,7 +97,7 @@ impl ColdError {
 /// [`ColdError`]: a confirmed finding.
 pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
     time: &impl TimeAndChance,
-    volume: &VolumeId,
+    lines: &ColdLines,
     range: SectorRange,
     read: impl Fn(Mask) -> F,
 ) -> Result<V, ColdError> {
@@ -103,7 +111,9 @@ pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
             Err(error) => error,
         };
         let Some(finding) = error.finding() else {
-            tracing::warn!(%volume, block, error = &error as &dyn Error, "cold read waits");
+            if let Some(held_back) = lines.waits.one(time.unix_ms()) {
+                tracing::warn!(block, error = &error as &dyn Error, held_back, "cold read waits");
+            }
             backoff.wait(time).await;
             continue;
         };
@@ -112,7 +122,14 @@ pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
         } else if found.as_ref() == Some(&finding) {
             return Err(error);
         } else {
-            tracing::warn!(%volume, block, error = &error as &dyn Error, "cold read failed, and is tried again to confirm it");
+            if let Some(held_back) = lines.unconfirmed.one(time.unix_ms()) {
+                tracing::warn!(
+                    block,
+                    error = &error as &dyn Error,
+                    held_back,
+                    "cold read failed; retrying to confirm it"
+                );
+            }
             found = Some(finding);
             time.sleep(CONFIRM_AFTER).await;
         }

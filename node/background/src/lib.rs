@@ -9,6 +9,7 @@
 mod attach;
 mod backoff;
 mod cold;
+mod line_limit;
 mod local;
 mod manifest;
 #[cfg(test)]
@@ -19,7 +20,8 @@ mod upload_memory;
 mod work;
 
 pub use attach::{AttachError, Preserved, Won, win};
-pub use cold::{ColdError, Indexes, fetch, patiently};
+pub use cold::{ColdError, ColdLines, Indexes, fetch, patiently};
+pub use line_limit::LineLimit;
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
 pub use slots::{Slot, SlotTable};

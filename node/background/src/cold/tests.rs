@@ -24,11 +24,10 @@ fn damaged() -> ColdError {
 
 /// Runs a read whose tries end with `answers`, in this order; returns its end and the waits between the tries.
 fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Duration>) {
-    let volume = "v".parse().unwrap();
     let time = ScriptedTime::new(|_wait| {});
     let answers = Mutex::new(answers.into_iter());
     let range = SectorRange::new(Sector(3).0, 1);
-    let done = patiently(&time, &volume, range, |_wanted| async {
+    let done = patiently(&time, &ColdLines::default(), range, |_wanted| async {
         answers.lock().next().expect("no further try is due")
     })
     .now_or_never()

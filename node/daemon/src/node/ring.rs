@@ -1,6 +1,7 @@
 //! The ring threads and the volumes they serve.
 
 pub(in crate::node) mod board;
+pub(in crate::node) mod label;
 pub(in crate::node) mod placement;
 pub(in crate::node) mod planned;
 pub(in crate::node) mod served;

@@ -8,7 +8,6 @@ use holdfast_engine::durable_map::FoundPage;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup, Volume};
-use holdfast_types::VolumeId;
 
 use crate::node::clock::now;
 use crate::node::local::live_map::LiveMap;
@@ -23,7 +22,6 @@ pub(crate) enum Start {
 
 /// A volume's planner that is not on a ring thread yet.
 pub(crate) struct Planned {
-    pub(in crate::node) name: VolumeId,
     pub(in crate::node) sectors: u64,
     /// How many requests it may have in flight.
     pub(in crate::node) requests: u32,
@@ -39,7 +37,6 @@ impl Start {
     /// [`LiveMapError`] when what a predecessor left is not the volume's live map.
     pub(crate) fn make(self, setup: Setup, live_map: LiveMap) -> Result<Planned, LiveMapError> {
         let (sectors, requests) = (setup.header.sectors, setup.requests);
-        let name = setup.header.volume.clone();
         let mut actions = Vec::with_capacity(64);
         let volume = match self {
             Self::Attach { manifest, found, trust_clean } => {
@@ -53,6 +50,6 @@ impl Start {
                 volume
             }
         };
-        Ok(Planned { name, sectors, requests, volume, actions })
+        Ok(Planned { sectors, requests, volume, actions })
     }
 }

@@ -13,13 +13,14 @@ use holdfast_engine::event::{Errno, Event, Millis, RequestId};
 use holdfast_engine::manifest::Layers;
 use holdfast_engine::volume::Volume;
 use holdfast_ring::{FileSlot, Ring, RingError};
-use holdfast_types::{SectorRange, VolumeId};
-use holdfast_ublk::{Queue, QueueError, Request};
+use holdfast_types::SectorRange;
+use holdfast_ublk::{Device, Queue, QueueError, Request};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::local::live_map::LiveMap;
 use crate::node::ring::board::Board;
+use crate::node::ring::label::Label;
 use crate::node::ring::placement::Place;
 use crate::node::ring::planned::Planned;
 use crate::node::ring::thread::SharedFiles;
@@ -28,10 +29,11 @@ use crate::node::volume::background::Work;
 
 mod completion;
 mod kind;
+mod lines;
 mod perform;
 mod report;
 
-use report::Reports;
+use lines::Lines;
 
 /// The volume's own files in the ring's table.
 pub(in crate::node) struct Slots {
@@ -76,8 +78,8 @@ struct Tally {
 /// One volume on a ring thread.
 pub(in crate::node) struct Served {
     index: u16,
-    name: VolumeId,
-    reports: Reports,
+    lines: Lines,
+    label: Arc<Label>,
     volume: Volume<LiveMap>,
     sectors: u64,
     slots: Slots,
@@ -104,6 +106,7 @@ pub(in crate::node) struct Served {
 pub(in crate::node) struct Made {
     /// Its place on the thread.
     pub(in crate::node) index: u16,
+    pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
     pub(in crate::node) work: mpsc::UnboundedSender<Work>,
@@ -113,12 +116,12 @@ pub(in crate::node) struct Made {
 
 impl Served {
     pub(in crate::node) fn new(planned: Planned, made: Made) -> Self {
-        let Planned { name, sectors, requests, volume, actions } = planned;
-        let Made { index, slots, shared, work, board, place } = made;
+        let Planned { sectors, requests, volume, actions } = planned;
+        let Made { index, label, slots, shared, work, board, place } = made;
         Self {
             index,
-            name,
-            reports: Reports::default(),
+            lines: Lines::new(Arc::clone(&label)),
+            label,
             volume,
             sectors,
             slots,
@@ -141,7 +144,8 @@ impl Served {
     }
 
     /// Serves the queues of the volume's device from now on.
-    pub(in crate::node) fn open(&mut self, ring: &mut Ring, queues: Vec<Queue>) {
+    pub(in crate::node) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
+        self.label.set_device(device);
         let number = queues.len().max(1);
         self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
         self.queues = queues;
@@ -173,7 +177,7 @@ impl Served {
     pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.tell(ring, Event::Tick, now);
-        self.tell_held_back(now);
+        self.lines.held_back(now);
         self.board.show(self.volume.status());
         let (tally, shown) = (&self.tally, &self.board.counters);
         for (value, counter) in [

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_engine::event::{Errno, Event, Millis};
 use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
-use holdfast_ublk::{COMMAND_KIND, QueueError};
+use holdfast_ublk::{COMMAND_KIND, Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::node::clock::now;
@@ -20,6 +20,7 @@ use crate::node::device::kernel::OpenQueues;
 use crate::node::ends_process::{EndsProcess, end_process};
 use crate::node::error::NodeError;
 use crate::node::ring::board::Board;
+use crate::node::ring::label::Label;
 use crate::node::ring::placement::Place;
 use crate::node::ring::planned::Planned;
 use crate::node::ring::served::{Made, Served, Slots};
@@ -39,6 +40,8 @@ pub(crate) struct VolumeKey {
 /// A volume for a ring thread.
 pub(crate) struct NewVolume {
     pub(crate) planned: Planned,
+    /// Of its log lines.
+    pub(crate) label: Arc<Label>,
     /// The live map's file, for allocating chunks.
     pub(crate) live: File,
     pub(crate) sides: [File; 2],
@@ -67,6 +70,7 @@ pub(crate) enum Message {
     },
     Open {
         key: VolumeKey,
+        device: Device,
         queues: OpenQueues,
         done: oneshot::Sender<Result<(), QueueError>>,
     },
@@ -247,9 +251,9 @@ impl RingThread {
     fn on_message(&mut self, message: Message, now: Millis) {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume))),
-            Message::Open { key, queues, done } => {
+            Message::Open { key, device, queues, done } => {
                 let Some((ring, served)) = self.find(key) else { return };
-                drop(done.send(queues(ring, key.index).map(|queues| served.open(ring, queues))));
+                drop(done.send(queues(ring, key.index).map(|queues| served.open(ring, device, queues))));
             }
             Message::Close { key, done } => {
                 if let Some((ring, served)) = self.find(key) {
@@ -293,8 +297,9 @@ impl RingThread {
         let index = u16::try_from(free).expect("the table of fixed files is full long before");
         let slots = self.register(&new)?;
         let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
-        let NewVolume { planned, work, board, place, .. } = new;
-        let mut served = Served::new(planned, Made { index, slots, shared: self.shared, work, board, place });
+        let NewVolume { planned, label, work, board, place, .. } = new;
+        let mut served =
+            Served::new(planned, Made { index, label, slots, shared: self.shared, work, board, place });
         served.begin(&mut self.ring);
         self.served[free] = Some((serial, served));
         Ok(VolumeKey { index, serial })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{ColdError, Indexes, fetch, patiently};
+use holdfast_background::{ColdError, ColdLines, Indexes, fetch, patiently};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
@@ -36,10 +36,11 @@ impl ColdReads {
         objects: &dyn ObjectStore,
         volume: &VolumeId,
         time: &NodeTime,
+        lines: &ColdLines,
         range: SectorRange,
         layers: &Layers,
     ) -> Result<SlabSlot, ColdError> {
-        patiently(time, volume, range, |wanted| async move {
+        patiently(time, lines, range, |wanted| async move {
             let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);

@@ -23,12 +23,13 @@ use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::off_runtime::blocking;
 use crate::node::ring::board::{Board, Phase};
+use crate::node::ring::label::Label;
 use crate::node::ring::placement::{Need, Place, VOLUME_FILES};
 use crate::node::ring::planned::Start;
 use crate::node::ring::thread::{Message, NewVolume, RingHandle, VolumeKey};
 use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
-use crate::node::volume::background::{LocalSides, VolumeWork};
+use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::detach::or_gone;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::{
@@ -170,7 +171,8 @@ impl Node {
             trust_clean: won.trust_clean,
         };
         let AttachFiles { files, live_map } = won.files;
-        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
+        let parts =
+            Parts { local: local.clone(), objects: Arc::clone(&objects), epoch: Epoch(epoch), files, place };
         let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
         let present = Arc::new(Present {
             local,
@@ -244,7 +246,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         let devices = Arc::clone(&self.0.devices);
         let queues = blocking(move || Ok(devices.open(device)?)).await?;
-        Ok(present.ring.call(|done| Message::Open { key: present.key, queues, done }).await??)
+        Ok(present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await??)
     }
 
     /// Puts a volume on a ring thread and starts its background work.
@@ -257,7 +259,7 @@ impl Node {
         setup: Setup,
         live_map: LiveMap,
     ) -> Result<(VolumeKey, Arc<Board>), NodeError> {
-        let Parts { local, objects, files, place } = parts;
+        let Parts { local, objects, epoch, files, place } = parts;
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
@@ -273,7 +275,17 @@ impl Node {
         });
         let planned = planned.await?;
         let board_here = Arc::clone(&board);
-        let new = NewVolume { planned, live, sides: [a, b], map, work, board: board_here, place };
+        let label = Arc::new(Label::new(volume.clone(), epoch));
+        let new = NewVolume {
+            planned,
+            label: Arc::clone(&label),
+            live,
+            sides: [a, b],
+            map,
+            work,
+            board: board_here,
+            place,
+        };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
         let key = added.map_err(|error| NodeError::Queue(error.into()))?;
         let sides = LocalSides { local, sides };
@@ -288,6 +300,8 @@ impl Node {
                 self.0.pools.clone(),
             ),
             cold: Arc::clone(&self.0.cold),
+            label,
+            lines: WorkLines::default(),
             ring: ring.clone(),
             key,
         };
@@ -325,6 +339,8 @@ fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
 pub(in crate::node) struct Parts {
     pub(in crate::node) local: Local,
     pub(in crate::node) objects: Arc<WatchedStore>,
+    /// The writer's.
+    pub(in crate::node) epoch: Epoch,
     pub(in crate::node) files: VolumeFiles,
     /// Its place on the ring.
     pub(in crate::node) place: Place,

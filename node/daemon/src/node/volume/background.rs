@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use holdfast_background::{Background, SegmentBuild, SideReader, Sides, Unreadable};
+use holdfast_background::{Background, ColdLines, LineLimit, SegmentBuild, SideReader, Sides, Unreadable};
 use holdfast_engine::event::Errno;
 use holdfast_engine::manifest::Layers;
 use holdfast_engine::sector_map::Side;
@@ -18,11 +18,13 @@ use holdfast_objects::Part;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
-use crate::node::clock::NodeTime;
+use crate::node::clock::{NodeTime, now};
 use crate::node::ends_process::EndsProcess;
 use crate::node::local::volume_files::Local;
 use crate::node::off_runtime::off_runtime;
+use crate::node::ring::label::Label;
 use crate::node::ring::thread::{Message, RingHandle, VolumeKey};
 use crate::node::store::block_cache::SlabSlot;
 use crate::node::store::cold_reads::ColdReads;
@@ -72,10 +74,20 @@ impl Sides for LocalSides {
     }
 }
 
+/// The limits of a volume's log lines that single reads can cause.
+#[derive(Debug, Default)]
+pub(crate) struct WorkLines {
+    cold: ColdLines,
+    cold_failed: LineLimit,
+    block_unreadable: LineLimit,
+}
+
 /// What the work of one volume needs.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
     pub(crate) cold: Arc<ColdReads>,
+    pub(crate) label: Arc<Label>,
+    pub(crate) lines: WorkLines,
     pub(crate) ring: RingHandle,
     pub(crate) key: VolumeKey,
 }
@@ -89,10 +101,12 @@ impl VolumeWork {
                 piece = work.recv() => {
                     let Some(piece) = piece else { return };
                     let this = Arc::clone(&self);
-                    in_progress.spawn(async move {
+                    let span = this.label.span();
+                    let performed = async move {
                         let _unanswered = EndsProcess("background work of a volume");
                         this.perform(piece).await;
-                    });
+                    };
+                    in_progress.spawn(performed.instrument(span));
                 }
                 Some(_ended) = in_progress.join_next() => {}
             }
@@ -103,7 +117,10 @@ impl VolumeWork {
         let work = match piece {
             Work::Cold { ticket, range, layers, unreadable } => {
                 if let Some(slot) = unreadable {
-                    tracing::warn!(volume = %self.background.volume, block = range.start.block().0, "block cache read failed; fetching the block again");
+                    if let Some(held_back) = self.lines.block_unreadable.one(now()) {
+                        let block = range.start.block().0;
+                        tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
+                    }
                     self.cold.forget(&slot);
                 }
                 return self.read_cold(ticket, range, &layers).await;
@@ -119,10 +136,15 @@ impl VolumeWork {
 
     async fn read_cold(&self, ticket: u32, range: SectorRange, layers: &Layers) {
         let Background { volume, objects, time, .. } = &self.background;
-        let result = self.cold.block(&**objects, volume, time, range, layers).await;
-        if let Err(error) = &result {
+        let result = self.cold.block(&**objects, volume, time, &self.lines.cold, range, layers).await;
+        if let Err(error) = &result
+            && let Some(held_back) = self.lines.cold_failed.one(now())
+        {
             tracing::error!(
-                %volume, first_sector = range.start.0, sectors = range.sectors, error = error as &dyn std::error::Error,
+                first_sector = range.start.0,
+                sectors = range.sectors,
+                error = error as &dyn std::error::Error,
+                held_back,
                 "cold read failed"
             );
         }

@@ -11,7 +11,7 @@ use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
+use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -270,7 +270,8 @@ impl Node {
             unix_ms_at_zero: unix_ms_at_zero(),
         };
         let (ring, place) = self.0.rings.reserve(need)?;
-        let parts = Parts { local: local.clone(), objects: Arc::clone(&objects), files, place };
+        let parts =
+            Parts { local: local.clone(), objects: Arc::clone(&objects), epoch: Epoch(epoch), files, place };
         let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
         let (key, board) = match added {
             // The attach died while it made the live map: nothing was served from it.

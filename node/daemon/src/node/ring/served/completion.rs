@@ -31,7 +31,7 @@ impl Served {
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.finish_closing(ring),
             QueueEvent::Failed { tag, errno } => {
-                tracing::error!(volume = %self.name, queue = number, tag, %errno, "the kernel refused a queue command");
+                self.lines.queue_refused(number, tag, errno, now);
                 self.board.queue_refused(errno);
                 self.finish_closing(ring);
             }
@@ -125,7 +125,7 @@ impl Served {
     }
 
     fn unprepared(&mut self, number: u32, why: Unprepared, now: Millis) -> Event {
-        self.no_map(why, now);
+        self.lines.no_map(why, now);
         Event::MapPrepared { chunk: Chunk(number.into()), result: Err(why) }
     }
 

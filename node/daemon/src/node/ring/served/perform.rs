@@ -86,7 +86,7 @@ impl Served {
             Action::WriteCheckpoint { seq, bytes } => {
                 self.send_other(background::Work::WriteCheckpoint { seq, bytes });
             }
-            Action::Report(report) => self.report(report),
+            Action::Report(report) => self.report(&report),
         }
     }
 

@@ -1,0 +1,72 @@
+//! A limit for log lines that single requests can cause.
+//!
+//! Invariants: at most one line a second for each [`LineLimit`]; the next line says how many were held back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Time between two log lines of a kind, in milliseconds.
+const LINE_EVERY_MS: u64 = 1000;
+
+/// Log lines of one kind: the first at once, then one a second with the count of those between.
+#[derive(Debug, Default)]
+pub struct LineLimit {
+    /// When the last one was written, in milliseconds of the caller's clock, plus one; 0 before the first.
+    last: AtomicU64,
+    held_back: AtomicU64,
+}
+
+impl LineLimit {
+    /// Counts one; returns how many were held back before it, if it may be written. A clock that was set back
+    /// allows a line.
+    pub fn one(&self, now_ms: u64) -> Option<u64> {
+        if self.is_early(now_ms) {
+            self.held_back.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        self.last.store(now_ms + 1, Ordering::Relaxed);
+        Some(self.held_back.swap(0, Ordering::Relaxed))
+    }
+
+    /// Returns how many were held back and are due, if any.
+    pub fn rest(&self, now_ms: u64) -> Option<u64> {
+        if self.held_back.load(Ordering::Relaxed) == 0 || self.is_early(now_ms) {
+            return None;
+        }
+        self.last.store(now_ms + 1, Ordering::Relaxed);
+        Some(self.held_back.swap(0, Ordering::Relaxed))
+    }
+
+    fn is_early(&self, now_ms: u64) -> bool {
+        let last = self.last.load(Ordering::Relaxed);
+        (last..last + LINE_EVERY_MS).contains(&(now_ms + 1)) && last > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each request to a bad sector wrote a line, from the thread that serves all devices.
+    #[test]
+    fn one_line_a_second_counts_the_others() {
+        let lines = LineLimit::default();
+        assert_eq!(lines.one(10), Some(0), "the first at once");
+        for now in 11..1000 {
+            assert_eq!((lines.one(now), lines.rest(now)), (None, None));
+        }
+        assert_eq!(lines.one(1010), Some(989));
+        assert_eq!(lines.one(1011), None);
+        assert_eq!(lines.rest(2009), None);
+        assert_eq!(lines.rest(2010), Some(1), "the last are told of too");
+        assert_eq!(lines.rest(9000), None);
+    }
+
+    /// A time of day that was corrected by an hour would hold back the lines of that hour.
+    #[test]
+    fn a_clock_set_back_allows_a_line() {
+        let lines = LineLimit::default();
+        assert_eq!(lines.one(3_600_000), Some(0));
+        assert_eq!(lines.one(5), Some(0));
+        assert_eq!(lines.one(6), None);
+    }
+}

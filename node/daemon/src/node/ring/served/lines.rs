@@ -1,0 +1,143 @@
+//! The log lines of one volume on a ring thread.
+//!
+//! Invariants: each is written in the volume's span ([`Label`]). What a request can cause is written at most
+//! once a second for each kind, with a count of the rest: a client that reads a bad sector again and again
+//! fills no log.
+
+use std::sync::Arc;
+
+use holdfast_background::LineLimit;
+use holdfast_engine::action::Report;
+use holdfast_engine::event::{Errno, Millis, Unprepared};
+use holdfast_ring::Errno as KernelErrno;
+use holdfast_types::SectorRange;
+
+use crate::node::ring::label::Label;
+
+/// Writes a volume's log lines.
+#[derive(Debug)]
+pub(super) struct Lines {
+    label: Arc<Label>,
+    disk_failed: LineLimit,
+    clean_unreadable: LineLimit,
+    dirty_unreadable: LineLimit,
+    no_map: LineLimit,
+    queue_refused: LineLimit,
+}
+
+impl Lines {
+    pub(super) fn new(label: Arc<Label>) -> Self {
+        Self {
+            label,
+            disk_failed: LineLimit::default(),
+            clean_unreadable: LineLimit::default(),
+            dirty_unreadable: LineLimit::default(),
+            no_map: LineLimit::default(),
+            queue_refused: LineLimit::default(),
+        }
+    }
+
+    /// Tells of what the planner reports, where there is something to tell.
+    pub(super) fn report(&self, report: &Report, now: Millis) {
+        match report {
+            Report::Ready | Report::Detached | Report::Kept { .. } | Report::Repaired => {}
+            Report::Fenced => {
+                self.label.span().in_scope(|| {
+                    tracing::error!("another writer holds the volume: all I/O fails from here on");
+                });
+            }
+            Report::LocalDiskFailed(errno) => self.disk_failed(*errno, now),
+            Report::CleanUnreadable(range) => self.clean_unreadable(*range, now),
+            Report::DirtyUnreadable(range) => {
+                if let Some(held_back) = self.dirty_unreadable.one(now) {
+                    self.lost(*range, held_back, "the read fails");
+                }
+            }
+            Report::UploadUnreadable(range) => {
+                self.lost(
+                    *range,
+                    0,
+                    "nothing is uploaded until it can, or the sectors are written or discarded",
+                );
+            }
+            Report::UploadReadable => self.label.span().in_scope(|| {
+                tracing::warn!("what the local disk could not read is committed, or written again");
+            }),
+            Report::Committed(seq) => {
+                self.label.span().in_scope(|| tracing::debug!(%seq, "committed"));
+            }
+        }
+    }
+
+    fn disk_failed(&self, errno: Errno, now: Millis) {
+        let Some(held_back) = self.disk_failed.one(now) else { return };
+        let _volume = self.label.span().entered();
+        tracing::error!(errno = errno.0, held_back, "the local disk failed to keep the volume's data or map");
+    }
+
+    fn clean_unreadable(&self, range: SectorRange, now: Millis) {
+        let Some(held_back) = self.clean_unreadable.one(now) else { return };
+        let _volume = self.label.span().entered();
+        tracing::warn!(
+            sector = range.start.0,
+            sectors = range.sectors,
+            held_back,
+            "the local disk cannot read cached data: it is read from the object store"
+        );
+    }
+
+    fn lost(&self, range: SectorRange, held_back: u64, means: &str) {
+        let _volume = self.label.span().entered();
+        tracing::error!(
+            sector = range.start.0,
+            sectors = range.sectors,
+            held_back,
+            "the local disk cannot read the only copy of data: {means}"
+        );
+    }
+
+    /// The map of a chunk that was never written before has no room: the writes wait.
+    pub(super) fn no_map(&self, why: Unprepared, now: Millis) {
+        let Some(held_back) = self.no_map.one(now) else { return };
+        let _volume = self.label.span().entered();
+        match why {
+            Unprepared::RunDir(errno) => tracing::error!(
+                errno = errno.0,
+                held_back,
+                "node.run_dir had no room for the volume's map; first writes of a chunk wait; make room in that tmpfs or enlarge it"
+            ),
+            Unprepared::Disk(errno) => tracing::error!(
+                errno = errno.0,
+                held_back,
+                "node.state_dir had no room for the volume's map; first writes of a chunk wait; make room on that filesystem"
+            ),
+        }
+    }
+
+    /// The kernel did not accept a command of a queue: each tag of it may hear that.
+    pub(super) fn queue_refused(&self, queue: u32, tag: u16, errno: KernelErrno, now: Millis) {
+        let Some(held_back) = self.queue_refused.one(now) else { return };
+        let _volume = self.label.span().entered();
+        tracing::error!(queue, tag, %errno, held_back, "the kernel refused a queue command");
+    }
+
+    /// Tells of what was held back and is followed by no other.
+    pub(super) fn held_back(&self, now: Millis) {
+        let Self { label, disk_failed, clean_unreadable, dirty_unreadable, no_map, queue_refused } = self;
+        for (what, limit) in [
+            ("the local disk failed to keep the volume's data or map", disk_failed),
+            ("the local disk could not read cached data", clean_unreadable),
+            ("the local disk could not read the only copy of data", dirty_unreadable),
+            ("the volume's map had no room", no_map),
+            ("the kernel refused a queue command", queue_refused),
+        ] {
+            if let Some(times) = limit.rest(now) {
+                let _volume = label.span().entered();
+                tracing::warn!(times, "{what}, since the last line about it");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
