@@ -49,7 +49,7 @@ enum Command {
     },
     /// Serve a volume as a block device of this node
     Attach(Attach),
-    /// Upload what is not committed yet and give a volume up
+    /// Upload pending data and detach a volume
     Detach {
         /// Which volume
         volume: String,
@@ -61,7 +61,7 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// Show what the volumes of this node have done since this daemon attached them
+    /// Show I/O statistics since this daemon attached or recovered the volumes
     Stats {
         /// Only this volume
         volume: Option<String>,
@@ -73,9 +73,9 @@ enum Command {
         #[command(flatten)]
         target: Target,
     },
-    /// Read all of a volume in its store and say what is damaged
+    /// Verify all stored objects of a volume and report damage
     Scrub(Scrub),
-    /// See, export or delete what fenced writers of this node never uploaded; needs no daemon
+    /// List, export or delete data of fenced volumes that was not uploaded; works without a daemon
     Fenced(fenced::Fenced),
     /// Flush a block device; the daemon's own, for a device that may never answer
     #[command(name = FLUSH_DEVICE, hide = true)]

@@ -201,7 +201,7 @@ pub(crate) enum NodeError {
     #[error(transparent)]
     Log(#[from] LogFailure),
     /// Other writers kept winning.
-    #[error("volume {0} is being attached by others at the same time")]
+    #[error("volume {0} is being attached by other nodes at the same time")]
     Contended(VolumeId),
     /// A local file could not be used.
     #[error("{} could not be {action}", path.display())]
@@ -288,7 +288,8 @@ pub(crate) enum NodeError {
     Queue(#[from] QueueError),
     /// The record of an attached volume was written by another installation, or before the state directory was replaced.
     #[error(
-        "the record in node.run_dir speaks of a device of another installation (node.state_dir has another identity); mount or          restore the state directory that served volume {0}"
+        "node.run_dir records a device of volume {0} that another installation made: the identity of node.state_dir differs. \
+         The device is left alone. Mount or restore the state directory that served the volume"
     )]
     OtherInstallation(VolumeId),
     /// An earlier version attached the volume, and keeps what belongs to it elsewhere in the run directory.
@@ -304,7 +305,7 @@ pub(crate) enum NodeError {
         record: PathBuf,
     },
     /// The kernel refused what the device's queues offer it.
-    #[error("the kernel refused a queue command of device {id}; its requests wait; restart the daemon")]
+    #[error("the kernel refused a queue command of device {id}. Its requests wait. Restart the daemon")]
     QueueRefused {
         /// The device's number.
         id: u32,
@@ -313,11 +314,12 @@ pub(crate) enum NodeError {
         source: Errno,
     },
     /// A volume whose queues are with the kernel stays on its ring.
-    #[error("volume {0} stays on its ring: its device still has the queues")]
+    #[error("volume {0} stays on its ring: the kernel still has its queues")]
     StillArmed(VolumeId),
     /// No ring thread has room for a further device.
     #[error(
-        "no ring thread has room for another device ({0} ring threads); nothing was done; raise data.ring_threads and restart          the daemon, or detach a volume"
+        "no ring thread has room for another device ({0} ring threads). Nothing was changed. Raise data.ring_threads and restart \
+         the daemon, or detach a volume"
     )]
     RingsFull(usize),
     /// The ring could not be made or has failed.
@@ -331,7 +333,7 @@ pub(crate) enum NodeError {
     StoreNeeded(VolumeId),
     /// The volume was fenced.
     #[error(
-        "volume {0} is fenced: another writer holds it; `holdfast-node fenced list` shows what was not uploaded"
+        "volume {0} is fenced: another writer holds it. `holdfast-node fenced list` shows what was not uploaded"
     )]
     Fenced(VolumeId),
 }
