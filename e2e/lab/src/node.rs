@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::report;
 use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
-use crate::vm::{Vm, bash};
+use crate::vm::{Finished, Vm, bash};
 use crate::wait::until;
 use crate::wire::{Exit, Program};
 
@@ -26,6 +27,8 @@ const METRICS_PORT: u16 = 9181;
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(300);
+/// Exit code of a command that needs something outside which does not answer (`docs/operations.md`).
+const UNAVAILABLE: i32 = 7;
 
 /// Number of the signal that ends a process at once.
 pub const SIGKILL: i32 = 9;
@@ -190,18 +193,34 @@ impl Node {
     /// # Errors
     /// When it fails; the error holds its output.
     pub fn cli(&self, arguments: &[&str]) -> Result<String> {
+        let done = self.run_cli(arguments)?;
+        ensure!(done.exit == Exit::Code(0), "{}", failed(arguments, &done));
+        Ok(done.stdout)
+    }
+
+    /// Runs the daemon's command line, again while its exit code says that the store does not answer: on a busy host a
+    /// request may take longer than the daemon waits for one.
+    ///
+    /// # Errors
+    /// When it fails otherwise, or the store does not answer in time; the error holds its output.
+    pub fn cli_with_retries(&self, arguments: &[&str]) -> Result<String> {
+        until("a command that the store answers", CLI_LIMIT, || {
+            let done = self.run_cli(arguments)?;
+            match done.exit {
+                Exit::Code(0) => Ok(Some(done.stdout)),
+                Exit::Code(UNAVAILABLE) => {
+                    report::step(failed(arguments, &done));
+                    Ok(None)
+                }
+                Exit::Code(_) | Exit::Signal(_) => bail!("{}", failed(arguments, &done)),
+            }
+        })
+    }
+
+    fn run_cli(&self, arguments: &[&str]) -> Result<Finished> {
         let mut argv = vec!["holdfast-node".to_owned()];
         argv.extend(arguments.iter().map(|&word| word.to_owned()));
-        let done = self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)?;
-        ensure!(
-            done.exit == Exit::Code(0),
-            "holdfast-node {}: {:?}\n{}{}",
-            arguments.join(" "),
-            done.exit,
-            done.stdout,
-            done.stderr
-        );
-        Ok(done.stdout)
+        self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)
     }
 
     /// A figure of a volume; nothing while the daemon has none of that name for it.
@@ -230,6 +249,10 @@ fn get(path: &str) -> String {
         "exec 3<>/dev/tcp/127.0.0.1/{METRICS_PORT}; \
          printf 'GET {path} HTTP/1.1\\r\\nHost: node\\r\\nConnection: close\\r\\n\\r\\n' >&3; cat <&3"
     )
+}
+
+fn failed(arguments: &[&str], Finished { exit, stdout, stderr }: &Finished) -> String {
+    format!("holdfast-node {}: {exit:?}\n{stdout}{stderr}", arguments.join(" "))
 }
 
 fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<String> {

@@ -261,7 +261,7 @@ fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {
 /// Attaches the volumes, all at once, and returns their devices.
 fn attach(node: &Node) -> Result<[String; 3]> {
     let attach = |name: &str| -> Result<String> {
-        let device = node.cli(&["attach", name, "--store", "store"])?.trim().to_owned();
+        let device = node.cli_with_retries(&["attach", name, "--store", "store"])?.trim().to_owned();
         node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
         Ok(device)
     };
