@@ -1,7 +1,7 @@
 //! The `storage.holdfast.dev` custom resources.
 //!
 //! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in `crds/*.yaml`, and
-//! the parsing of field values into typed ones.
+//! the parsing of field values into typed ones; sizes and durations are written alike in the daemon's configuration.
 //! Does not own: what the operator and the node daemon do with a resource.
 //! Invariants: everything the API server accepts also parses here; `crds/*.yaml` is what these types generate
 //! (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test compares it).
@@ -13,12 +13,11 @@
 )]
 
 mod condition;
-mod duration;
 mod event;
 mod field_error;
 mod generated;
 mod object_store;
-mod size;
+mod quantity;
 mod storage_node;
 mod volume;
 mod volume_snapshot;
@@ -32,7 +31,7 @@ pub use object_store::{
     Credentials, Environment, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef, SecretRef,
     WebIdentity,
 };
-pub use size::MAX_SIZE_BYTES;
+pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
     FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
 };

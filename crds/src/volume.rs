@@ -15,7 +15,8 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{FieldError, duration, size};
+use crate::FieldError;
+use crate::quantity::{duration_within, volume_size_bytes};
 
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
 const MAX_DIRTY_AGE: Duration = Duration::from_secs(3600);
@@ -100,7 +101,7 @@ pub struct VolumeSpec {
     /// When a FLUSH is complete. A change takes effect when the volume is attached next.
     #[serde(default)]
     pub durability: Durability,
-    /// How old un-uploaded data may become while the object store answers, for example `30s`.
+    /// How old un-uploaded data may become while the object store answers, for example `30s` or `1m30s`.
     #[serde(default = "default_max_dirty_age")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -131,7 +132,7 @@ impl VolumeSpec {
     /// A [`FieldError`] naming `spec.size`. The API server refuses such values, so this happens only for objects that
     /// never passed it.
     pub fn size_bytes(&self) -> Result<u64, FieldError> {
-        size::parse_volume_size("spec.size", &self.size)
+        volume_size_bytes("spec.size", &self.size)
     }
 
     /// The limit on the age of un-uploaded data.
@@ -139,7 +140,7 @@ impl VolumeSpec {
     /// # Errors
     /// A [`FieldError`] naming `spec.maxDirtyAge`.
     pub fn max_dirty_age(&self) -> Result<Duration, FieldError> {
-        duration::parse_duration("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE, MAX_DIRTY_AGE)
+        duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE, MAX_DIRTY_AGE)
     }
 
     /// The node that shall serve the volume; `None` when the field is absent or empty.

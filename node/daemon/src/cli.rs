@@ -10,10 +10,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_service::chain;
 use tokio::runtime::Runtime;
 
-use crate::config::{ByteSize, Config, DEFAULT_SOCKET, TimeSpan};
+use crate::config::{Config, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
 use crate::node::FLUSH_DEVICE;
@@ -38,7 +39,7 @@ enum Command {
     Create {
         /// Name of the new volume: 1 to 63 of a-z, 0-9 and '-'
         volume: String,
-        /// Its size: bytes, or with a suffix Ki, Mi, Gi or Ti
+        /// Its size: bytes, or with a suffix such as Mi or G
         #[arg(long)]
         size: ByteSize,
         /// Name of a store of the daemon's configuration
@@ -100,7 +101,7 @@ struct Attach {
     /// is not in the volume
     #[arg(long, value_name = "EPOCH")]
     take_over: Option<u64>,
-    /// How old un-uploaded data may become, such as 30s
+    /// How old un-uploaded data may become, such as 30s or 1m30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
     /// What a FLUSH waits for: the local disk, or the commit to the object store

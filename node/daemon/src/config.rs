@@ -7,7 +7,6 @@
 
 mod source;
 mod store;
-mod value;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,6 +14,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use holdfast_crds::{ByteSize, TimeSpan};
 use holdfast_s3::S3Config;
 use holdfast_ublk::Transport;
 use serde::Deserialize;
@@ -22,7 +22,6 @@ use serde::Deserialize;
 pub(crate) use self::source::Place;
 use self::source::Source;
 use self::store::StoreSection;
-pub(crate) use self::value::{ByteSize, TimeSpan};
 use crate::node::{NodeConfig, TransportChoice};
 
 /// Where the CLI and the daemon meet unless told otherwise.

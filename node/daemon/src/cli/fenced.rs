@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use holdfast_crds::ByteSize;
 use holdfast_service::chain;
 use serde_json::{Value, json};
 
 use super::output::table;
-use crate::config::{ByteSize, DEFAULT_STATE_DIR};
+use crate::config::DEFAULT_STATE_DIR;
 use crate::failure::Failure;
 use crate::node::fenced::{self, Contents, FencedError, Kept};
 

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::time::Duration;
 
+use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Displaced, Durability,
     ListResponse, StateDisk, StatsResponse, StoreRequests, Transport, TransportCapability, Volume,
@@ -10,8 +11,6 @@ use holdfast_proto::node::v1::{
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
-
-use crate::config::ByteSize;
 
 /// An answer that can be printed.
 pub(super) trait Render {

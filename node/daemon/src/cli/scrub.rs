@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::{
     ByteRange, ScrubEffect, ScrubFinding, ScrubProgress, ScrubRepair, ScrubReport, ScrubRequest,
     scrub_response,
@@ -12,7 +13,6 @@ use tonic::Status;
 use super::client::{connect, refused};
 use super::output::Render;
 use super::{Scrub, Target};
-use crate::config::ByteSize;
 use crate::failure::Failure;
 use crate::node::ErrorKind;
 
