@@ -34,27 +34,38 @@ pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     find_condition(conditions, type_).is_some_and(|condition| condition.status == "True")
 }
 
-/// Makes a condition. The transition time is kept from `previous` unless the status changed, so that writing an
-/// unchanged condition again changes nothing.
-pub fn condition(
-    previous: &[Condition],
-    type_: &str,
-    status: ConditionStatus,
-    reason: &str,
-    message: impl Into<String>,
-    observed_generation: Option<i64>,
-    now: &Time,
-) -> Condition {
-    let last_transition_time = find_condition(previous, type_)
-        .filter(|old| old.status == status.as_str())
-        .map_or_else(|| now.clone(), |old| old.last_transition_time.clone());
-    Condition {
-        type_: type_.to_owned(),
-        status: status.as_str().to_owned(),
-        reason: reason.to_owned(),
-        message: message.into(),
-        observed_generation,
-        last_transition_time,
+/// Makes the conditions of one report on an object.
+#[derive(Clone, Copy, Debug)]
+pub struct ConditionBuilder<'a> {
+    /// The conditions that the object has.
+    pub previous: &'a [Condition],
+    /// Generation of the spec the report speaks of.
+    pub observed_generation: Option<i64>,
+    /// The time of the report.
+    pub now: &'a Time,
+}
+
+impl ConditionBuilder<'_> {
+    /// A condition. Its transition time stays as it was unless the status changed, so that writing an unchanged condition again
+    /// changes nothing.
+    pub fn build(
+        &self,
+        type_: &str,
+        status: ConditionStatus,
+        reason: &str,
+        message: impl Into<String>,
+    ) -> Condition {
+        let last_transition_time = find_condition(self.previous, type_)
+            .filter(|old| old.status == status.as_str())
+            .map_or_else(|| self.now.clone(), |old| old.last_transition_time.clone());
+        Condition {
+            type_: type_.to_owned(),
+            status: status.as_str().to_owned(),
+            reason: reason.to_owned(),
+            message: message.into(),
+            observed_generation: self.observed_generation,
+            last_transition_time,
+        }
     }
 }
 
@@ -66,10 +77,25 @@ mod tests {
     fn transition_time_moves_only_with_the_status() {
         let early = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
         let late = Time("2026-01-02T00:00:00Z".parse().expect("a timestamp"));
-        let old = vec![condition(&[], "Ready", ConditionStatus::False, "Unreachable", "a", Some(1), &early)];
-        let same = condition(&old, "Ready", ConditionStatus::False, "AccessDenied", "b", Some(2), &late);
+        let old = vec![ConditionBuilder { previous: &[], observed_generation: Some(1), now: &early }.build(
+            "Ready",
+            ConditionStatus::False,
+            "Unreachable",
+            "a",
+        )];
+        let same = ConditionBuilder { previous: &old, observed_generation: Some(2), now: &late }.build(
+            "Ready",
+            ConditionStatus::False,
+            "AccessDenied",
+            "b",
+        );
         assert_eq!(same.last_transition_time, early);
-        let turned = condition(&old, "Ready", ConditionStatus::True, "Probed", "", Some(2), &late);
+        let turned = ConditionBuilder { previous: &old, observed_generation: Some(2), now: &late }.build(
+            "Ready",
+            ConditionStatus::True,
+            "Probed",
+            "",
+        );
         assert_eq!(turned.last_transition_time, late);
         assert!(is_true(&[turned], "Ready"));
     }

@@ -13,7 +13,6 @@
 )]
 
 mod condition;
-mod event;
 mod field_error;
 mod generated;
 mod object_store;
@@ -22,8 +21,7 @@ mod storage_node;
 mod volume;
 mod volume_snapshot;
 
-pub use condition::{ConditionStatus, condition, find_condition, is_true};
-pub use event::{event, turned};
+pub use condition::{ConditionBuilder, ConditionStatus, find_condition, is_true};
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};

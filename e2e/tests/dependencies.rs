@@ -30,7 +30,7 @@ const ONLY: &[(&str, &[&str])] = &[
     ("holdfast-background", &["holdfast-node", "holdfast-sim"]),
     ("holdfast-ring", &["holdfast-ublk", "holdfast-fuse", "holdfast-memory", "holdfast-node"]),
     ("holdfast-ublk", &["holdfast-node"]),
-    ("holdfast-service", &["holdfast-csi", "holdfast-node", "holdfast-operator"]),
+    ("holdfast-service", &["holdfast-cluster", "holdfast-csi", "holdfast-node", "holdfast-operator"]),
     ("holdfast-node", &[]),
     ("holdfast-sim", &[]),
     ("holdfast-operator", &[]),

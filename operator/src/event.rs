@@ -1,34 +1,12 @@
 //! Kubernetes events: one for every condition that turned.
 
-use holdfast_crds::{Condition, event, turned};
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::Client;
-use kube::runtime::events::{self, Event, EventType, Reporter};
+use holdfast_cluster::event::{event, turned};
+use holdfast_crds::Condition;
+use kube::runtime::events::{Event, EventType};
 
 use crate::object_store::READY;
 use crate::volume::forced_detach::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
-
-/// Writes events in the operator's name.
-pub(crate) struct Recorder {
-    recorder: events::Recorder,
-}
-
-impl Recorder {
-    /// A recorder for the operator instance called `instance`.
-    pub(crate) fn new(client: Client, instance: &str) -> Self {
-        let reporter =
-            Reporter { controller: "holdfast-operator".to_owned(), instance: Some(instance.to_owned()) };
-        Self { recorder: events::Recorder::new(client, reporter) }
-    }
-
-    /// Writes one event. An event that cannot be written is only logged: it never stops the work it tells of.
-    pub(crate) async fn publish(&self, event: &Event, about: &ObjectReference) {
-        if let Err(error) = self.recorder.publish(event, about).await {
-            tracing::warn!(%error, reason = event.reason, "event not written");
-        }
-    }
-}
 
 /// The events that tell what turned between two lists of conditions. Waiting is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
@@ -50,13 +28,16 @@ const QUIET: [&str; 4] = ["Provisioning", "NotRequested", "NotProvisioned", "Obj
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{ConditionStatus, Time, condition};
+    use holdfast_crds::{ConditionBuilder, ConditionStatus, Time};
 
     use super::*;
 
     fn one(type_: &str, status: ConditionStatus, reason: &str) -> Vec<Condition> {
         let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
-        vec![condition(&[], type_, status, reason, "text", Some(1), &now)]
+        vec![
+            ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now }
+                .build(type_, status, reason, "text"),
+        ]
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use anyhow::Context;
+use holdfast_cluster::event::Recorder;
 use holdfast_service::admin;
 use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
@@ -13,7 +14,6 @@ use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::event::Recorder;
 use crate::lease::Election;
 use crate::metrics::Metrics;
 use crate::object_store::{self, connect::Connections, controller::Probes};
@@ -67,18 +67,19 @@ async fn lead(
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let (stopping, stopped) = watch::channel(false);
+    let recorder = Recorder::new(client.clone(), "holdfast-operator", identity);
     let connections = Arc::new(Connections::default());
     let stores = Arc::new(object_store::controller::Context {
         client: client.clone(),
         connections: connections.clone(),
-        recorder: Recorder::new(client.clone(), identity),
+        recorder: recorder.clone(),
         metrics: metrics.clone(),
         probes: Probes::default(),
     });
     let volumes = Arc::new(volume::controller::Context {
         client: client.clone(),
         connections,
-        recorder: Recorder::new(client, identity),
+        recorder,
         metrics: metrics.clone(),
     });
     let mut controllers = tokio::spawn(async move {

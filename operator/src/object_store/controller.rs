@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use holdfast_cluster::event::Recorder;
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, ObjectStoreStatus, Time};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
@@ -17,7 +18,7 @@ use serde_json::json;
 
 use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
-use crate::event::{Recorder, changes};
+use crate::event::changes;
 use crate::metrics::{Kind, Metrics};
 use crate::requeue::Retry;
 
@@ -127,9 +128,7 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
     });
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
     api.patch_status(&store.name_any(), &params, &Patch::Apply(patch)).await?;
-    for change in changes(&before, &status.conditions) {
-        context.recorder.publish(&change, &store.object_ref(&())).await;
-    }
+    context.recorder.publish(changes(&before, &status.conditions), &store.object_ref(&())).await;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_crds::{Condition, ConditionStatus, ObjectStoreStatus, Time, condition, find_condition};
+use holdfast_crds::{Condition, ConditionBuilder, ConditionStatus, ObjectStoreStatus, Time, find_condition};
 use holdfast_s3::ProbeFailure;
 
 use super::READY;
@@ -92,7 +92,10 @@ pub(crate) fn status(
         observed_generation: generation,
         last_probe_time: Some(now.clone()),
         credentials_version: None,
-        conditions: vec![condition(previous, READY, status, reason, message, generation, now)],
+        conditions: vec![
+            ConditionBuilder { previous, observed_generation: generation, now }
+                .build(READY, status, reason, message),
+        ],
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use holdfast_cluster::event::Recorder;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
@@ -16,7 +17,7 @@ use super::apply::{Work, volume_id};
 use super::facts::{Facts, LogWriter, StoreFact};
 use super::failure::VolumeFailure;
 use super::plan::{Step, plan};
-use crate::event::{Recorder, changes};
+use crate::event::changes;
 use crate::metrics::{Kind, Metrics};
 use crate::object_store::connect::Connections;
 
@@ -83,9 +84,7 @@ async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeF
     let mut work = Work { client: context.client.clone(), connections: &context.connections, volume };
     let outcome = carry_out(&mut work, &facts, &now).await;
     if let Some(after) = &work.volume.status {
-        for change in changes(&before.conditions, &after.conditions) {
-            context.recorder.publish(&change, &reference).await;
-        }
+        context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
     outcome
 }

@@ -1,8 +1,8 @@
 //! What one plan for a volume is made from.
 
 use holdfast_crds::{
-    FORCE_DETACH, ObjectStore as ObjectStoreResource, ObjectStoreStatus, VOLUME_FINALIZER, Volume,
-    VolumeSpec, VolumeStatus, find_condition, is_true,
+    ConditionBuilder, FORCE_DETACH, ObjectStore as ObjectStoreResource, ObjectStoreStatus, Time,
+    VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -102,6 +102,15 @@ impl StoreFact {
 }
 
 impl Facts {
+    /// For the conditions of a report at this time.
+    pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
+        ConditionBuilder {
+            previous: &self.status.conditions,
+            observed_generation: Some(self.generation),
+            now,
+        }
+    }
+
     /// The facts that stand in `volume` itself.
     pub(crate) fn new(volume: &Volume) -> Self {
         Self {
@@ -162,7 +171,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{ConditionStatus, Time, condition};
+    use holdfast_crds::ConditionStatus;
 
     use super::*;
 
@@ -172,7 +181,8 @@ mod tests {
         store.metadata.generation = Some(generation);
         store.status = probed.map(|(generation, status)| {
             let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
-            let ready = condition(&[], READY, status, "Reason", "message", Some(generation), &now);
+            let ready = ConditionBuilder { previous: &[], observed_generation: Some(generation), now: &now }
+                .build(READY, status, "Reason", "message");
             ObjectStoreStatus { conditions: vec![ready], ..ObjectStoreStatus::default() }
         });
         store

@@ -6,7 +6,7 @@
 //! `status.forcedDetach.epoch` is the permission of the next attach, which replaces the writer of that epoch and no other. The log
 //! decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
-use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, ForcedDetach, Time, condition};
+use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, ForcedDetach, Time};
 
 use super::facts::Facts;
 
@@ -100,5 +100,5 @@ pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time)
         ),
     };
     let message = format!("{begins}: {what}; {kept}");
-    condition(&facts.status.conditions, DATA_LOST, status, reason, message, Some(facts.generation), now)
+    facts.conditions(now).build(DATA_LOST, status, reason, message)
 }

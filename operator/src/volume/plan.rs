@@ -12,7 +12,7 @@
 
 use holdfast_crds::{
     Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,
-    VolumeStatus, condition, find_condition, is_true,
+    VolumeStatus, find_condition, is_true,
 };
 
 use super::facts::{Facts, StoreFact};
@@ -191,11 +191,20 @@ fn provisionable(facts: &Facts) -> Result<u64, Obstacle> {
 
 /// The status of a volume that does not exist in its object store yet.
 pub(crate) fn pending(facts: &Facts, obstacle: &Obstacle, now: &Time) -> VolumeStatus {
-    let mut conditions =
-        vec![make(facts, PROVISIONED, ConditionStatus::False, obstacle.reason, &obstacle.message, now)];
+    let mut conditions = vec![facts.conditions(now).build(
+        PROVISIONED,
+        ConditionStatus::False,
+        obstacle.reason,
+        &obstacle.message,
+    )];
     if let Some(node) = facts.desired() {
         let message = format!("node {node} may serve the volume once it is provisioned");
-        conditions.push(make(facts, ASSIGNED, ConditionStatus::False, "NotProvisioned", &message, now));
+        conditions.push(facts.conditions(now).build(
+            ASSIGNED,
+            ConditionStatus::False,
+            "NotProvisioned",
+            &message,
+        ));
     }
     VolumeStatus {
         phase: Some(obstacle.phase),
@@ -208,13 +217,11 @@ pub(crate) fn pending(facts: &Facts, obstacle: &Obstacle, now: &Time) -> VolumeS
 fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
     let (assigned_node, assigned) = assignment(facts, now);
     let mut conditions = vec![
-        make(
-            facts,
+        facts.conditions(now).build(
             PROVISIONED,
             ConditionStatus::True,
             "Created",
             "the volume exists in its object store",
-            now,
         ),
         assigned,
     ];
@@ -242,7 +249,7 @@ fn deleting(facts: &Facts, reason: &str, message: String, now: &Time) -> VolumeS
         volume_id: facts.status.volume_id.clone(),
         // Stays while a node serves the volume: the grant ends with the final commit.
         assigned_node: facts.serving().and(facts.assigned()).map(str::to_owned),
-        conditions: vec![make(facts, PROVISIONED, exists, reason, &message, now)],
+        conditions: vec![facts.conditions(now).build(PROVISIONED, exists, reason, &message)],
         ..base(facts)
     }
 }
@@ -255,7 +262,7 @@ fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
         let message = format!(
             "node {from} still serves the volume: waiting for its final commit{next}; if the node is lost for good, annotate the Volume with {FORCE_DETACH}={from}"
         );
-        make(facts, ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message, now)
+        facts.conditions(now).build(ASSIGNED, ConditionStatus::False, "WaitingForDetach", &message)
     };
     match (facts.serving(), desired) {
         (Some(serving), desired) if desired != Some(serving) => {
@@ -263,7 +270,7 @@ fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
         }
         (_, None) => {
             let message = "spec.nodeName is empty: write the name of a node to have the volume served";
-            (None, make(facts, ASSIGNED, ConditionStatus::False, "NotRequested", message, now))
+            (None, facts.conditions(now).build(ASSIGNED, ConditionStatus::False, "NotRequested", message))
         }
         (_, Some(node)) => {
             let message = if facts.node_known {
@@ -273,7 +280,10 @@ fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
                     "node {node} may serve the volume, but no StorageNode has that name: check spec.nodeName, or run the node daemon there"
                 )
             };
-            (Some(node.to_owned()), make(facts, ASSIGNED, ConditionStatus::True, "Granted", &message, now))
+            (
+                Some(node.to_owned()),
+                facts.conditions(now).build(ASSIGNED, ConditionStatus::True, "Granted", &message),
+            )
         }
     }
 }
@@ -283,11 +293,16 @@ fn resized(facts: &Facts, now: &Time) -> Option<Condition> {
     let wanted = facts.spec.size_bytes().ok()?;
     let node = facts.serving()?;
     Some(if attached >= wanted {
-        make(facts, RESIZED, ConditionStatus::True, "Grown", "the device has the size of the spec", now)
+        facts.conditions(now).build(
+            RESIZED,
+            ConditionStatus::True,
+            "Grown",
+            "the device has the size of the spec",
+        )
     } else {
         let message =
             format!("the device on node {node} has {attached} bytes: waiting for it to grow to {wanted}");
-        make(facts, RESIZED, ConditionStatus::False, "WaitingForNode", &message, now)
+        facts.conditions(now).build(RESIZED, ConditionStatus::False, "WaitingForNode", &message)
     })
 }
 
@@ -308,17 +323,6 @@ fn phase(facts: &Facts, granted: Option<&str>) -> VolumePhase {
 
 fn base(facts: &Facts) -> VolumeStatus {
     VolumeStatus { observed_generation: Some(facts.generation), ..VolumeStatus::default() }
-}
-
-fn make(
-    facts: &Facts,
-    type_: &str,
-    status: ConditionStatus,
-    reason: &str,
-    message: &str,
-    now: &Time,
-) -> Condition {
-    condition(&facts.status.conditions, type_, status, reason, message, Some(facts.generation), now)
 }
 
 /// The operator's part of a status: what [`Step::Report`] writes, nothing else.

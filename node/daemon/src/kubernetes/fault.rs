@@ -8,7 +8,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, condition, find_condition};
+use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, find_condition};
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
@@ -53,7 +53,7 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
     });
     let Some((Unreadable { first, bytes, .. }, since)) = lasting else {
         let message = "what is to be uploaded can be read".to_owned();
-        return make(facts, LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message, now);
+        return facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message);
     };
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let (at, length) = (first.start.byte_offset(), first.bytes());
@@ -72,13 +72,13 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
         "the disk of node {me}{since} cannot read {bytes} bytes that exist only there (first: {length} bytes at offset {at}). \
          {remedy}; {dirty} bytes are pending"
     );
-    make(facts, LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message, now)
+    facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
 fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
     if !here.disk_sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
-        return make(facts, LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message, now);
+        return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
     }
     let message = format!(
         "the disk of node {} failed a sync: the flush failed, and what it covered may be lost at a power cut. \
@@ -86,7 +86,7 @@ fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> C
          Check the node's kernel log, then detach the volume and attach it again, on another node if the disk is bad",
         facts.me
     );
-    make(facts, LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message, now)
+    facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message)
 }
 
 /// Whether a condition may be about to turn.
@@ -116,7 +116,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
                 (None, Some(why)) => ("DeletesRefused", format!("{answers}. {}", deletes_refused(why))),
                 (None, None) => ("Answering", answers),
             };
-            make(facts, STORE_REACHABLE, ConditionStatus::True, reason, message, now)
+            facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::True, reason, message)
         }
         Some(away) => {
             let reason = if away.is_denied { "AccessDenied" } else { "StoreUnreachable" };
@@ -124,7 +124,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
             if let Some(why) = &here.store_change_refused {
                 message = format!("{message}. Its newest configuration is not in use: {why}");
             }
-            make(facts, STORE_REACHABLE, ConditionStatus::False, reason, message, now)
+            facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::False, reason, message)
         }
     })
 }
@@ -178,7 +178,7 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreach
 fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
     let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         let message = "writes do not wait";
-        return make(facts, WRITABLE, ConditionStatus::True, "Serving", message.to_owned(), now);
+        return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message.to_owned());
     };
     let me = &facts.me;
     let bytes = here.dirty_bytes.unwrap_or_default();
@@ -212,18 +212,12 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
             ("LocalDiskFull", format!("the disk under node.state_dir of node {me} is full: make room on it"))
         }
     };
-    make(facts, WRITABLE, ConditionStatus::False, reason, format!("writes wait, none fails: {why}"), now)
-}
-
-fn make(
-    facts: &Facts,
-    type_: &str,
-    status: ConditionStatus,
-    reason: &str,
-    message: String,
-    now: &Time,
-) -> Condition {
-    condition(&facts.status.conditions, type_, status, reason, message, facts.generation, now)
+    facts.conditions(now).build(
+        WRITABLE,
+        ConditionStatus::False,
+        reason,
+        format!("writes wait, none fails: {why}"),
+    )
 }
 
 /// A time as the API server keeps it: whole seconds, never later than it was.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use holdfast_cluster::api::call;
+use holdfast_cluster::event::Recorder;
 use holdfast_crds::{StorageNode, Volume};
 use holdfast_types::{Backoff, VolumeId};
 use kube::api::ListParams;
@@ -23,7 +24,6 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 
-use super::event::Recorder;
 use super::volume::identity;
 use crate::node::{ErrorKind, VolumeState};
 use crate::volumes::Volumes;
@@ -186,7 +186,7 @@ struct Tell {
 
 impl Tell {
     async fn event(&self, event: Event) {
-        self.recorder.publish(&event, &self.node.object_ref(&())).await;
+        self.recorder.publish([event], &self.node.object_ref(&())).await;
     }
 }
 

@@ -16,7 +16,8 @@
 use std::time::Duration;
 
 use holdfast_crds::{
-    Condition, ConditionStatus, DeletionPolicy, Time, VolumeSpec, VolumeStatus, condition, find_condition,
+    Condition, ConditionBuilder, ConditionStatus, DeletionPolicy, Time, VolumeSpec, VolumeStatus,
+    find_condition,
 };
 
 use super::operations::{Doing, Outcome};
@@ -104,6 +105,11 @@ impl Plan {
 }
 
 impl Facts {
+    /// For the conditions of a report at this time.
+    pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
+        ConditionBuilder { previous: &self.status.conditions, observed_generation: self.generation, now }
+    }
+
     fn granted(&self) -> bool {
         self.status.assigned_node.as_deref() == Some(&self.me)
     }
@@ -248,14 +254,11 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
     let here = facts.here.as_ref();
     let device = here.and_then(|here| here.attached.as_ref());
     let serves = device.is_some() && here.is_some_and(|here| here.state == VolumeState::Attached);
-    let attached = condition(
-        &facts.status.conditions,
+    let attached = facts.conditions(now).build(
         ATTACHED,
         if serves { ConditionStatus::True } else { ConditionStatus::False },
         reason,
         message(facts, reason),
-        facts.generation,
-        now,
     );
     let nothing = VolumeStatus::default();
     let mine = if facts.claimed() { &facts.status } else { &nothing };
@@ -339,15 +342,7 @@ fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
             format!("node {me} does not hold the volume")
         }
     };
-    let detached = condition(
-        &facts.status.conditions,
-        ATTACHED,
-        ConditionStatus::False,
-        "Detached",
-        message,
-        facts.generation,
-        now,
-    );
+    let detached = facts.conditions(now).build(ATTACHED, ConditionStatus::False, "Detached", message);
     VolumeStatus { conditions: vec![detached], ..VolumeStatus::default() }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    Condition, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode, StorageNodeStatus, Time,
-    TransportSupport, condition,
+    Condition, ConditionBuilder, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode,
+    StorageNodeStatus, Time, TransportSupport,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
@@ -63,8 +63,11 @@ async fn report<V: Volumes>(
     let StorageNodeStatus { fenced: told, conditions, .. } = before;
     let directory = state_dir.to_owned();
     let (space, fenced) = off_runtime(move || (space(&directory), fenced_data(&directory, &told))).await;
-    let (capabilities, now) = (volumes.capabilities(), Time(Timestamp::now()));
-    let status = describe(&capabilities, &volumes.list(), state_dir, space, fenced, &conditions, &now);
+    let facts =
+        NodeFacts { capabilities: volumes.capabilities(), volumes: volumes.list(), state_dir, space, fenced };
+    let now = Time(Timestamp::now());
+    let status =
+        describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
     if written == Some(&status) {
         return Ok(status);
     }
@@ -129,22 +132,24 @@ fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
         .collect()
 }
 
-fn describe(
-    capabilities: &Capabilities,
-    volumes: &[VolumeStatus],
-    state_dir: &Path,
+/// The node as seen at one moment.
+struct NodeFacts<'a> {
+    capabilities: Capabilities,
+    volumes: Vec<VolumeStatus>,
+    state_dir: &'a Path,
     space: Option<Space>,
     fenced: Vec<FencedData>,
-    before: &[Condition],
-    now: &Time,
-) -> StorageNodeStatus {
+}
+
+fn describe(facts: NodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
+    let NodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
     let Capabilities { kernel_release, transports, state_disk } = capabilities;
     let transports: Vec<TransportSupport> = transports
-        .iter()
+        .into_iter()
         .map(|(transport, usable)| TransportSupport {
-            name: transport_name(*transport),
+            name: transport_name(transport),
             available: usable.is_ok(),
-            refusal: usable.as_ref().err().cloned(),
+            refusal: usable.err(),
         })
         .collect();
     let mut refusals: Vec<&str> =
@@ -152,14 +157,19 @@ fn describe(
     refusals.dedup();
     let usable = transports.iter().any(|support| support.available);
     let ready = if usable {
-        condition(before, READY, ConditionStatus::True, "Serving", "the daemon serves volumes", None, now)
+        conditions.build(READY, ConditionStatus::True, "Serving", "the daemon serves volumes")
     } else {
         let message = format!("no transport can be used: {}", refusals.join("; "));
-        condition(before, READY, ConditionStatus::False, "NoTransport", message, None, now)
+        conditions.build(READY, ConditionStatus::False, "NoTransport", message)
     };
     let attached = volumes.iter().filter(|volume| volume.state == VolumeState::Attached).count();
+    let conditions = vec![
+        ready,
+        sectors_atomic(state_disk.as_ref(), state_dir, conditions),
+        kernel_teardown_fixed(&kernel_release, conditions),
+    ];
     StorageNodeStatus {
-        kernel_release: Some(kernel_release.clone()),
+        kernel_release: Some(kernel_release),
         daemon_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         state_dir: Some(state_dir.to_string_lossy().into_owned()),
         capacity_bytes: space.map(|space| space.capacity_bytes),
@@ -168,15 +178,11 @@ fn describe(
         transports,
         fenced,
         last_handoff: None,
-        conditions: vec![
-            ready,
-            sectors_atomic(state_disk.as_ref(), state_dir, before, now),
-            kernel_teardown_fixed(kernel_release, before, now),
-        ],
+        conditions,
     }
 }
 
-fn kernel_teardown_fixed(release: &str, before: &[Condition], now: &Time) -> Condition {
+fn kernel_teardown_fixed(release: &str, conditions: &ConditionBuilder<'_>) -> Condition {
     let (status, reason, message) = match KernelRelease::new(release).is_teardown_fixed() {
         Some(true) => (ConditionStatus::True, "Fixed", format!("Linux {release} is 7.1 or newer")),
         Some(false) => (
@@ -193,10 +199,14 @@ fn kernel_teardown_fixed(release: &str, before: &[Condition], now: &Time) -> Con
             format!("the kernel release {release:?} names no version"),
         ),
     };
-    condition(before, KERNEL_TEARDOWN_FIXED, status, reason, message, None, now)
+    conditions.build(KERNEL_TEARDOWN_FIXED, status, reason, message)
 }
 
-fn sectors_atomic(disk: Option<&StateDisk>, state_dir: &Path, before: &[Condition], now: &Time) -> Condition {
+fn sectors_atomic(
+    disk: Option<&StateDisk>,
+    state_dir: &Path,
+    conditions: &ConditionBuilder<'_>,
+) -> Condition {
     let state_dir = state_dir.display();
     let (status, reason, message) = match disk {
         None => (
@@ -218,7 +228,7 @@ fn sectors_atomic(disk: Option<&StateDisk>, state_dir: &Path, before: &[Conditio
             }
         }
     };
-    condition(before, SECTORS_ATOMIC, status, reason, message, None, now)
+    conditions.build(SECTORS_ATOMIC, status, reason, message)
 }
 
 #[cfg(test)]
@@ -228,21 +238,30 @@ mod tests {
     use super::*;
     use crate::volumes::tests::{Fake, attached};
 
-    fn now() -> Time {
-        Time("2026-01-01T00:00:00Z".parse().unwrap())
+    /// What `make` makes of a node that has reported nothing.
+    fn first<T>(make: impl FnOnce(&ConditionBuilder<'_>) -> T) -> T {
+        let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
+        make(&ConditionBuilder { previous: &[], observed_generation: None, now: &now })
+    }
+
+    fn facts(capabilities: Capabilities) -> NodeFacts<'static> {
+        NodeFacts {
+            capabilities,
+            volumes: Vec::new(),
+            state_dir: Path::new("/state"),
+            space: None,
+            fenced: Vec::new(),
+        }
     }
 
     #[test]
     fn a_node_with_one_transport_is_ready_and_explains_the_other() {
-        let status = describe(
-            &Fake::default().capabilities(),
-            &[attached("v")],
-            Path::new("/state"),
-            Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
-            Vec::new(),
-            &[],
-            &now(),
-        );
+        let facts = NodeFacts {
+            volumes: vec![attached("v")],
+            space: Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
+            ..facts(Fake::default().capabilities())
+        };
+        let status = first(|conditions| describe(facts, conditions));
         assert_eq!(status.attached_volumes, Some(1));
         assert_eq!(status.available_bytes, Some(1 << 30));
         assert_eq!(status.conditions[0].status, "True");
@@ -253,7 +272,9 @@ mod tests {
 
     #[test]
     fn a_disk_that_may_tear_sectors_is_named() {
-        let told = |disk: Option<StateDisk>| sectors_atomic(disk.as_ref(), Path::new("/state"), &[], &now());
+        let told = |disk: Option<StateDisk>| {
+            first(|conditions| sectors_atomic(disk.as_ref(), Path::new("/state"), conditions))
+        };
         let disk = |physical_block_bytes| StateDisk { device: "sda".to_owned(), physical_block_bytes };
         let small = told(Some(disk(512)));
         assert_eq!((small.status.as_str(), small.reason.as_str()), ("False", "SmallPhysicalBlocks"));
@@ -265,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_kernel_below_7_1_is_reported_with_the_fix() {
-        let told = |release| kernel_teardown_fixed(release, &[], &now());
+        let told = |release| first(|conditions| kernel_teardown_fixed(release, conditions));
         let old = told("6.18.44-generic");
         assert_eq!((old.status.as_str(), old.reason.as_str()), ("False", "OldKernel"));
         assert!(old.message.contains("6.18.44-generic") && old.message.ends_with("Boot Linux 7.1 or newer"));
@@ -294,7 +315,7 @@ mod tests {
             transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
             state_disk: None,
         };
-        let status = describe(&capabilities, &[], Path::new("/state"), None, Vec::new(), &[], &now());
+        let status = first(|conditions| describe(facts(capabilities), conditions));
         assert_eq!(status.conditions[0].status, "False");
         assert_eq!(status.conditions[0].reason, "NoTransport");
         assert!(status.conditions[0].message.contains("load ublk_drv"));

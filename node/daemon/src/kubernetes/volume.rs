@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
+use holdfast_cluster::event::Recorder;
 use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
 use holdfast_engine::volume::Durability;
 use holdfast_types::{Backoff, VolumeId};
@@ -17,7 +18,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::event::Recorder;
+use super::event::changes;
 use super::object_store::{self, StoreError};
 use super::operations::{Doing, Operations, Outcome};
 use super::orphan;
@@ -48,7 +49,7 @@ pub(crate) async fn run<V: Volumes>(
     object_stores: Store<ObjectStore>,
 ) {
     let (operations, ends) = Operations::new();
-    let recorder = Recorder::new(client.clone(), &me);
+    let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context = Context { client: client.clone(), me, volumes, operations, recorder, object_stores };
     // All Volumes: one that shall be served elsewhere now may still be here.
     let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
@@ -167,7 +168,9 @@ impl<V: Volumes> Work<'_, V> {
         if status.node.is_none() {
             self.context.operations.forget(&self.id);
         }
-        self.context.recorder.tell(&self.volume, &before.conditions).await;
+        let after = self.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+        let events = changes(&before.conditions, after);
+        self.context.recorder.publish(events, &self.volume.object_ref(&())).await;
         Ok(())
     }
 

@@ -39,7 +39,7 @@ fn existing(desired: &str, assigned: &str, serving: &str) -> Facts {
         assigned_node: text(assigned),
         node: text(serving),
         device_path: text(serving).map(|_| "/dev/ublkb0".to_owned()),
-        conditions: vec![make(&facts, PROVISIONED, ConditionStatus::True, "Created", "", &now())],
+        conditions: vec![facts.conditions(&now()).build(PROVISIONED, ConditionStatus::True, "Created", "")],
         ..VolumeStatus::default()
     };
     facts
