@@ -6,9 +6,9 @@
 pub struct FieldError {
     /// Path of the field as the user writes it, for example `spec.size`.
     pub field: &'static str,
-    /// What is wrong with the value.
+    /// The fault of the value.
     pub problem: String,
-    /// What to write instead.
+    /// The remedy: a value to write instead.
     pub fix: String,
 }
 

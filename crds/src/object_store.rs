@@ -71,7 +71,7 @@ pub struct ObjectStoreSpec {
     /// Certificates (PEM) to trust for `endpoint`, from a Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle_ref: Option<SecretKeyRef>,
-    /// Where the credentials come from.
+    /// Source of the credentials.
     pub credentials: Credentials,
 }
 
@@ -79,7 +79,7 @@ fn default_region() -> String {
     "us-east-1".to_owned()
 }
 
-/// Where credentials come from: exactly one of the fields.
+/// Source of credentials: exactly one of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Credentials {
@@ -124,14 +124,14 @@ pub struct Environment {}
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct WebIdentity {}
 
-/// What is known of an object store.
+/// Observed state of an object store.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStoreStatus {
     /// Generation of the spec this status speaks of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// When the bucket was last probed.
+    /// Time of the last probe of the bucket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_probe_time: Option<Time>,
     /// Changes when a Secret that the spec names changes: their uids and resource versions. Node daemons read them again then.

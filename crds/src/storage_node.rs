@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 )]
 pub struct StorageNodeSpec {}
 
-/// What is known of a node.
+/// Observed state of a node.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StorageNodeStatus {
@@ -58,7 +58,7 @@ pub struct StorageNodeStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub transports: Vec<TransportSupport>,
-    /// What writers of this node that were replaced never uploaded; `holdfast-node fenced` on the node exports and deletes it.
+    /// Data that replaced writers never uploaded; `holdfast-node fenced` on the node exports and deletes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]
     pub fenced: Vec<FencedData>,
@@ -93,20 +93,20 @@ impl TransportName {
     }
 }
 
-/// Whether one transport can be used on a node.
+/// Availability of one transport on a node.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TransportSupport {
-    /// Which transport.
+    /// Name of the transport.
     pub name: TransportName,
-    /// Whether it can be used.
+    /// True if it can be used.
     pub available: bool,
-    /// Why it cannot be used, and what would help.
+    /// Reason for which it cannot be used, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// What one replaced writer never uploaded.
+/// Data that one replaced writer never uploaded.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FencedData {
@@ -123,7 +123,7 @@ pub struct FencedData {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub bytes: Option<u64>,
-    /// Why the rest is not known.
+    /// Reason for which the rest is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
 }
@@ -132,7 +132,7 @@ pub struct FencedData {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Handoff {
-    /// When it ended.
+    /// Time at which it ended.
     pub time: Time,
     /// Number of devices passed.
     #[schemars(with = "i32")]

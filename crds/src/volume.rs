@@ -1,7 +1,7 @@
 //! `Volume`: one virtual disk, where it lives, and who serves it.
 //!
-//! Who writes what:
-//! - the user (or CSI) writes `spec`; `spec.nodeName` is the wish to have the volume served by that node;
+//! Writers of the fields:
+//! - the user (or CSI) writes `spec`; `spec.nodeName` requests that the node serves the volume;
 //! - the operator writes `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
 //!   `observedGeneration` and its own conditions;
 //! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
@@ -84,7 +84,7 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
         .message("spec.objectStore must be the name of an ObjectStore: lower-case letters, digits and '-'"))]
     pub object_store: Option<String>,
-    /// What the volume holds at first. Immutable.
+    /// Initial content. Immutable.
     #[serde(default)]
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.source is immutable: restore the old value, or create another Volume"))]
@@ -95,13 +95,13 @@ pub struct VolumeSpec {
     #[x_kube(validation = kube::core::Rule::new("self == '' || self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')")
         .message("spec.nodeName must be the name of a node: lower-case letters, digits, '-' and '.'"))]
     pub node_name: Option<String>,
-    /// How many nodes may use the volume at a time.
+    /// Number of nodes that may use the volume at a time.
     #[serde(default)]
     pub access_mode: AccessMode,
-    /// When a FLUSH is complete. A change takes effect when the volume is attached next.
+    /// Point at which a FLUSH is complete. A change takes effect when the volume is attached next.
     #[serde(default)]
     pub durability: Durability,
-    /// How old un-uploaded data may become while the object store answers, for example `30s` or `1m30s`.
+    /// Largest age of data that is not uploaded yet, while the object store answers: `30s` or `1m30s`.
     #[serde(default = "default_max_dirty_age")]
     #[schemars(length(max = 16))]
     #[x_kube(
@@ -111,12 +111,12 @@ pub struct VolumeSpec {
             .message("spec.maxDirtyAge must lie between 1s and 1h: write for example `30s`"),
     )]
     pub max_dirty_age: String,
-    /// Where the data lives. Immutable.
+    /// Home of the data. Immutable.
     #[serde(default)]
     #[x_kube(validation = kube::core::Rule::new("self == oldSelf")
         .message("spec.backend is immutable: restore the old value, or create another Volume"))]
     pub backend: Backend,
-    /// What happens to the volume's objects when the Volume is deleted.
+    /// Fate of the volume's objects when the Volume is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
 }
@@ -143,13 +143,13 @@ impl VolumeSpec {
         duration_within("spec.maxDirtyAge", &self.max_dirty_age, MIN_DIRTY_AGE, MAX_DIRTY_AGE)
     }
 
-    /// The node that shall serve the volume; `None` when the field is absent or empty.
+    /// The node that should serve the volume; `None` when the field is absent or empty.
     pub fn desired_node(&self) -> Option<&str> {
         self.node_name.as_deref().filter(|name| !name.is_empty())
     }
 }
 
-/// What a volume holds at first: exactly one of the fields.
+/// Initial content of a volume: exactly one of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum VolumeSource {
@@ -192,12 +192,12 @@ pub struct CloneSource {
 /// A disk image to start from.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub struct ImageSource {
-    /// Where the image is fetched from.
+    /// Address of the image.
     #[schemars(length(min = 1, max = 2048))]
     pub url: String,
 }
 
-/// How many nodes may use a volume at a time.
+/// Number of nodes that may use a volume at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum AccessMode {
     /// One node reads and writes.
@@ -205,18 +205,18 @@ pub enum AccessMode {
     ReadWriteOnce,
 }
 
-/// When a FLUSH is complete.
+/// Point at which a FLUSH is complete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Durability {
-    /// When the data is safe on the node's own disk.
+    /// Once the data is safe on the node's own disk.
     #[default]
     Local,
-    /// When the data is committed to the object store.
+    /// Once the data is committed to the object store.
     Object,
 }
 
-/// Where a volume's data lives.
+/// Home of a volume's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Backend {
@@ -227,7 +227,7 @@ pub enum Backend {
     Memory,
 }
 
-/// What happens to a volume's objects when the Volume is deleted.
+/// Fate of a volume's objects when the Volume is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum DeletionPolicy {
     /// They are removed; a tombstone stays.
@@ -237,7 +237,7 @@ pub enum DeletionPolicy {
     Retain,
 }
 
-/// Where a volume stands, in one word.
+/// State of a volume, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum VolumePhase {
     /// Not provisioned yet; the condition `Provisioned` says what is missing.
@@ -248,7 +248,7 @@ pub enum VolumePhase {
     Attaching,
     /// Served by a node.
     Attached,
-    /// Still served by a node that shall give it up.
+    /// Still served by a node that must release it.
     Detaching,
     /// Being deleted.
     Deleting,
@@ -256,14 +256,14 @@ pub enum VolumePhase {
     Failed,
 }
 
-/// What is known of a volume.
+/// Observed state of a volume.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
-    /// Where the volume stands. Operator.
+    /// State of the volume. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<VolumePhase>,
-    /// Generation of the spec this status speaks of. Operator.
+    /// Generation of the spec that this status refers to. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// The volume's identity in the object store; never changes. Operator.
@@ -278,14 +278,14 @@ pub struct VolumeStatus {
     /// Block device on that node. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_path: Option<String>,
-    /// How the device's requests reach the daemon, for example `ublk-zero-copy`. Daemon.
+    /// Transport of the device's requests to the daemon, for example `ublk-zero-copy`. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
     /// The writer's fencing number; it rises at every attach. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
-    /// When a FLUSH is complete on the attached device. Daemon.
+    /// Point at which a FLUSH is complete on the attached device. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
     /// Last commit in the object store. Daemon.
@@ -303,7 +303,7 @@ pub struct VolumeStatus {
     /// Every write that completed before then is in the object store; not renewed while nothing is dirty. Daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub durable_through: Option<Time>,
-    /// What the node that was cut off by force had reported last. Operator.
+    /// Last report of the node that was force-detached. Operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_detach: Option<ForcedDetach>,
     /// Size of the attached device, in bytes. Daemon.
@@ -323,13 +323,13 @@ pub struct VolumeStatus {
 pub struct ForcedDetach {
     /// The node. It keeps what it had not uploaded.
     pub node: String,
-    /// When the volume was given to another.
+    /// Time at which the volume was granted to another node.
     pub time: Time,
     /// Its fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i64>")]
     pub epoch: Option<u64>,
-    /// When a FLUSH was complete on it.
+    /// Point at which a FLUSH was complete on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durability: Option<Durability>,
     /// Bytes it had written and not committed.

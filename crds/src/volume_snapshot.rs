@@ -34,7 +34,7 @@ pub struct VolumeSnapshotSpec {
     pub volume: String,
 }
 
-/// What is known of a snapshot.
+/// Observed state of a snapshot.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotStatus {

@@ -15,7 +15,7 @@ use tonic::transport::Server;
 
 use crate::identity::Identity;
 
-/// Why the driver cannot listen.
+/// Reasons for which the driver cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// Another process answers on the socket.

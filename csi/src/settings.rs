@@ -9,7 +9,7 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "holdfast-csi", version)]
 pub(crate) struct Settings {
-    /// Where to listen: unix:// and the absolute path of a socket.
+    /// Address to listen on: unix:// and the absolute path of a socket.
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
     pub(crate) endpoint: Endpoint,
 }

@@ -8,7 +8,7 @@ use crate::object_store::READY;
 use crate::volume::forced_detach::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
 
-/// The events that tell what turned between two lists of conditions. Waiting is no event.
+/// The events for the conditions that changed between two lists of conditions. Waiting is not an event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
         .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
@@ -44,10 +44,10 @@ mod tests {
     fn events_name_changes_and_only_faults_are_warnings() {
         let pending = one(PROVISIONED, ConditionStatus::False, "ObjectStoreMissing");
         let created = one(PROVISIONED, ConditionStatus::True, "Created");
-        let told = changes(&[], &pending);
-        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Warning));
-        let told = changes(&pending, &created);
-        assert_eq!((told.len(), &told[0].type_), (1, &EventType::Normal));
+        let events = changes(&[], &pending);
+        assert_eq!((events.len(), &events[0].type_), (1, &EventType::Warning));
+        let events = changes(&pending, &created);
+        assert_eq!((events.len(), &events[0].type_), (1, &EventType::Normal));
         assert!(changes(&created, &created).is_empty());
         assert!(changes(&[], &one(PROVISIONED, ConditionStatus::False, "Provisioning")).is_empty());
     }

@@ -20,9 +20,9 @@ use kube::api::{Api, PostParams};
 use kube::{Client, Resource};
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long a silent holder keeps the lease.
+/// Time for which a silent holder keeps the lease.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// How long a leader stays leader without renewing.
+/// Time for which a leader stays leader without renewing.
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two looks at the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
@@ -46,14 +46,14 @@ pub(crate) struct Election {
     seen: Seen,
 }
 
-/// What the candidate saw last, and when it changed.
+/// The version that the candidate saw last, and the time of its change.
 #[derive(Debug, Default)]
 struct Seen {
     version: Option<String>,
     at: Option<Instant>,
 }
 
-/// What to do about a lease.
+/// Actions on a lease.
 #[derive(Debug, PartialEq, Eq)]
 enum Move {
     /// Hold it: it is ours already, or free.

@@ -223,8 +223,9 @@ impl Timer<'_> {
 mod tests {
     use super::*;
 
+    /// Every metric is in it with its kind, unit and meaning.
     #[test]
-    fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
+    fn the_list_of_metrics_is_complete() {
         let metrics = Metrics::new();
         metrics.start(Kind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
@@ -232,7 +233,7 @@ mod tests {
         let text = metrics.render().expect("renders");
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
         let page = std::fs::read_to_string(page).expect("the page is there");
-        let told = |what, name: &str| {
+        let line = |what, name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("# {what} {name} ")));
             line.map(|line| line.trim_end_matches('.').to_owned())
         };
@@ -240,8 +241,8 @@ mod tests {
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
         assert_eq!(names.len(), 6, "{text}");
         let rows = names.iter().map(|name| {
-            let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| told(what, name));
-            let [kind, help] = [kind, help].map(|told| told.expect("each has both"));
+            let [kind, unit, help] = ["TYPE", "UNIT", "HELP"].map(|what| line(what, name));
+            let [kind, help] = [kind, help].map(|line| line.expect("each has both"));
             format!("| `{name}` | {kind} | {} | {help} |", unit.unwrap_or_else(|| "-".to_owned()))
         });
         let missing: Vec<String> = rows.filter(|row| !page.lines().any(|line| line == row)).collect();

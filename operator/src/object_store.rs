@@ -1,4 +1,4 @@
-//! Whether an `ObjectStore` is fit for volumes, and connections to those that are.
+//! Health of every `ObjectStore`, and connections to those that are fit for volumes.
 //!
 //! Owns: the status of ObjectStores; the reading of their Secrets.
 //! Does not own: requests to the store (`holdfast-s3`).

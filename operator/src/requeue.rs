@@ -1,16 +1,16 @@
-//! When to try again after a failure: by its kind, with jitter.
+//! Retries after a failure: by its kind, with jitter.
 
 use std::time::Duration;
 
 use holdfast_objects::ErrorKind;
 use holdfast_types::Backoff;
 
-/// How long a failure is expected to last.
+/// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// Another writer was faster: reconcile again at once.
     Soon,
-    /// Something is away or busy and will come back by itself.
+    /// Something is unavailable or busy and will recover by itself.
     Later,
     /// A person must act; look now and then.
     Rarely,
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_server_is_asked_again_sooner_than_a_wrong_key() {
+    fn a_missing_server_is_retried_sooner_than_a_wrong_key() {
         let unavailable = Retry::of(ErrorKind::Unavailable).delay(0.5);
         assert!(unavailable < Retry::of(ErrorKind::Denied).delay(0.5));
     }

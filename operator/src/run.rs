@@ -84,8 +84,8 @@ async fn lead(
     });
     let mut controllers = tokio::spawn(async move {
         tokio::join!(
-            object_store::controller::run(stores, told(stopped.clone())),
-            volume::controller::run(volumes, told(stopped)),
+            object_store::controller::run(stores, stop_requested(stopped.clone())),
+            volume::controller::run(volumes, stop_requested(stopped)),
         );
     });
     tokio::select! {
@@ -112,7 +112,7 @@ async fn lead(
     Ok(())
 }
 
-async fn told(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone: the same as being told.
-    let _told = stopped.wait_for(|stopped| *stopped).await;
+async fn stop_requested(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone: the same as a request to stop.
+    let _requested = stopped.wait_for(|stopped| *stopped).await;
 }

@@ -40,7 +40,7 @@ impl StoreVersion {
     }
 }
 
-/// Why an ObjectStore gives no configuration.
+/// Reasons for which an ObjectStore gives no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreConfigError {
     /// No such ObjectStore.

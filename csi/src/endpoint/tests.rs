@@ -8,7 +8,7 @@ use tonic::transport::Endpoint;
 use super::*;
 
 #[tokio::test]
-async fn a_client_learns_who_answers_and_the_socket_goes_with_the_driver() {
+async fn the_driver_identifies_itself_and_removes_its_socket() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("csi.sock");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -34,7 +34,7 @@ async fn a_client_learns_who_answers_and_the_socket_goes_with_the_driver() {
 }
 
 #[tokio::test]
-async fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
+async fn only_a_dead_socket_is_replaced() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("csi.sock");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a dead socket"));

@@ -10,13 +10,13 @@ use tokio::sync::Mutex;
 
 use crate::requeue::Retry;
 
-/// Why there is no connection. Nothing was sent to the store.
+/// The reason for which there is no connection. No request was sent to the store.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub(crate) struct ConnectError(#[from] pub(crate) StoreConfigError);
 
 impl ConnectError {
-    /// When to try again.
+    /// The retry that fits the error.
     pub(crate) fn retry(&self) -> Retry {
         match &self.0 {
             StoreConfigError::Api(_) => Retry::Later,
@@ -64,7 +64,7 @@ impl Connections {
     /// the store.
     ///
     /// # Errors
-    /// What the ObjectStore lacks.
+    /// The fields that the ObjectStore lacks.
     pub(crate) async fn open(&self, client: Client, name: &str) -> Result<Arc<S3Store>, ConnectError> {
         let found = store_config::read(&client, "the operator", name).await?;
         let mut open = self.open.lock().await;

@@ -25,7 +25,7 @@ use crate::requeue::Retry;
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
 
-/// What every reconciliation needs.
+/// Dependencies of every reconciliation.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,
@@ -37,7 +37,8 @@ pub(crate) struct Context {
 /// Uid and generation of what was probed.
 type ProbedSpec = (Option<String>, Option<i64>);
 
-/// When each ObjectStore (by name) was last probed. Our own report wakes the controller: it must not bring the next probe.
+/// Time of the last probe of each ObjectStore, by name. Our own report wakes the controller: it must not
+/// cause the next probe.
 #[derive(Default)]
 pub(crate) struct Probes {
     last: Mutex<HashMap<String, (ProbedSpec, Instant)>>,

@@ -9,13 +9,13 @@ use super::READY;
 use super::connect::ConnectError;
 use crate::requeue::Retry;
 
-/// How often a store that is Ready is probed.
+/// Time between two probes of a store that is Ready.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Age at which a recorded probe time is renewed although nothing else changed.
 const MAX_RECORDED_AGE_SECONDS: i64 = 600;
 
-/// Why a store is not fit for volumes.
+/// Reasons for which a store is not fit for volumes.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unfit {
     /// No connection could be made.
@@ -33,11 +33,11 @@ impl From<ProbeFailure> for Unfit {
 }
 
 impl Unfit {
-    /// When to try again.
+    /// The retry that fits the failure.
     pub(crate) fn retry(&self) -> Retry {
         match self {
             Self::Connect(error) => error.retry(),
-            // Buckets and policies are often repaired on the store's side, of which no event tells us.
+            // Buckets and policies are often repaired on the store's side, which causes no event here.
             Self::Probe(_) => Retry::Later,
         }
     }
@@ -70,10 +70,10 @@ fn root(error: &dyn std::error::Error) -> String {
     at.to_string()
 }
 
-/// What a probe found.
+/// Result of a probe.
 pub(crate) type Health = Result<(), Unfit>;
 
-/// The status that tells of `health`.
+/// The status that reports `health`.
 pub(crate) fn status(
     previous: &[Condition],
     generation: Option<i64>,
@@ -99,8 +99,8 @@ pub(crate) fn status(
     }
 }
 
-/// Whether `next` is worth a write: it tells the user something new, or the recorded probe time is getting old. (Every
-/// write makes the volumes of the store look at it.)
+/// True if `next` is worth a write: it changes what the user sees, or the recorded probe time is getting old.
+/// (Every write makes the volumes of the store look at it.)
 pub(crate) fn worth_writing(previous: Option<&ObjectStoreStatus>, next: &ObjectStoreStatus) -> bool {
     let Some(previous) = previous else { return true };
     let aged = match (&previous.last_probe_time, &next.last_probe_time) {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_finding_is_written_once_and_its_time_now_and_then() {
+    fn a_finding_is_written_once_and_its_time_sometimes() {
         let first = status(&[], Some(1), &Ok(()), &time("2026-01-01T00:00:00Z"));
         assert!(worth_writing(None, &first));
         let soon = status(&first.conditions, Some(1), &Ok(()), &time("2026-01-01T00:01:00Z"));

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_spec_that_grew_before_its_creation_was_recorded_is_provisioned() {
+    async fn a_spec_that_grew_before_its_record_is_provisioned() {
         let store = MemoryStore::new();
         provision(&store, &volume(), 100).await.expect("created");
         provision(&store, &volume(), 200).await.expect("the daemon grows it");

@@ -21,10 +21,10 @@ use crate::event::changes;
 use crate::metrics::{Kind, Metrics};
 use crate::object_store::connect::Connections;
 
-/// How often a volume is looked at when nothing about it changes.
+/// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
 
-/// What every reconciliation needs.
+/// Dependencies of every reconciliation.
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) connections: Arc<Connections>,

@@ -1,4 +1,4 @@
-//! What one plan for a volume is made from.
+//! Facts that one plan for a volume is made from.
 
 use holdfast_crds::{
     ConditionBuilder, FORCE_DETACH, ObjectStore as ObjectStoreResource, ObjectStoreStatus, Time,
@@ -19,13 +19,13 @@ pub(crate) struct Facts {
     pub(crate) uid: String,
     /// `metadata.generation`.
     pub(crate) generation: i64,
-    /// The wish.
+    /// `spec`.
     pub(crate) spec: VolumeSpec,
-    /// What is reported so far, by everybody.
+    /// `status`, as all writers reported it so far.
     pub(crate) status: VolumeStatus,
-    /// Whether our finalizer is on the object.
+    /// True if our finalizer is on the object.
     pub(crate) finalizer: bool,
-    /// Whether deletion was asked for.
+    /// True if deletion was requested.
     pub(crate) deleting: bool,
     /// The node that the user force-detached, by annotation.
     pub(crate) force_detach: Option<String>,
@@ -33,7 +33,7 @@ pub(crate) struct Facts {
     pub(crate) log_writer: Option<LogWriter>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
-    /// Whether a StorageNode describes the node the volume shall go to, or the volume is there already.
+    /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
     pub(crate) node_known: bool,
 }
 
@@ -50,7 +50,7 @@ impl LogWriter {
     /// Reads it from the log; `None` where no writer is attached.
     ///
     /// # Errors
-    /// What of the log cannot be read.
+    /// The part of the log that cannot be read.
     pub(crate) async fn read(
         objects: &dyn ObjectStore,
         volume: &VolumeId,
@@ -60,7 +60,7 @@ impl LogWriter {
     }
 }
 
-/// What is known of the object store a volume names.
+/// Observed state of the object store that a volume names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StoreFact {
     /// Not read, because the plan does not depend on it.
@@ -127,8 +127,8 @@ impl Facts {
         }
     }
 
-    /// Whether the plan depends on the log's writer: a node was force-detached, and the epoch that may be replaced is not known.
-    /// While a device is reported, no node waits for that permission.
+    /// True if the plan depends on the log's writer: a node was force-detached, and the epoch that may be
+    /// replaced is not known. While a device is reported, no node waits for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
         let Some(named) = self.force_detach.as_deref().filter(|_| !self.needs_store()) else { return false };
         let is_idle = self.status.device_path.is_none();
@@ -138,7 +138,8 @@ impl Facts {
         }
     }
 
-    /// Whether the plan depends on the object store: it does until the volume exists there, and when it shall go.
+    /// True if the plan depends on the object store: it does until the volume exists there, and when it must
+    /// be removed.
     pub(crate) fn needs_store(&self) -> bool {
         self.deleting || !is_true(&self.status.conditions, PROVISIONED)
     }

@@ -1,4 +1,4 @@
-//! Why a step for a volume failed, and what the user is told.
+//! Failures of a step for a volume, and their report to the user.
 
 use holdfast_crds::{Time, VolumePhase, VolumeStatus};
 use holdfast_log::LogFailure;
@@ -9,7 +9,7 @@ use super::plan::{Obstacle, PROVISIONED, pending};
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Retry;
 
-/// Why a step failed.
+/// Reasons for which a step failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeFailure {
     /// The API server did not take a request.
@@ -27,7 +27,7 @@ pub(crate) enum VolumeFailure {
 }
 
 impl VolumeFailure {
-    /// When to try again.
+    /// The retry that fits the failure.
     pub(crate) fn retry(&self) -> Retry {
         match self {
             Self::Changed => Retry::Soon,
@@ -39,7 +39,7 @@ impl VolumeFailure {
         }
     }
 
-    /// Reason of the condition; `None` when there is nothing to tell.
+    /// Reason of the condition; `None` when there is nothing to report.
     fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Changed | Self::Api(_) => None,
@@ -59,7 +59,7 @@ impl VolumeFailure {
         }
     }
 
-    /// The status that tells the user of the failure; `None` when there is nothing to tell.
+    /// The status that reports the failure; `None` when there is nothing to report.
     pub(crate) fn status(&self, facts: &Facts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
         let message =
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_the_field_and_says_the_same_at_every_attempt() {
+    fn a_failure_names_the_field_with_a_stable_message() {
         let facts = Facts {
             uid: "v".to_owned(),
             generation: 1,
@@ -128,7 +128,7 @@ mod tests {
             let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: request.into() };
             let failure = store_failure(denied);
             assert_eq!(failure.retry(), Retry::Rarely);
-            let status = failure.status(&facts, &now).expect("something to tell");
+            let status = failure.status(&facts, &now).expect("something to report");
             assert_eq!((status.phase, status.volume_id), (Some(VolumePhase::Pending), None));
             assert_eq!(status.conditions[0].reason, "AccessDenied");
             status.conditions[0].message.clone()
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_is_away_is_asked_again_sooner_than_one_that_refuses() {
+    fn an_unreachable_store_is_retried_sooner_than_a_refusing_one() {
         assert_eq!(store_failure(StoreError::Unavailable("x".into())).retry(), Retry::Later);
     }
 }

@@ -1,4 +1,4 @@
-//! Taking a volume from a node that is lost, and saying what is missing because of it.
+//! Takes a volume from a node that is lost, and reports what is missing because of it.
 //!
 //! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.forcedDetach` remembers
 //! the node until the annotation is gone, so that an old one never takes the volume from a node that got it back later.
@@ -10,11 +10,11 @@ use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, Forced
 
 use super::facts::Facts;
 
-/// Condition: a node was cut off, and what it had not uploaded is missing.
+/// Condition: a node was force-detached, and what it had not uploaded is missing.
 pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 
 impl Facts {
-    /// Whether the node that reports that it serves the volume is to have it no more, whatever it does.
+    /// True if the node that reports that it serves the volume must release it, whatever it does.
     pub(super) fn is_force_detached(&self, serving: &str) -> bool {
         let remembered =
             self.status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == serving);
@@ -31,8 +31,8 @@ impl Facts {
     }
 }
 
-/// What is remembered of the node that was cut off: as it reported last, at the moment it is. Its epoch is the log's, where the
-/// log still calls that node attached.
+/// The record of the node that is force-detached: its last report at that moment. Its epoch is the log's,
+/// where the log still calls that node attached.
 pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
     let named = facts.force_detach.as_deref()?;
     let status = &facts.status;

@@ -1,4 +1,4 @@
-//! What to do next for a volume: a pure function of facts and time.
+//! Plan of the next steps for a volume: a pure function of facts and time.
 //!
 //! ```text
 //!            objectStore Ready           nodeName set                daemon reports node
@@ -20,7 +20,7 @@ use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 
 /// Condition: the volume exists in its object store.
 pub(crate) const PROVISIONED: &str = "Provisioned";
-/// Condition: the wish of `spec.nodeName` is granted.
+/// Condition: the request of `spec.nodeName` is granted.
 pub(crate) const ASSIGNED: &str = "Assigned";
 /// Condition: the attached device has the size of the spec.
 pub(crate) const RESIZED: &str = "Resized";
@@ -43,7 +43,7 @@ pub(crate) enum Step {
     RemoveFinalizer,
 }
 
-/// What to do next: the steps in order; a failed step ends the plan.
+/// Plans the next steps, in order; a failed step ends the plan.
 pub(crate) fn plan(facts: &Facts, now: &Time) -> Vec<Step> {
     if facts.deleting { plan_deletion(facts, now) } else { plan_service(facts, now) }
 }
@@ -121,7 +121,7 @@ fn plan_deletion(facts: &Facts, now: &Time) -> Vec<Step> {
     }
 }
 
-/// Why a volume cannot be provisioned now.
+/// Reason for which a volume cannot be provisioned now.
 #[derive(Clone, Debug)]
 pub(crate) struct Obstacle {
     phase: VolumePhase,

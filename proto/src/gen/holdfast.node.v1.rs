@@ -26,10 +26,10 @@ pub struct AttachRequest {
     /// Replace the writer of this epoch, which is fenced; what it did not upload is not in the volume. Absent: replace none.
     #[prost(uint64, optional, tag = "4")]
     pub replaces_epoch: ::core::option::Option<u64>,
-    /// How old un-uploaded data may become while the store answers; absent: the daemon's setting.
+    /// Largest age of data that is not uploaded yet, while the store answers; absent: the daemon's setting.
     #[prost(message, optional, tag = "5")]
     pub max_dirty_age: ::core::option::Option<::prost_types::Duration>,
-    /// When a FLUSH is complete, until the volume is attached next.
+    /// Point at which a FLUSH is complete, until the volume is attached next.
     #[prost(enumeration = "Durability", tag = "6")]
     pub durability: i32,
 }
@@ -48,7 +48,7 @@ pub struct Displaced {
     pub epoch: u64,
     #[prost(string, tag = "2")]
     pub node: ::prost::alloc::string::String,
-    /// When it had attached, by its clock.
+    /// Time of its attach, by its clock.
     #[prost(message, optional, tag = "3")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
 }
@@ -192,7 +192,7 @@ pub struct StateDisk {
     /// Its name, as in /sys/block.
     #[prost(string, tag = "1")]
     pub device: ::prost::alloc::string::String,
-    /// What it writes wholly or not at all when the power fails. Below 4096, a power cut may leave parts of two writes in
+    /// Bytes that it writes wholly or not at all when the power fails. Below 4096, a power cut may leave parts of two writes in
     /// one sector of a volume, where it was overwritten and not flushed yet.
     #[prost(uint64, tag = "2")]
     pub physical_block_bytes: u64,
@@ -203,7 +203,7 @@ pub struct TransportCapability {
     pub transport: i32,
     #[prost(bool, tag = "2")]
     pub available: bool,
-    /// Why it cannot be used, and what would help; absent when it can.
+    /// Reason for which it cannot be used, and the remedy; absent when it can.
     #[prost(string, optional, tag = "3")]
     pub refusal: ::core::option::Option<::prost::alloc::string::String>,
 }
@@ -264,12 +264,12 @@ pub struct ScrubFinding {
     /// Its key in the store, or its path on the node.
     #[prost(string, tag = "1")]
     pub object: ::prost::alloc::string::String,
-    /// What is wrong with it.
+    /// The damage.
     #[prost(string, tag = "2")]
     pub fault: ::prost::alloc::string::String,
     #[prost(enumeration = "ScrubEffect", tag = "3")]
     pub effect: i32,
-    /// What a repair changed.
+    /// Result of the repair.
     #[prost(enumeration = "ScrubRepair", tag = "4")]
     pub repair: i32,
     /// The bytes of the volume that are lost, after the repair if there was one.
@@ -284,7 +284,7 @@ pub struct ByteRange {
     #[prost(uint64, tag = "2")]
     pub length_bytes: u64,
 }
-/// How a device's requests reach the daemon.
+/// Transport of a device's requests to the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Transport {
@@ -316,15 +316,15 @@ impl Transport {
         }
     }
 }
-/// When a FLUSH is complete.
+/// Point at which a FLUSH is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Durability {
     /// In a request: local.
     Unspecified = 0,
-    /// When the data is safe on the node's own disk.
+    /// Once the data is safe on the node's own disk.
     Local = 1,
-    /// When the data is committed to the object store.
+    /// Once the data is committed to the object store.
     Object = 2,
 }
 impl Durability {
@@ -429,7 +429,7 @@ impl ScrubEffect {
         }
     }
 }
-/// What a repair changed.
+/// Result of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ScrubRepair {
@@ -697,7 +697,7 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Capabilities"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
+        /// Reads everything that a volume has in its store and reports what is damaged; on request repairs what can be repaired.
         /// Ends with its report, unless the caller disconnects before.
         pub async fn scrub(
             &mut self,
@@ -777,7 +777,7 @@ pub mod node_server {
             >
             + std::marker::Send
             + 'static;
-        /// Reads everything that a volume has in its store and says what is damaged; on request repairs what can be repaired.
+        /// Reads everything that a volume has in its store and reports what is damaged; on request repairs what can be repaired.
         /// Ends with its report, unless the caller disconnects before.
         async fn scrub(
             &self,

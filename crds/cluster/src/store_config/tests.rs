@@ -92,7 +92,7 @@ async fn each_failure_names_the_field_and_the_fix() {
     let no_key = secret("1", json!({ "accessKeyId": "aWQ=", "secretAccessKey": "/w==" }));
     let both =
         json!({ "caBundle": "PEM", "caBundleRef": { "name": "ca", "namespace": "apps", "key": "pem" } });
-    for (answers, told) in [
+    for (answers, expected) in [
         (vec![], "no ObjectStore is named `main`; create it"),
         (vec![(STORE, json!(500))], "the ObjectStore or its Secret could not be read"),
         (
@@ -113,7 +113,7 @@ async fn each_failure_names_the_field_and_the_fix() {
             "spec.caBundleRef: spec.caBundle is set too; remove one of them",
         ),
     ] {
-        assert_eq!(message(answers).await, told);
+        assert_eq!(message(answers).await, expected);
     }
     let wrong = message(vec![(STORE, store(json!({ "endpoint": "host:9000" }))), (KEYS, good)]).await;
     assert!(wrong.starts_with("spec.endpoint \"host:9000\" is not valid: "), "{wrong}");

@@ -94,7 +94,7 @@ fn an_operator_killed_after_any_step_continues_from_there() {
 }
 
 #[test]
-fn nothing_is_provisioned_without_a_fit_store_and_the_field_is_named() {
+fn provisioning_needs_a_fit_store_and_names_the_field() {
     let not_ready =
         StoreFact::NotReady { reason: "CreateOnceIgnored".to_owned(), message: "spec.bucket: no".to_owned() };
     for (store, phase, reason) in [
@@ -160,14 +160,14 @@ fn the_grant_moves_only_while_no_node_serves() {
 }
 
 #[test]
-fn a_node_that_has_claimed_but_shows_no_device_is_attaching() {
+fn a_claim_without_a_device_is_attaching() {
     let mut facts = existing("a", "a", "a");
     facts.status.device_path = None;
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attaching));
 }
 
 #[test]
-fn a_store_that_goes_away_later_changes_nothing_for_an_existing_volume() {
+fn an_unreachable_store_changes_nothing_for_an_existing_volume() {
     let facts = Facts { store: StoreFact::Missing, ..existing("a", "a", "a") };
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
 }
@@ -216,7 +216,7 @@ fn deletion_without_a_store_waits_and_says_what_helps() {
 }
 
 #[test]
-fn deletion_of_what_was_never_created_or_shall_stay_needs_no_store() {
+fn deletion_of_absent_or_retained_objects_needs_no_store() {
     let never = Facts { deleting: true, finalizer: true, store: StoreFact::Missing, ..new_volume() };
     assert_eq!(names(&plan(&never, &now())), ["finalizer-"]);
     let mut retained = Facts { deleting: true, store: StoreFact::Missing, ..existing("", "", "") };
@@ -274,7 +274,7 @@ fn report(facts: &mut Facts) -> VolumeStatus {
 }
 
 #[test]
-fn a_lost_node_is_cut_off_by_its_name_only_and_what_is_missing_is_told() {
+fn a_force_detach_names_the_node_and_reports_lost_data() {
     for other in ["", "b", "typo"] {
         let status = last_report(&plan(&lost(other), &now())).clone();
         assert_eq!(status.assigned_node.as_deref(), Some("a"), "{other:?}");
@@ -286,10 +286,10 @@ fn a_lost_node_is_cut_off_by_its_name_only_and_what_is_missing_is_told() {
     let status = report(&mut facts);
     assert_eq!(status.assigned_node.as_deref(), Some("b"));
     assert_eq!(status.phase, Some(VolumePhase::Attaching));
-    let told = find_condition(&status.conditions, DATA_LOST).expect("told").clone();
-    assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "ForceDetached"));
+    let reported = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    assert_eq!((reported.status.as_str(), reported.reason.as_str()), ("True", "ForceDetached"));
     for part in ["node a ", "after 2025-12-31T23:59:00Z", "at least 8192 bytes", "fenced list"] {
-        assert!(told.message.contains(part), "{}", told.message);
+        assert!(reported.message.contains(part), "{}", reported.message);
     }
     // Before and after the next node claims the volume, and whatever that one reports: the same.
     assert_eq!(report(&mut facts), status);
@@ -298,15 +298,16 @@ fn a_lost_node_is_cut_off_by_its_name_only_and_what_is_missing_is_told() {
     facts.status.durable_through = None;
     let served = report(&mut facts);
     assert_eq!((served.forced_detach, served.phase), (status.forced_detach, Some(VolumePhase::Attached)));
-    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&reported));
     // The annotation removed: read and understood.
     facts.force_detach = None;
     let read = report(&mut facts);
     assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
 }
 
+/// The node got the volume back since.
 #[test]
-fn an_old_annotation_does_not_cut_off_a_node_that_got_the_volume_back() {
+fn an_old_annotation_does_not_force_detach_a_returned_node() {
     let mut facts = lost("a");
     report(&mut facts);
     // `a` came back and was given the volume again, as anybody may be; then it is wanted on `b`.
@@ -323,7 +324,7 @@ fn an_old_annotation_does_not_cut_off_a_node_that_got_the_volume_back() {
 
 /// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its disk could be accepted.
 #[test]
-fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
+fn a_node_without_its_disk_is_detached_and_granted_again() {
     let mut facts = lost("a");
     facts.spec.node_name = Some("a".to_owned());
     facts.status.epoch = Some(3);
@@ -342,7 +343,7 @@ fn a_node_that_lost_its_disk_is_cut_off_and_granted_again() {
 
 /// A node that attached and never reported its epoch could not be force-detached: the next node was refused again and again.
 #[test]
-fn a_node_that_reported_no_epoch_is_force_detached_by_the_log() {
+fn a_node_without_an_epoch_is_force_detached_by_log() {
     let writer = |epoch| Some(LogWriter { node: "a".to_owned(), epoch });
     // It is the node that claims the volume.
     let mut facts = lost("a");
@@ -376,7 +377,7 @@ fn a_node_that_reported_no_epoch_is_force_detached_by_the_log() {
 }
 
 #[test]
-fn what_a_lost_node_had_not_reported_is_not_called_nothing() {
+fn unreported_data_of_a_lost_node_is_not_called_nothing() {
     for (dirty, reason) in [(None, "NotReported"), (Some(0), "NothingReported")] {
         let mut facts = lost("a");
         facts.status.dirty_bytes = dirty;
