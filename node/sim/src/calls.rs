@@ -1,7 +1,8 @@
-//! What the futures of a process wait for: requests to the store, jobs of the local disk, time.
+//! Calls that the futures of a process wait for: requests to the store, jobs of the local disk, time.
 //!
-//! A future leaves a [`Call`] and waits in its slot; the world decides when the call is done, how it ends, and when its
-//! sender hears of it. A future that was dropped hears of nothing, and what it had sent may still be done.
+//! A future leaves a [`Call`] and waits in its slot. The world decides when the call is done, how it ends,
+//! and when its sender gets the answer. A future that was dropped gets no answer, and what it had sent may
+//! still be done.
 
 use std::collections::VecDeque;
 use std::io;
@@ -46,7 +47,7 @@ pub(crate) enum LocalAsk {
     ReadSlot,
 }
 
-/// What a future waits for.
+/// A call that a future waits for.
 #[derive(Debug, Clone)]
 pub(crate) enum Ask {
     Store(StoreAsk),
@@ -54,7 +55,7 @@ pub(crate) enum Ask {
     Sleep(Duration),
 }
 
-/// Why the local disk did not do it.
+/// Errors of the local disk.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LocalError {
     #[error(transparent)]
@@ -63,7 +64,7 @@ pub(crate) enum LocalError {
     Damaged(String),
 }
 
-/// How a call ended.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Bytes(Result<Bytes, StoreError>),

@@ -28,7 +28,7 @@ pub struct Case {
     pub bug: Option<Bug>,
 }
 
-/// What came of a case.
+/// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// Of every event and action, in hexadecimal.
@@ -37,13 +37,13 @@ pub struct Outcome {
     pub steps: u64,
     /// Requests, jobs, answers and deaths.
     pub operations: u64,
-    /// What the clients asked for.
+    /// Requests of the clients.
     pub requests: u64,
     /// Log records that were truncated.
     pub truncated: u64,
     /// Records that came, too late, where another had been truncated.
     pub strays: u64,
-    /// What went wrong.
+    /// The invariant that did not hold, if any.
     pub violation: Option<Violation>,
     /// The last lines of what happened, oldest first.
     pub story: Vec<String>,

@@ -1,6 +1,7 @@
 //! Deaths at crash points: scenarios that reach each of them, and what is left after each death.
 //!
-//! Owns: which scenario is played, at which visit of which point the process ends, how the host fares, and what is compared.
+//! Owns: the choice of the scenario, of the point and the visit at which the process ends, and of the host's
+//! fate; the comparison with the model.
 //! Does not own: the points (`holdfast_engine::crash_point`).
 //! Invariant: a scenario with the same seed is the same up to its death.
 
@@ -23,7 +24,7 @@ use crate::world::{Faults, World};
 use scenario::HOSTS;
 use watch::Watch;
 
-/// What dies at a crash point, and what is done then.
+/// The victim of a crash point, and the steps after its death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Death {
     /// The process; a new one takes over.
@@ -41,19 +42,19 @@ pub enum Death {
 /// One death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Crash {
-    /// What is played.
+    /// The scenario.
     pub scenario: Scenario,
     /// Decides the rest.
     pub seed: u64,
-    /// Where it ends.
+    /// The point at which it ends.
     pub point: CrashPoint,
     /// At which visit, from zero.
     pub visit: u64,
-    /// How.
+    /// The kind of death.
     pub death: Death,
 }
 
-/// How many visits each point has in `scenario` when nothing is ended.
+/// Counts the visits of each point in `scenario` when nothing is ended.
 pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
     let watch = Watch::begin(None);
     let mut world = scenario.world(seed);
@@ -73,13 +74,13 @@ impl Crash {
         (world, died)
     }
 
-    /// How many outcomes a loss of the host has there.
+    /// Number of outcomes that a loss of the host has there.
     pub fn outcomes(self) -> u64 {
         let (world, died) = Self { death: Death::Host(0), ..self }.play();
         world.outcomes(died)
     }
 
-    /// Dies, recovers, and compares with the model: at home, from the store alone, on another host.
+    /// Dies, recovers, and compares with the model: on the same host, from the store alone, on another host.
     ///
     /// # Errors
     /// The invariant that does not hold.
@@ -133,7 +134,7 @@ impl fmt::Display for Crash {
 impl FromStr for Crash {
     type Err = String;
 
-    /// Reads what stands behind `--crash` in the command.
+    /// Reads the argument of `--crash` in the command.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
             format!("{what} is wrong in {text:?}: use SCENARIO:SEED:POINT:VISIT:DEATH as it was printed")
@@ -171,7 +172,7 @@ impl FromStr for Crash {
     }
 }
 
-/// What a campaign found.
+/// Findings of a campaign.
 #[derive(Debug, Default)]
 pub struct Found {
     /// Deaths that were played.

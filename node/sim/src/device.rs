@@ -22,7 +22,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// What its sectors read as afterwards, if it changes any.
+    /// Content of its sectors afterwards, if it changes any.
     pub(crate) fn stores(&self) -> Option<Stamp> {
         match self.op {
             Op::Write | Op::WriteFua => Some(self.serial),

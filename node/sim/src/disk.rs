@@ -14,7 +14,7 @@ use crate::rng::Rng;
 /// Names the client write that a sector's bytes came from; zero means zeros.
 pub(crate) type Stamp = u64;
 
-/// Which unsynced writes a power cut leaves.
+/// Unsynced writes that a power cut leaves.
 pub enum Fate<'a> {
     /// None.
     Nothing,
@@ -27,7 +27,7 @@ pub enum Fate<'a> {
 }
 
 impl Fate<'_> {
-    /// What is left of a cell.
+    /// Chooses the version of a cell that is left.
     fn choose<T: Clone + PartialEq>(&mut self, cell: &Cell<T>) -> T {
         let newest = || cell.since.last().map_or(&cell.synced, |(_, value)| value).clone();
         match self {
@@ -48,13 +48,13 @@ impl Fate<'_> {
     }
 }
 
-/// When a version was written that a sync failed to make durable: no later sync covers it.
+/// Time of a version that a sync failed to make durable: no later sync covers it.
 const LOST: u64 = u64::MAX;
 
 /// Cells of a file, each with its synced version and the versions written since.
 #[derive(Clone)]
 struct Cells<T> {
-    /// What a cell holds that was never written.
+    /// Content of a cell that was never written.
     blank: T,
     cells: BTreeMap<u64, Cell<T>>,
     unsynced: std::collections::BTreeSet<u64>,
@@ -130,14 +130,14 @@ impl<T: Clone + PartialEq> Cells<T> {
         }
     }
 
-    /// How many states a power cut can leave; at most `u64::MAX`.
+    /// Number of states that a power cut can leave; at most `u64::MAX`.
     fn outcomes(&self) -> u64 {
         let each = self.unsynced.iter().map(|at| self.cells[at].outcomes().len() as u64);
         each.fold(1, u64::saturating_mul)
     }
 }
 
-/// What a sync covers: the writes that had ended when it was asked for.
+/// Extent of a sync: the writes that had ended when it was requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SyncMark(u64);
 
@@ -175,7 +175,7 @@ impl SideFile {
         }
     }
 
-    /// Whether all of `range` can be read.
+    /// True if all of `range` can be read.
     pub(crate) fn reads(&self, range: SectorRange) -> bool {
         self.decayed.range(sectors(range)).next().is_none()
     }
@@ -236,7 +236,7 @@ impl MapFile {
         }
     }
 
-    /// Where what was ever written ends.
+    /// End of all that was ever written.
     pub(crate) fn end(&self) -> u64 {
         self.0.cells.last_key_value().map_or(0, |(at, _)| (at + 1) * UNIT as u64)
     }

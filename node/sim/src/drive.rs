@@ -39,7 +39,7 @@ pub fn step(world: &mut World, host: usize) {
     }
 }
 
-/// Whether the client of `host` may ask and waits for nothing.
+/// True if the client of `host` may ask and waits for nothing.
 pub fn is_idle(world: &World, host: usize) -> bool {
     world.hosts[host].device.as_ref().is_some_and(|device| device.ready && device.is_idle())
 }
@@ -69,7 +69,7 @@ pub fn detach(world: &mut World, host: usize) {
     Invariant::ComesToRest.broken(&format!("host {host} does not detach"));
 }
 
-/// What the client of `host` wrote is there: here, in the store alone, and on `other`.
+/// Checks that the data that the client of `host` wrote is there: here, in the store alone, and on `other`.
 pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
     read_all(world, host);
     detach(world, host);

@@ -1,4 +1,4 @@
-//! The per-sector model: which client writes a read may see.
+//! The per-sector model: the client writes that a read may see.
 //!
 //! Times are ticks of the model's own clock, which moves with everything the client sees. A write is
 //! *superseded* by a write that succeeded and was issued after the first one had ended. A read sees a write
@@ -21,11 +21,11 @@ struct Written {
     issued: u64,
     ended: Option<u64>,
     succeeded: bool,
-    /// When a read found another of the candidates to be the last.
+    /// Time at which a read found another of the candidates to be the last.
     passed_over: Option<u64>,
 }
 
-/// When the newest of the writes that succeeded and had ended before `before` was issued: what had ended by then is
+/// Issue time of the newest write that succeeded and had ended before `before`: what had ended by then is
 /// superseded.
 fn superseded_until(writes: &[Written], before: u64) -> u64 {
     let settled = writes.iter().filter(|w| w.succeeded && w.ended.is_some_and(|at| at < before));
@@ -38,7 +38,7 @@ impl Written {
     }
 }
 
-/// What the volume may read as, as of one seal.
+/// Allowed content of the volume as of one seal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cut {
     /// Writes that had ended before then are in it.
@@ -72,8 +72,8 @@ impl Cut {
 /// The model of one writer's volume.
 #[derive(Debug, Clone)]
 pub(crate) struct Expect {
-    /// What the volume went through last, and when: what a read breaks that sees anything else in a sector that was not
-    /// written since.
+    /// Invariant of the volume's last incident, and its time: broken by a read that sees anything else in a
+    /// sector that was not written since.
     reads_by: Invariant,
     since: u64,
     clock: u64,
@@ -90,7 +90,7 @@ impl Default for Expect {
 }
 
 impl Expect {
-    /// What a read of `sector` breaks that sees something not allowed.
+    /// The invariant that a read of `sector` breaks if it sees something not allowed.
     pub(crate) fn reads_by(&self, sector: u64) -> Invariant {
         let mut writes = self.sectors.get(&sector).into_iter().flatten();
         if writes.any(|write| write.succeeded && write.issued > self.since) {
@@ -153,14 +153,14 @@ impl Expect {
         }
     }
 
-    /// What a read of `sector` may see now.
+    /// Stamps that a read of `sector` may see now.
     pub(crate) fn allowed(&self, sector: u64) -> Vec<Stamp> {
         let Some(writes) = self.sectors.get(&sector) else { return vec![0] };
         let until = superseded_until(writes, u64::MAX);
         writes.iter().filter(|w| !w.is_superseded(until, u64::MAX)).map(|w| w.stamp).collect()
     }
 
-    /// How many sectors surely are written and not in `cut`, and how many at most are.
+    /// Number of sectors that surely are written and not in `cut`, and the largest possible number.
     pub(crate) fn not_in(&self, cut: &Cut) -> (u64, u64) {
         let (mut surely, mut at_most) = (0, 0);
         for (sector, writes) in &self.sectors {
@@ -245,7 +245,7 @@ impl Expect {
         }
     }
 
-    /// What the volume may read as at this point.
+    /// Allowed content of the volume at this point.
     pub(crate) fn cut(&mut self) -> Rc<Cut> {
         let at = self.now();
         let sectors = self.sectors.keys().map(|sector| (*sector, self.allowed(*sector))).collect();

@@ -42,7 +42,7 @@ const PROFILES: [Profile; 8] = [
 const TIGHT: u64 = 4;
 /// Every upload takes more, and is made alone.
 const TIGHT_BYTES: u64 = 1;
-/// How stores fail.
+/// Ways in which stores fail.
 const KINDS: [Outage; 3] = [Outage::Unreachable, Outage::Denies, Outage::Silent];
 /// The same where memory is tight: a silent store holds all of it until its request has timed out.
 const TIGHT_KINDS: [Outage; 2] = [Outage::Unreachable, Outage::Denies];
@@ -50,7 +50,8 @@ const TIGHT_KINDS: [Outage; 2] = [Outage::Unreachable, Outage::Denies];
 const TAGS: u32 = 0xb100_0000;
 /// Time passes for all volumes in pieces of at most this.
 const PIECE_MS: Millis = 50;
-/// What another volume of a host may delay a commit by: the reading of its seal and a PUT, two halves of 50 ms each.
+/// Delay of a commit by another volume of a host: the reading of its seal and a PUT, two halves of 50 ms
+/// each.
 const TURN_MS: Millis = 4 * PIECE_MS;
 
 /// One of the hosts, as far as its volumes share it.
@@ -145,7 +146,7 @@ impl Fleet {
         self.poll();
     }
 
-    /// What ended the process of one volume ends it for all.
+    /// Ends the process of a host for all volumes once it ended for one.
     fn share_deaths(&mut self) {
         for volume in 0..self.volumes.len() {
             for (host, death) in self.volumes[volume].world.take_deaths() {
@@ -184,7 +185,8 @@ impl Fleet {
         }
     }
 
-    /// What does not work for one volume of a host does not work for the others; what is cut off, for those of its store.
+    /// Applies the faults of one volume of a host to the others; those of the connection to a store, to the
+    /// volumes of that store.
     fn share_fault(&mut self, volume: usize) {
         for host in 0..HOSTS {
             let here = &self.volumes[volume].world.hosts[host];
@@ -214,7 +216,7 @@ impl Fleet {
         }
     }
 
-    /// What one volume returned may be what a future of another waits for.
+    /// Polls all futures: memory that one volume returned may be what a future of another waits for.
     fn poll(&mut self) {
         for schedule in &mut self.volumes {
             for host in 0..HOSTS {
@@ -325,7 +327,7 @@ impl Fleet {
     }
 }
 
-/// What the daemon knows of a volume that it serves on this host.
+/// The daemon's knowledge of a volume that it serves on this host.
 fn served(world: &World, host: usize) -> Option<Served> {
     let here = &world.hosts[host];
     here.process.as_ref()?.volume.as_ref()?;

@@ -20,7 +20,7 @@ use crate::process::{Ended, Process};
 use crate::trace::Trace;
 use crate::world::{Attach, Displaces, OtherDisk, Snapshot};
 
-/// What survives the loss of the host, as far as it was synced.
+/// State that survives the loss of the host, as far as it was synced.
 #[derive(Clone, Default)]
 pub(crate) struct Disk {
     pub(crate) sides: [SideFile; 2],
@@ -41,7 +41,7 @@ impl Disk {
         self.map.lose_power(fate);
     }
 
-    /// How many states a power cut can leave; at most `u64::MAX`.
+    /// Number of states that a power cut can leave; at most `u64::MAX`.
     pub(crate) fn outcomes(&self) -> u64 {
         let sides = self.sides.iter().map(SideFile::outcomes);
         sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
@@ -51,10 +51,10 @@ impl Disk {
 /// A disk that the futures of a process reach too.
 pub(crate) type SharedDisk = Arc<Mutex<Disk>>;
 
-/// What of a host does not work for a while.
+/// Faults of a host that last for a while.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct HostFault {
-    /// The store does not hear it.
+    /// Its requests do not reach the store.
     pub(crate) cut_off: bool,
     /// Its process does not run; what it had sent proceeds.
     pub(crate) paused: bool,
@@ -73,41 +73,42 @@ pub(crate) struct Host {
     pub(crate) device: Option<Device>,
     /// The writer this host is, or was.
     pub(crate) nonce: Option<Nonce>,
-    /// What the volume may read as here.
+    /// Allowed content of the volume here.
     pub(crate) expect: Expect,
-    /// What the side now sealed may read as.
+    /// Allowed content of the side now sealed.
     pub(crate) sealed: Option<Rc<Cut>>,
-    /// What the last commit captured.
+    /// Content that the last commit captured.
     pub(crate) committed: Rc<Cut>,
-    /// What the last commit before its own writes, or of its own, captured.
+    /// Content that the last commit before its own writes, or of its own, captured.
     pub(crate) base: Rc<Cut>,
     pub(crate) killed_after: Rc<RefCell<Option<u32>>>,
     pub(crate) killed_inside: bool,
-    /// What of it does not work.
+    /// Its current faults.
     pub(crate) fault: HostFault,
     /// A fenced writer released its files here, and its durable map names data that is in no commit, until that is preserved.
     pub(crate) keeps: bool,
-    /// When its engine last heard that time passed.
+    /// Time that its engine last got.
     pub(crate) ticked: Millis,
     /// Its disk was full at some time.
     pub(crate) was_full: bool,
-    /// When the writes ended that no commit captured yet, oldest first: by the model's clock, and by the virtual one.
+    /// End times of the writes that no commit captured yet, oldest first: by the model's clock, and by the
+    /// virtual one.
     pub(crate) uncommitted: VecDeque<(u64, Millis)>,
     /// Until when its process did not run, or had not heard of the log.
     pub(crate) away_until: Millis,
-    /// What came of the last attach, until it is asked.
+    /// Result of the last attach, until it is asked for.
     pub(crate) came_of: Option<Attach>,
     /// Writers that there had been when its process began to attach.
     pub(crate) writers_before: usize,
     /// The kernel has no device of the volume that is served: the client cannot ask.
     pub(crate) is_shut: bool,
-    /// The kernel has a device of the volume: its engine is not told to detach yet.
+    /// The kernel has a device of the volume: its engine must not detach yet.
     pub(crate) is_held: bool,
-    /// What was last kept of its disk.
+    /// The last snapshot of its disk.
     pub(crate) snapshot: Option<Snapshot>,
     /// Its disk is not the one that its last attach left, until it attaches.
     pub(crate) other_disk: Option<OtherDisk>,
-    /// How many disks it had.
+    /// Number of disks that it had.
     pub(crate) disks: u64,
     /// The writer that its last attach replaced, as the model knows it.
     pub(crate) displaces: Displaces,

@@ -1,10 +1,10 @@
-//! What must hold, by number. `docs/invariants.md` says what each means and where it is upheld.
+//! Invariants, by number. `docs/invariants.md` has the meaning of each and the code that upholds it.
 
 /// An invariant that the simulation checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Invariant {
-    /// What a FLUSH covered survives the death of the process and of the host.
+    /// Data that a FLUSH covered survives the death of the process and of the host.
     FlushedSurvives = 1,
     /// A read sees a write that no later one replaced, across deaths of the process.
     ReadsTheNewest = 2,
@@ -14,7 +14,7 @@ pub enum Invariant {
     StoreIsAPrefix = 4,
     /// A fenced writer changes nothing, and only a writer that was replaced is fenced.
     FencedChangesNothing = 5,
-    /// What a fenced writer never uploaded is preserved; a writer's own data is never moved away.
+    /// Data that a fenced writer never uploaded is preserved; a writer's own data is never moved away.
     FencedIsKept = 6,
     /// Nothing the log refers to is missing.
     NothingReferencedIsMissing = 7,
@@ -28,15 +28,15 @@ pub enum Invariant {
     LogIsAChain = 11,
     /// Once nothing fails any more, everything comes to rest.
     ComesToRest = 12,
-    /// What was synced is found whole.
+    /// Synced data is found intact.
     SyncedIsWhole = 13,
     /// While the store answers, no write waits longer for its commit than the limit and the time a commit takes.
     CommittedInTime = 14,
     /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
     ObjectFlushSurvivesNode = 15,
-    /// What was written and is in no commit counts as dirty.
+    /// Data that was written and is in no commit counts as dirty.
     DirtyIsCounted = 16,
-    /// What decayed in the store is named, and hurts exactly those whom a scrub says it hurts.
+    /// Every corrupted object in the store is named, and affects exactly the readers that a scrub reports.
     DecayIsNamed = 17,
     /// Local data that lacks what its own writer committed is never taken for the volume's newest.
     OlderStateIsNeverUploaded = 18,

@@ -49,7 +49,7 @@ struct PlantedBugs {
 
 #[derive(clap::Args)]
 struct CrashPoints {
-    /// How many seeds to play each scenario with.
+    /// Number of seeds to play each scenario with.
     #[arg(long, default_value_t = 4)]
     seeds: u64,
     /// The first of them.
@@ -68,7 +68,7 @@ struct CrashPoints {
 
 #[derive(clap::Args)]
 struct Runs {
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
     /// The first of them.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What a process that was killed inside the engine unwinds with.
+/// Payload with which a process that was killed inside the engine unwinds.
 pub(crate) struct Killed;
 
 /// The tmpfs file, while no process maps it.

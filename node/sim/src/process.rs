@@ -38,7 +38,7 @@ pub(crate) const INDEX_BYTES: u64 = 1 << 30;
 pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
 pub(crate) const PART_BYTES: usize = 64 << 10;
 
-/// What a process was asked to do.
+/// Kinds of jobs of a process.
 pub(crate) enum What {
     /// By the engine, on its own thread.
     Action(Action),
@@ -46,7 +46,7 @@ pub(crate) enum What {
     Call(Call),
 }
 
-/// What is to be heard of a job that was done.
+/// Answer to a job that was done.
 pub(crate) enum Heard {
     Event(Event),
     Answer(Answer),
@@ -57,7 +57,7 @@ pub(crate) struct Job {
     pub(crate) what: What,
     /// Of a sync: what it covers.
     pub(crate) mark: Option<SyncMark>,
-    /// When it was asked for, or done.
+    /// Time at which it was requested, or done.
     pub(crate) since: Millis,
     /// Of a timer: when it ends.
     pub(crate) until: Option<Millis>,
@@ -68,14 +68,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Whether an object is to be read.
+    /// True if an object is to be read.
     pub(crate) fn fetches(&self) -> bool {
         let What::Call(Call { ask: Ask::Store(ask), .. }) = &self.what else { return false };
         self.heard.is_none() && matches!(ask, StoreAsk::Get { .. } | StoreAsk::GetRange { .. })
     }
 }
 
-/// How a future of the pipeline ended.
+/// Result of a future of the pipeline.
 pub(crate) enum Ended {
     /// Work of the volume; what follows.
     Answered(Event, Option<Tidy>),
@@ -98,7 +98,7 @@ pub(crate) struct Process {
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
     shared: Shared,
-    /// What the upload in progress uploads, and what its seal captured.
+    /// Blocks of the upload in progress, and the content that its seal captured.
     pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
     /// It was asked to detach; once is enough.
     pub(crate) detaching: bool,
@@ -253,7 +253,7 @@ impl Process {
         self.add(What::Action(action), mark, now, None);
     }
 
-    /// What the futures asked for becomes jobs.
+    /// Turns the calls of the futures into jobs.
     pub(crate) fn accept_calls(&mut self, now: Millis) {
         while let Some(call) = self.calls.take() {
             let until = match &call.ask {
@@ -322,7 +322,7 @@ fn uploads(dirty: &[DirtyBlock], side: Side) -> bool {
     })
 }
 
-/// Whether sectors of `range` are uploaded from `side`.
+/// True if sectors of `range` are uploaded from `side`.
 fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
     let mask = match side {
         Side::A => dirty.a,

@@ -1,4 +1,4 @@
-//! What goes wrong in a run, and how often.
+//! Faults of a run, and their frequency.
 
 use holdfast_engine::safeguard::Safeguard;
 
@@ -37,7 +37,7 @@ pub enum Profile {
     OtherDisks,
 }
 
-/// Which deaths and other misfortunes a run has, each once in so many steps; `None` is never.
+/// Frequency of deaths and other faults of a run, each once in so many steps; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deaths {
     pub(crate) kill: Option<u64>,
@@ -175,7 +175,7 @@ impl Profile {
         }
     }
 
-    /// Whether every job takes a bounded time.
+    /// True if every job takes a bounded time.
     pub(crate) fn is_timely(self) -> bool {
         self == Self::Timely
     }

@@ -17,15 +17,15 @@ use crate::world::{Attach, AttachStep, Faults, World};
 pub(crate) const HOSTS: usize = 3;
 /// Three chunks, the last one in part.
 const SECTORS: u64 = 70_000;
-/// What some volumes begin with: two chunks, the last page of the map in part. Then they grow.
+/// First size of some volumes: two chunks, the last page of the map in part. Then they grow.
 const FEWER_SECTORS: u64 = 50_001;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
-/// What the sides may hold in a run that has a limit, in sectors.
+/// Limits of the sides in a run that has one, in sectors.
 const SHARES: [u64; 3] = [64, 200, 600];
 /// Steps after which a volume that should have come to rest is stuck.
 const PATIENCE: u32 = 60_000;
-/// How many turns of a host its faults last, about, and how many a sleeper sleeps.
+/// Mean number of turns that a host's faults last, and that a sleeper sleeps.
 const FAULT_TURNS: u64 = 160;
 const LONG_SLEEP: u64 = 500;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
@@ -227,8 +227,8 @@ impl Schedule {
         }
     }
 
-    /// Whether the process of `host` stands still from now on: in a run of sleepers most likely when it has read the log or a
-    /// record is in flight, and then the volume is wanted elsewhere.
+    /// Decides if the process of `host` stands still from now on. In a run of sleepers that is most likely
+    /// when it has read the log or a record is in flight; then the volume is moved elsewhere.
     fn falls_asleep(&mut self, host: usize) -> bool {
         let Some(process) = &self.world.hosts[host].process else { return false };
         if self.sleeps && self.world.hosts.iter().any(|host| host.fault.paused) {
@@ -246,7 +246,7 @@ impl Schedule {
         falls
     }
 
-    /// What does not work for a while, begins or ends.
+    /// Begins or ends the faults that last for a while.
     fn fault(&mut self, host: usize) {
         let HostFault { mut cut_off, mut paused, mut full, mut slow } = self.world.hosts[host].fault;
         let turn = |run: &mut Self, now: bool, begins| {
@@ -458,7 +458,7 @@ impl Schedule {
         self.world.check_removal();
     }
 
-    /// Whether the home detached; if it was fenced instead, it is ready to attach again.
+    /// True if the home detached; if it was fenced instead, it is ready to attach again.
     fn read_and_leave(&mut self) -> bool {
         self.leaving = false;
         self.settle(|run| {

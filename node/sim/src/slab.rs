@@ -15,7 +15,7 @@ use crate::surroundings::SimTime;
 const SLOTS: u32 = 8;
 const SPARE_SLOTS: u32 = 3;
 
-/// What all volumes of a process fetch into.
+/// The slab that all volumes of a process fetch into.
 pub(crate) struct Slab {
     table: SlotTable,
     file: Mutex<Vec<Vec<u8>>>,

@@ -54,7 +54,7 @@ pub(crate) struct Store {
     truth: Manifest,
     /// Its records, those that were truncated too.
     history: BTreeMap<Seq, Bytes>,
-    /// How many of them were truncated.
+    /// Number of them that were truncated.
     pub(crate) truncated: u64,
     /// Records that came where another had been truncated.
     pub(crate) strays: u64,
@@ -265,7 +265,7 @@ impl Store {
         there.map(|(key, _)| key.as_str()).collect()
     }
 
-    /// What stands under `prefix`.
+    /// Objects under `prefix`.
     fn under(&self, prefix: String) -> impl Iterator<Item = &[u8]> {
         let from = self.objects.range(prefix.clone()..);
         let those = from.take_while(move |(key, _)| key.starts_with(&prefix));
@@ -287,7 +287,7 @@ impl Store {
         self.under(format!("volumes/{}/segments/", self.volume))
     }
 
-    /// Whether the attach of `writer` stands at `seq` of the log.
+    /// True if the attach of `writer` stands at `seq` of the log.
     pub(crate) fn holds_attach(&self, seq: Seq, writer: Option<Nonce>) -> bool {
         let record = self.history.get(&seq).and_then(|body| Record::decode(body).ok());
         record
@@ -323,7 +323,7 @@ impl Store {
         stamps(block, &bytes).collect()
     }
 
-    /// What the sectors of `range` read as from the store alone, as of the log's last commit.
+    /// Reads the sectors of `range` from the store alone, as of the log's last commit.
     pub(crate) fn read_sectors(&self, range: SectorRange) -> Vec<(u64, Stamp)> {
         let manifest = self.manifest();
         let mut read = Vec::new();
@@ -339,8 +339,8 @@ impl Store {
     }
 }
 
-/// Where a record was truncated another may come, and is not in the log: an attach, whose writer must find
-/// out, or what the first one's writer said before.
+/// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach,
+/// which its writer must detect, or a repetition of the first one by the same writer.
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;

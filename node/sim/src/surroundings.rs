@@ -1,4 +1,4 @@
-//! What the pipeline sees of a simulated host: a store, files, time and chance, each a source of calls.
+//! The pipeline's view of a simulated host: a store, files, time and chance, each a source of calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,7 +62,7 @@ impl ObjectStore for SimObjects {
         answer
     }
 
-    /// What the parts are sent for is there at once when the last one has come.
+    /// Stores the segment at once when the last part has come.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let body = collect(parts).await?;
         let Answer::Stored(answer) = self.ask(StoreAsk::PutSegment { key: key.to_owned(), body }).await

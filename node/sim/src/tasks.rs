@@ -47,7 +47,7 @@ impl<T> Tasks<T> {
         self.ready.lock().push_back(task);
     }
 
-    /// Whether there is anything to poll.
+    /// True if there is anything to poll.
     pub(crate) fn is_woken(&self) -> bool {
         !self.ready.lock().is_empty()
     }

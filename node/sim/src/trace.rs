@@ -1,4 +1,4 @@
-//! What happened in a run: a digest of all of it, and words for the last part.
+//! Trace of a run: a digest of all of it, and words for the last part.
 //!
 //! The digest is the same for the same seed on every machine, so nothing that differs between machines may enter it:
 //! no addresses, no clock, no order of a hash map.
@@ -232,7 +232,7 @@ fn ask_words(ask: &Ask) -> String {
     }
 }
 
-/// How a call ended, and how much it found.
+/// Words for the result of a call, and its size.
 fn answer_words(answer: &Answer) -> (&'static str, u64) {
     match answer {
         Answer::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),

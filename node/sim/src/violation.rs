@@ -10,16 +10,16 @@ use crate::memory::Killed;
 /// Something that must not happen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
-    /// What does not hold; `None` when an assertion of the engine failed.
+    /// The invariant that does not hold; `None` when an assertion of the engine failed.
     pub invariant: Option<Invariant>,
-    /// What was seen.
+    /// The observation.
     pub words: String,
     /// The check that saw it: `file:line`.
     pub check: String,
 }
 
 impl Violation {
-    /// Whether the same thing is wrong: the same invariant, or the same assertion.
+    /// True for the same fault: the same invariant, or the same assertion.
     pub fn is_like(&self, other: &Self) -> bool {
         self.invariant == other.invariant && (self.invariant.is_some() || self.check == other.check)
     }

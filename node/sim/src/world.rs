@@ -45,7 +45,7 @@ pub(crate) use company::{Company, Death, Outage, Shared};
 use life::failed_sync;
 pub(crate) use other_disk::{Begun, Displaces, OtherDisk, Snapshot};
 
-/// How often things go wrong: once in so many times, `None` never.
+/// Frequency of faults: once in so many times, `None` never.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Faults {
     /// A local read, write or sync of the map.
@@ -70,7 +70,7 @@ pub struct World {
     pub(crate) trace: Trace,
     pub(crate) faults: Faults,
     pub(crate) limits: DirtyLimits,
-    /// What a FLUSH means to the clients.
+    /// Durability of a FLUSH.
     pub(crate) durability: Durability,
     pub(crate) sectors: u64,
     /// Sectors that the sides of a host may hold; `None`: any number.
@@ -98,11 +98,11 @@ pub struct World {
     sound_lists: bool,
     /// Sectors were made dirty that no request had written.
     repaired: bool,
-    /// How often an engine heard that time passed.
+    /// Number of times that an engine got the time.
     ticks: u64,
     /// The time of day on every host when the clock stood at zero, for the processes that begin from here on.
     unix_ms_at_zero: u64,
-    /// What is added to the number of a request to make its stamp.
+    /// Offset from the number of a request to its stamp.
     first_stamp: u64,
     /// The volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
@@ -111,7 +111,7 @@ pub struct World {
 /// Requests a device can have in flight.
 pub(crate) const DEPTH: u32 = 12;
 
-/// What came of an attach.
+/// Result of an attach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
     /// This host is the writer.
@@ -250,7 +250,7 @@ impl World {
 
     // ---- the daemon ----
 
-    /// Whether the job at `index` can proceed now: only time itself makes a timer end.
+    /// True if the job at `index` can proceed now: only time itself makes a timer end.
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
@@ -455,7 +455,7 @@ impl World {
         }
     }
 
-    /// Whether the log ends in the detach of `host`.
+    /// True if the log ends in the detach of `host`.
     pub(crate) fn has_released(&mut self, host: usize) -> bool {
         let manifest = self.store.manifest();
         !manifest.is_attached() && manifest.writer() == self.hosts[host].nonce

@@ -1,4 +1,4 @@
-//! What a volume may cost, counted.
+//! Costs of a volume, counted.
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
@@ -29,7 +29,7 @@ fn cold_volume(limits: DirtyLimits) -> World {
 }
 
 #[test]
-fn a_write_to_cold_blocks_reads_nothing_and_asks_nothing_of_the_store() {
+fn a_cold_write_reads_nothing_and_requests_nothing() {
     let mut world = cold_volume(NO_SEAL);
     let before = world.store_requests();
     for range in [(0, 32), (64, 1), (97, 3), (1000, 64), (32_760, 16), (65_501, 1), (69_999, 1)] {
@@ -67,7 +67,7 @@ fn five_hundred_scattered_dirty_blocks_are_two_puts() {
 }
 
 #[test]
-fn a_detached_volume_attaches_on_its_old_host_with_its_cache() {
+fn a_detached_volume_finds_its_cache_on_its_host() {
     let mut world = cold_volume(NO_SEAL);
     let range = SectorRange::new(100, 64);
     world.request(1, Op::Write, range).expect("the device is idle");

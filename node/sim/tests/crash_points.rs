@@ -93,7 +93,7 @@ fn at_every_point(mut crash: impl FnMut(&mut World)) {
 const OUTCOMES: u64 = 8;
 
 #[test]
-fn every_crash_point_is_visited_and_every_death_there_is_survived() {
+fn every_death_at_every_crash_point_is_survived() {
     for seed in 0..2 {
         let found = campaign(&Scenario::ALL, seed, OUTCOMES);
         assert_eq!(found.missed(), [], "no scenario reaches these points");
@@ -139,8 +139,9 @@ fn the_process_is_killed_after_every_step() {
     });
 }
 
+/// Nothing unsynced survives.
 #[test]
-fn the_host_is_lost_after_every_step_and_nothing_unsynced_survives() {
+fn a_host_lost_after_any_step_keeps_synced_writes() {
     at_every_point(|world| {
         world.lose_host(0, Some(Fate::Nothing));
         drive::check_everywhere(world, 0, 1);
@@ -155,8 +156,9 @@ fn the_host_is_lost_after_every_step_and_everything_survives() {
     });
 }
 
+/// Some of the unsynced writes survive.
 #[test]
-fn the_host_is_lost_after_every_step_and_some_writes_survive() {
+fn a_host_lost_after_any_step_keeps_some_writes() {
     for seed in 0..3 {
         let mut steps = 0;
         at_every_point(|world| {
@@ -197,9 +199,9 @@ fn the_host_is_lost_twice() {
     }
 }
 
-/// What the loss left on both sides is one state: no commit of any writer holds a part of it.
+/// The loss left one state on both sides: no commit of any writer holds a part of it.
 #[test]
-fn the_process_is_killed_while_it_commits_what_a_lost_host_left_and_another_takes_over() {
+fn a_commit_for_a_lost_host_dies_before_a_takeover() {
     for (steps_before, steps_after) in [(1, 24), (6, 40), (6, 60)] {
         at_every_point(|world| {
             world.lose_host(0, Some(Fate::Everything));
@@ -258,7 +260,7 @@ fn the_first_attach_dies_with_its_header_half_written() {
     }
 }
 
-/// What a dead attach left in the page cache is not yet what a power cut leaves.
+/// The page cache that a dead attach left is not yet the state that a power cut leaves.
 #[test]
 fn an_attach_dies_twice_before_its_header_is_synced() {
     for seed in 0..40 {
@@ -289,7 +291,7 @@ fn a_recovering_volume_is_detached() {
 
 /// The live map is made of many small changes; a map whose maker died among them must not pass for whole.
 #[test]
-fn the_process_is_killed_between_any_two_changes_of_a_new_live_map() {
+fn a_process_dies_between_changes_of_a_new_live_map() {
     for changes in 0..400 {
         let mut world = world(3);
         // Flushed, and nothing of it committed yet.

@@ -76,7 +76,7 @@ fn renew(file: &str, bytes: &[u8]) {
     }
 }
 
-/// What a life stored and what is kept.
+/// Bytes that a life stored, and those that are kept.
 fn with_kept(target: &str, stored: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     [stored, kept(target)].concat()
 }

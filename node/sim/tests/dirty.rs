@@ -1,4 +1,4 @@
-//! What counts as dirty, and since when: request by request, and across a takeover.
+//! Dirty bytes and their age: request by request, and across a takeover.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
@@ -47,7 +47,7 @@ fn a_write_on_top_of_a_discard_counts() {
 }
 
 #[test]
-fn writes_after_a_discard_of_the_whole_volume_are_sealed_at_the_limit() {
+fn writes_after_a_full_discard_are_sealed_at_the_limit() {
     let mut world = world();
     ask(&mut world, Op::Write, 0, 64);
     drive::until(&mut world, 0, |world| dirty_sectors(world) == 0);

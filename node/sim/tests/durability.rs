@@ -32,7 +32,7 @@ fn creates_a_record(world: &World) -> bool {
 }
 
 #[test]
-fn flushes_wait_for_the_commit_that_covers_them_and_share_it() {
+fn flushes_share_the_commit_that_covers_them() {
     let mut world = world();
     write(&mut world, 7);
     let before = world.store_requests();
@@ -79,7 +79,7 @@ fn a_flush_with_nothing_dirty_costs_no_request() {
 }
 
 #[test]
-fn a_flush_that_waits_fails_when_the_volume_is_taken_over() {
+fn a_waiting_flush_fails_at_a_takeover() {
     let mut world = world();
     write(&mut world, 7);
     ask(&mut world, Op::Flush, 0, 0);

@@ -31,7 +31,7 @@ fn do_at(world: &mut World, op: Op, start: u64, sectors: u64) {
 }
 
 #[test]
-fn ten_times_the_share_is_written_and_read_without_an_error() {
+fn ten_times_the_share_is_written_and_read() {
     let mut world = world();
     for start in (0..3000).step_by(50) {
         do_at(&mut world, Op::Write, start * 7, 50);
@@ -54,7 +54,7 @@ fn evicted_data_is_read_from_the_store() {
 }
 
 #[test]
-fn rewriting_the_same_sectors_evicts_the_copy_in_the_other_side() {
+fn rewriting_sectors_evicts_their_copy_in_the_other_side() {
     let mut world = world();
     for _ in 0..20 {
         do_at(&mut world, Op::Write, 500, 140);

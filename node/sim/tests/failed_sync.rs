@@ -59,8 +59,9 @@ fn reads_right(mut world: World) {
     drive::check_everywhere(&mut world, 0, 1);
 }
 
+/// It succeeds once all is committed, and what it covers survives.
 #[test]
-fn a_flush_after_a_failed_sync_succeeds_once_all_is_committed_and_survives() {
+fn a_flush_after_a_failed_sync_waits_for_the_commit() {
     let mut world = sync_failed();
     assert!(!world.holds_a_commit());
     flush(&mut world).unwrap();
@@ -70,7 +71,7 @@ fn a_flush_after_a_failed_sync_succeeds_once_all_is_committed_and_survives() {
 }
 
 #[test]
-fn what_was_flushed_before_a_failed_sync_survives_without_a_commit() {
+fn data_flushed_before_a_failed_sync_survives_uncommitted() {
     survives(sync_failed());
 }
 
@@ -85,7 +86,7 @@ fn a_failed_sync_is_remembered_by_the_next_daemon() {
 }
 
 #[test]
-fn flushes_go_to_the_store_until_the_next_attach_and_no_longer() {
+fn flushes_go_to_the_store_only_until_the_next_attach() {
     let mut world = sync_failed();
     drive::detach(&mut world, 0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -97,14 +98,14 @@ fn flushes_go_to_the_store_until_the_next_attach_and_no_longer() {
 }
 
 #[test]
-fn what_a_failed_detach_left_on_the_disk_is_not_taken_for_the_volume() {
+fn files_of_a_failed_detach_are_not_the_volume() {
     let mut world = sync_failed();
     drive::detach(&mut world, 0);
     survives(world);
 }
 
 #[test]
-fn later_writes_over_committed_ones_do_not_bring_older_bytes_back() {
+fn overwriting_committed_data_does_not_restore_older_bytes() {
     let mut world = sync_failed();
     for _ in 0..3 {
         flush(&mut world).unwrap();
@@ -148,7 +149,7 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
 /// Found by reading: an attach that was shown the log as of before the volume was taken over noted in the header what the
 /// log called void, and with that forgot what the last round of the fenced writer had named since.
 #[test]
-fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
+fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     for seed in 0..16 {
         let mut world = sync_failed();
         flush(&mut world).unwrap();
@@ -164,7 +165,7 @@ fn an_older_log_makes_nothing_void_that_a_fenced_writer_left() {
 /// Found by reading: a header whose sync failed was read back at the next attach and taken for the newest, and the power went
 /// while the other slot, the only one that was synced, was written.
 #[test]
-fn a_header_whose_sync_failed_is_no_reason_to_write_over_the_other_one() {
+fn a_failed_header_sync_does_not_free_the_other_slot() {
     for seed in 0..1500 {
         let mut world = World::new(seed, 2, 40_000, LIMITS, Faults::default());
         for _ in 0..40 {

@@ -29,7 +29,7 @@ fn many_volumes_share_hosts_and_stores() {
 /// A process that died between adding a device and noting its number left a DEAD device that no later process deleted: the
 /// model looked for a record's device by its number alone.
 #[test]
-fn a_device_without_a_noted_number_is_found_by_its_tag() {
+fn an_unnoted_device_is_found_by_its_tag() {
     run(76..77, 4, 12_000);
 }
 

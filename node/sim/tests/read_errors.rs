@@ -1,4 +1,4 @@
-//! What the local disk cannot read any more.
+//! Data that the local disk cannot read any more.
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Errno, Op};

@@ -86,7 +86,7 @@ fn a_disk_that_reads_it_again_is_enough() {
 }
 
 #[test]
-fn waiting_writes_say_why_and_the_repairing_one_does_not_wait() {
+fn waiting_writes_say_why_and_repairing_ones_proceed() {
     let mut world = world();
     ask(&mut world, Op::Write, 100, 24);
     world.request(0, Op::Write, SectorRange::new(200, 1)).expect("the device has room");
@@ -104,7 +104,7 @@ fn waiting_writes_say_why_and_the_repairing_one_does_not_wait() {
 }
 
 #[test]
-fn after_the_loss_of_the_host_it_is_served_for_repair() {
+fn unreadable_data_is_served_for_repair_after_a_host_loss() {
     let mut world = World::new(0, 2, 5000, LIMITS, Faults::default());
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 0, 2);
@@ -142,7 +142,7 @@ fn a_flush_to_the_object_store_waits_for_it() {
 
 /// The sealed side alone is older than what was committed with the other one.
 #[test]
-fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
+fn a_death_after_both_sides_committed_keeps_the_commit() {
     let mut world = world();
     ask(&mut world, Op::Write, 5, 1);
     ask(&mut world, Op::Write, 3, 1);
@@ -156,7 +156,7 @@ fn who_dies_once_both_sides_are_committed_does_not_go_back_behind_it() {
 
 /// Found by reading: it looked at the log only before its detach, and waited for its disk without end.
 #[test]
-fn a_detach_that_waits_for_it_ends_when_another_takes_the_volume_over() {
+fn a_waiting_detach_ends_at_a_takeover() {
     let mut world = world();
     world.begin_detach(0);
     for _ in 0..300 {

@@ -1,5 +1,5 @@
-//! What is played up to a death. Small on purpose: few sectors of few map pages are written between two syncs, so that every
-//! outcome of a power cut can be tried.
+//! Scenarios up to a death. Small on purpose: few sectors of few map pages are written between two syncs, so
+//! that every outcome of a power cut can be tried.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::{DirtyLimits, Durability};
@@ -35,7 +35,7 @@ pub enum Scenario {
     Cramped,
     /// Two hosts attach at once.
     Race,
-    /// What is clean here is stored again.
+    /// The host's clean data is stored again.
     Repair,
     /// Flushes wait for their commit.
     Object,
@@ -342,7 +342,7 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 4)])
 }
 
-/// Whether host 0 has a log record in flight.
+/// True if host 0 has a log record in flight.
 fn creates(world: &World) -> bool {
     is_creating(world, 0)
 }

@@ -38,7 +38,7 @@ impl Drop for Watch {
     }
 }
 
-/// Whether the process was ended.
+/// True if the process was ended.
 pub(super) fn struck() -> bool {
     STRUCK.get()
 }

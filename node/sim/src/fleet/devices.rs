@@ -18,7 +18,7 @@ use holdfast_engine::safeguard::{
 use super::kernel::{DeviceState, Kernel, Owner};
 use crate::invariant::Invariant;
 
-/// What the run directory holds of an attached volume.
+/// Record of an attached volume in the run directory.
 #[derive(Debug, Clone, Copy)]
 struct Record {
     /// The tag of its device, known before there is one.
@@ -26,7 +26,7 @@ struct Record {
     device: Option<u32>,
 }
 
-/// How far a process is with the device of a volume.
+/// Progress of a process with the device of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The process has not looked at it.
@@ -46,7 +46,7 @@ enum Stage {
 /// A step that was done: a number for it, and words.
 pub(super) type Step = (u8, &'static str);
 
-/// What a step needs to know of a volume that is served.
+/// Facts that a step needs about a volume that is served.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Served {
     /// The engine allows a device.
@@ -57,7 +57,7 @@ pub(super) struct Served {
     pub(super) attach: u32,
 }
 
-/// What is left to the volume after a step.
+/// Permissions of the volume after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// Its client may use it.
@@ -104,7 +104,7 @@ impl Devices {
         self.records.fill(None);
     }
 
-    /// Whether a program that cleans up may take this device for one that is not needed: its server has gone.
+    /// True if a program that cleans up may take this device for one that is not needed: its server has gone.
     pub(super) fn is_unserved(&self, id: u32) -> bool {
         !self.stages.iter().any(|stage| stage.device() == Some(id))
     }
@@ -137,7 +137,7 @@ impl Devices {
         self.records[volume] = None;
     }
 
-    /// What the volume may do.
+    /// Permissions of the volume.
     pub(super) fn access(&self, volume: usize) -> Access {
         match self.stages[volume] {
             Stage::Serving(_) => Access::Open,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::invariant::Invariant;
 
-/// Whose a device truly is.
+/// The true owner of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The volume with this number in the fleet.
@@ -15,7 +15,7 @@ pub(super) enum Owner {
     Foreign,
 }
 
-/// What a device can do now.
+/// State of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceState {
     /// Added and not started, or stopped.
@@ -26,7 +26,7 @@ pub(super) enum DeviceState {
     Quiesced,
 }
 
-/// What the kernel tells of a device.
+/// The kernel's description of a device.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DeviceInfo {
     pub(super) id: u32,
@@ -49,7 +49,7 @@ impl Kernel {
         id
     }
 
-    /// What the device with this number is.
+    /// Describes the device with this number.
     pub(super) fn look(&self, id: u32) -> Option<DeviceInfo> {
         self.devices.get(&id).copied()
     }

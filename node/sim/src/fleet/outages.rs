@@ -5,11 +5,11 @@ use crate::rng::Rng;
 use crate::schedule::Schedule;
 use crate::world::Outage;
 
-/// How many turns pass, about, before a store fails, and before it answers again.
+/// Mean number of turns before a store fails, and before it answers again.
 const FAILS: u64 = 40;
 const RECOVERS: u64 = 60;
 
-/// Which stores fail, and how stores fail.
+/// Outages of stores, and their kinds.
 pub(super) struct Outages {
     failing: [Option<Outage>; STORES],
     kinds: &'static [Outage],

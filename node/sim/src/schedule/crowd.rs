@@ -46,7 +46,7 @@ impl Schedule {
         self.settle_step();
     }
 
-    /// Whether nothing of the volume is served, or to be served again, on any host.
+    /// True if nothing of the volume is served, or to be served again, on any host.
     pub(crate) fn has_left(&self) -> bool {
         self.world
             .hosts

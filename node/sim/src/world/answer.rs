@@ -1,4 +1,4 @@
-//! What the pipeline asks of the store, the local disk and the clock: how each call ends.
+//! Answers to the pipeline's calls to the store, the local disk and the clock.
 
 use std::io;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::expect::Cut;
 use crate::host::Disk;
 use crate::invariant::Invariant;
 
-/// How a request to the store ends.
+/// Fates of a request to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Fine,
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// What the seal of an upload captured.
+    /// Content that the seal of an upload captured.
     pub(super) fn cut_of(&self, host: usize, ask: &StoreAsk) -> Option<Rc<Cut>> {
         let StoreAsk::PutSegment { .. } = ask else { return None };
         let upload = self.hosts[host].process.as_ref().and_then(|process| process.upload.as_ref());
@@ -223,7 +223,7 @@ fn failed(ask: &StoreAsk, error: StoreError) -> Answer {
     }
 }
 
-/// What the durable map of a host holds.
+/// Reads the durable map of a host.
 pub(super) fn read_map(disk: &mut Disk) -> Result<Option<FoundMap>, LocalError> {
     let damaged = |error: &dyn std::error::Error| LocalError::Damaged(error.to_string());
     let head = disk.map.read(0, 2 * 4096);

@@ -1,4 +1,4 @@
-//! What a volume shares with the others of its hosts: deaths, time, its store's failures, the daemon's memory.
+//! Company of a volume on its hosts: shared deaths, time, its store's failures, the daemon's memory.
 
 use std::sync::Arc;
 
@@ -10,15 +10,16 @@ use crate::invariant::Invariant;
 use crate::process::{INDEX_BYTES, INDEXES, PART_BYTES, UPLOAD_BYTES};
 use crate::slab::Slab;
 
-/// How long a request waits for a store that is silent.
+/// Time that a request waits for a store that is silent.
 const REQUEST_MS: Millis = 20_000;
-/// How long after a failure the volumes of a store may lag: a request that waits still, the longest backoff, and commits.
+/// Time after a failure for which the volumes of a store may lag: a request that waits still, the longest
+/// backoff, and commits.
 const AFTERMATH_MS: Millis = REQUEST_MS + 20_000;
 
-/// How a store fails.
+/// Ways in which a store fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outage {
-    /// No request reaches it, and the sender hears so at once.
+    /// No request reaches it, and the sender gets an error at once.
     Unreachable,
     /// It refuses the credentials.
     Denies,
@@ -26,20 +27,20 @@ pub(crate) enum Outage {
     Silent,
 }
 
-/// Whose death it was.
+/// Victims of a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Death {
     Process,
     Host,
 }
 
-/// What the daemon's process on a host has once for all volumes.
+/// Resources that the daemon's process on a host has once for all volumes.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) pools: Pools,
     /// The store of the volume that has this.
     pub(crate) store: StoreKey,
-    /// What is fetched goes through it; a volume alone on its hosts has none.
+    /// The slab that fetched blocks go through; a volume alone on its hosts has none.
     pub(crate) slab: Option<Arc<Slab>>,
 }
 
@@ -61,9 +62,9 @@ impl Shared {
     }
 }
 
-/// What one volume of several has from outside, and tells the others.
+/// Influences on one volume from outside, and those that it passes to the others.
 pub(crate) struct Company {
-    /// What each host's process has.
+    /// Resources of each host's process.
     pub(crate) shared: Vec<Shared>,
     pub(crate) store: StoreKey,
     /// Time that is to pass for all.
@@ -73,7 +74,7 @@ pub(crate) struct Company {
     pub(crate) outage: Option<Outage>,
     /// Until when its store's last failure may delay it.
     pub(crate) failing_until: Millis,
-    /// What the other volumes of a host may delay a commit by.
+    /// Delay of a commit by the other volumes of a host.
     pub(crate) queue_ms: Millis,
 }
 
@@ -110,7 +111,7 @@ impl World {
         std::mem::take(&mut self.company().deaths)
     }
 
-    /// What befell all of `host` is known.
+    /// Forgets the deaths of `host`, which all volumes have met.
     pub(crate) fn forget_deaths(&mut self, host: usize) {
         self.company().deaths.retain(|(at, _)| *at != host);
     }
@@ -134,7 +135,7 @@ impl World {
         }
     }
 
-    /// What a new process on `host` shares.
+    /// Resources that a new process on `host` shares.
     pub(super) fn shared(&self, host: usize) -> Shared {
         let company = self.company.as_ref();
         company.map_or_else(Shared::alone, |company| Shared {
@@ -153,7 +154,7 @@ impl World {
         self.company.as_ref().and_then(|company| company.outage)
     }
 
-    /// Whether a request that was sent at `since` is answered by now, or was long enough without an answer.
+    /// True if a request that was sent at `since` is answered by now, or was long enough without an answer.
     pub(super) fn is_heard(&self, since: Millis) -> bool {
         self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.now
     }
@@ -166,14 +167,14 @@ impl World {
         company.failing_until = until;
     }
 
-    /// Whether commits may be late for what the volume's own store does, or did.
+    /// True if commits may be late because of the volume's own store.
     pub(super) fn is_store_failing(&self) -> bool {
         self.company
             .as_ref()
             .is_some_and(|company| company.outage.is_some() || self.now < company.failing_until)
     }
 
-    /// What a late commit breaks, and what other volumes may delay one by.
+    /// The invariant that a late commit breaks, and the delay of one by other volumes.
     pub(super) fn in_time(&self) -> (Invariant, Millis) {
         match &self.company {
             Some(company) => (Invariant::StoresAreIndependent, company.queue_ms),

@@ -57,7 +57,7 @@ impl World {
         .collect()
     }
 
-    /// What stands in every sector of each block that anybody ever wrote to.
+    /// Stamps in every sector of each block that was ever written.
     fn written(&self, truth: &Manifest) -> BTreeMap<u64, Vec<Stamp>> {
         let cut = self.store.last_cut();
         let blocks: BTreeSet<u64> = cut.touched().map(|sector| Sector(sector).block().0).collect();
@@ -140,7 +140,7 @@ impl World {
     }
 }
 
-/// What is left of an object.
+/// Corrupts an object; `None` if it is lost.
 fn decayed(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
     let is_segment = matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..)));
     match rng.below(4) {

@@ -1,4 +1,4 @@
-//! What a writer says of its dirty bytes, against the model.
+//! A writer's report of its dirty bytes, against the model.
 
 use super::World;
 use crate::device::Device;

@@ -1,4 +1,5 @@
-//! What a fenced writer leaves on its host when it releases the volume, and any writer when its host loses power.
+//! State that a fenced writer leaves on its host when it releases the volume, and any writer when its host
+//! loses power.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! How processes and hosts die, and what takes over from a dead process.
+//! Deaths of processes and hosts, and the takeover from a dead process.
 
 use std::rc::Rc;
 
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// What was submitted may still be done, all or in part, without an answer.
+    /// Ends the process. Its submitted jobs may still be done, all or in part, without an answer.
     pub(super) fn process_died(&mut self, host: usize) {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.hosts[host].fault.paused = false;
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// What the futures had sent is still in flight.
+    /// Keeps a request in flight that a dropped future had sent.
     fn answer_unheard(&mut self, host: usize, ask: &Ask, cut: Option<&Rc<Cut>>) {
         match ask {
             Ask::Store(
@@ -181,7 +181,7 @@ impl World {
         self.every_write_arrives = true;
     }
 
-    /// How many states of the local files a power cut of `host` can leave now; at most `u64::MAX`.
+    /// Number of states of the local files that a power cut of `host` can leave now; at most `u64::MAX`.
     pub fn outcomes(&self, host: usize) -> u64 {
         self.hosts[host].disk.lock().outcomes()
     }

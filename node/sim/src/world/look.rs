@@ -1,4 +1,4 @@
-//! What a test may see and set in a world.
+//! Access of tests to a world.
 
 use holdfast_engine::action::Action;
 use holdfast_engine::volume::{Durability, Status, Volume};
@@ -14,7 +14,7 @@ impl World {
         self.hosts[host].process.as_ref().and_then(|process| process.volume.as_ref()).map(Volume::status)
     }
 
-    /// What the engine on `host` asked its own thread to do and has not heard of.
+    /// Actions of the engine on `host` that its own thread has not completed.
     pub fn jobs(&self, host: usize) -> impl Iterator<Item = &Action> {
         self.hosts[host].process.iter().flat_map(|process| &process.jobs).filter_map(|job| match &job.what {
             What::Action(action) => Some(action),
@@ -22,7 +22,7 @@ impl World {
         })
     }
 
-    /// Whether a create of a log record of `host` is in flight, or its answer.
+    /// True if a create of a log record of `host` is in flight, or its answer.
     pub fn creates_a_record(&self, host: usize) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         jobs.any(|job| match &job.what {
@@ -31,12 +31,12 @@ impl World {
         })
     }
 
-    /// Whether the process on `host` has anything to do.
+    /// True if the process on `host` has anything to do.
     pub fn is_busy(&self, host: usize) -> bool {
         self.hosts[host].process.as_ref().is_some_and(|process| !process.jobs.is_empty())
     }
 
-    /// What the process on `host` waits for, in words.
+    /// Describes the jobs that the process on `host` waits for.
     pub(crate) fn describe_jobs(&self, host: usize) -> String {
         let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         let words = jobs.map(|job| match &job.what {
@@ -46,7 +46,7 @@ impl World {
         words.collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether a record of the process on `host` is in flight.
+    /// True if a record of the process on `host` is in flight.
     pub(crate) fn is_creating(&self, host: usize) -> bool {
         let jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         jobs.into_iter().any(|job| match &job.what {
@@ -55,7 +55,8 @@ impl World {
         })
     }
 
-    /// How many turns the job at `index` lets pass before it proceeds, about; `None` if it takes the first.
+    /// Mean number of turns that the job at `index` lets pass before it proceeds; `None` if it takes the
+    /// first.
     pub(crate) fn turns(&self, host: usize, index: usize) -> Option<u64> {
         let here = &self.hosts[host];
         let job = here.process.as_ref().and_then(|process| process.jobs.get(index))?;
@@ -71,7 +72,7 @@ impl World {
         (0..jobs).find(|index| self.is_due(host, *index))
     }
 
-    /// Whether the process on `host` waits for the store to do something that is `like` this.
+    /// True if the process on `host` waits for the store to do something that is `like` this.
     pub(crate) fn asks_store(&self, host: usize, like: impl Fn(&StoreAsk) -> bool) -> bool {
         let mut jobs = self.hosts[host].process.iter().flat_map(|process| &process.jobs);
         jobs.any(|job| match &job.what {
@@ -80,17 +81,17 @@ impl World {
         })
     }
 
-    /// Whether `host` has the device.
+    /// True if `host` has the device.
     pub fn has_device(&self, host: usize) -> bool {
         self.hosts[host].device.is_some()
     }
 
-    /// Whether the client of `host` may ask.
+    /// True if the client of `host` may ask.
     pub fn is_ready(&self, host: usize) -> bool {
         self.hosts[host].device.as_ref().is_some_and(|device| device.ready)
     }
 
-    /// Whether the writer on `host` said that it was fenced.
+    /// True if the writer on `host` reported that it was fenced.
     pub fn is_fenced(&self, host: usize) -> bool {
         self.hosts[host].device.as_ref().is_some_and(|device| device.fenced)
     }
@@ -105,7 +106,7 @@ impl World {
         self.store.requests
     }
 
-    /// Whether any commit is in the log.
+    /// True if any commit is in the log.
     pub fn holds_a_commit(&self) -> bool {
         self.store.last_cut().touched().next().is_some()
     }
@@ -121,7 +122,7 @@ impl World {
         self.faults = faults;
     }
 
-    /// What a FLUSH means from the next attach or takeover on.
+    /// Sets the durability of a FLUSH from the next attach or takeover on.
     pub fn set_durability(&mut self, durability: Durability) {
         self.durability = durability;
     }
@@ -150,7 +151,7 @@ impl World {
         self.store.segments()
     }
 
-    /// What reads at `offset` of the durable map's file on `host`; both whole multiples of 512.
+    /// Reads the durable map's file on `host` at `offset`; both whole multiples of 512.
     pub fn durable_map(&self, host: usize, offset: u64, bytes: usize) -> Vec<u8> {
         self.hosts[host].disk.lock().map.read(offset, bytes)
     }

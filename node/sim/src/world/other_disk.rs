@@ -1,8 +1,8 @@
 //! Hosts whose disk is not the one they had: emptied, set back to a snapshot, copied from another host. And a volume that is
 //! created a second time in an emptied bucket.
 //!
-//! What the model knows of such a disk it knows without looking at what the engine keeps there: how many commits came into the
-//! log since the disk was as it is, and whose it was.
+//! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
+//! log since the disk was as it is, and knows whose it was.
 
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::manifest::Writer;
@@ -28,7 +28,7 @@ pub(crate) struct Snapshot {
 /// Of what time a disk is.
 #[derive(Clone, Copy)]
 pub(crate) struct Age {
-    /// Whose it was.
+    /// The host whose disk it was.
     host: usize,
     /// Commits that were in the log.
     commits: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Age {
     sealing: bool,
 }
 
-/// What a host has instead of its disk.
+/// Replacements of a host's disk.
 #[derive(Clone, Copy)]
 pub(crate) enum OtherDisk {
     /// Nothing.
@@ -53,13 +53,13 @@ pub(crate) struct Begun {
     pub(crate) host: usize,
     /// The epoch that it may replace.
     pub(crate) replaces: Option<Epoch>,
-    /// What its host had then.
+    /// The replacement that its host had then.
     pub(crate) other_disk: Option<OtherDisk>,
-    /// How many disks its host had had.
+    /// Number of disks that its host had had.
     pub(crate) disk: u64,
 }
 
-/// Which writer an attach replaces.
+/// The writer that an attach replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Displaces {
     /// None.
@@ -156,12 +156,13 @@ impl World {
         }
     }
 
-    /// Whether commits have made the snapshot of `host` surely older than the log; `None` where there is none.
+    /// True if commits have made the snapshot of `host` surely older than the log; `None` where there is
+    /// none.
     pub fn has_old_snapshot(&self, host: usize) -> Option<bool> {
         self.hosts[host].snapshot.as_ref().map(|snapshot| self.is_older(snapshot.age))
     }
 
-    /// Whether the disk surely lacks what its writer committed.
+    /// True if the disk surely lacks what its writer committed.
     fn is_older(&self, age: Age) -> bool {
         self.commits > age.commits + u64::from(age.sealing)
     }

@@ -1,4 +1,4 @@
-//! What the engine asks of the local host, done by its own thread: files, the live map, answers to the
+//! Actions of the engine on the local host, done by its own thread: files, the live map, answers to the
 //! client.
 
 use holdfast_engine::action::{Action, Source};

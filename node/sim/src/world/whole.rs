@@ -32,7 +32,7 @@ impl World {
         });
     }
 
-    /// What comes of requests that are all answered, at once and truly; time passes as it is wanted.
+    /// Runs requests that are all answered, at once and truly; time passes as needed.
     pub(super) fn ask_soundly<F: Future + 'static>(
         &mut self,
         begin: impl FnOnce(SimObjects) -> F,
