@@ -1,17 +1,17 @@
-//! Winning a volume: log, local files, attach record, in this order.
+//! Attaches a volume: log, local files, attach record, in this order.
 //!
 //! 1. the log is read, and the local map; where that knows more of the log than LIST showed, the log is read to its end;
 //! 2. local data that is not the volume's newest is preserved if anything of it is dirty (invariant 6) or the log was set back,
 //!    else discarded (`SupersededPreserved`);
-//! 3. the local files are opened with all the room that serving needs, and the header with this attach's nonce is written and synced, so that data written under it is known as ours
-//!    (`IntentStored`);
+//! 3. the local files are opened with all the room that serving needs. The header with this attach's nonce is
+//!    written and synced, so that data written under it is known as ours (`IntentStored`);
 //! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
 //!    writer may be replaced is asked of the log as it is then;
 //! 5. the log that was read was not truncated meanwhile, so that nothing had been in the record's place
 //!    before (`AttachWon`). Else everything begins again (`AttachSuperseded`), and the record stays where no
 //!    reader looks.
 //!
-//! What would put local data away, or refuse the attach, is looked up in the same way first.
+//! A reason to preserve local data, or to refuse the attach, is confirmed in the same way first.
 //!
 //! The names are crash points.
 
@@ -34,7 +34,7 @@ use holdfast_types::{Epoch, VolumeId};
 
 use crate::{FoundMap, LocalState};
 
-/// How often a log that others extend is read again.
+/// Number of reads of a log that others extend.
 const TRIES: usize = 5;
 
 /// The volume's state after its attach record won.
@@ -45,7 +45,7 @@ pub struct Won<F> {
     pub header: Header,
     /// The generation it was written as.
     pub header_generation: u64,
-    /// What the durable map holds of this writer's data.
+    /// Pages of the durable map with this writer's data.
     pub found: Vec<FoundPage>,
     /// Clean data is what the log's end says, too.
     pub trust_clean: bool,
@@ -62,11 +62,11 @@ pub struct Won<F> {
 pub struct Preserved {
     /// Of which epoch it is.
     pub epoch: Epoch,
-    /// Why it is not the volume's newest.
+    /// The reason for which it is not the volume's newest.
     pub why: Foreign,
 }
 
-/// Why a volume could not be won. Nothing of it is lost, and the same may be tried again.
+/// Reasons for which an attach failed. It lost no data, and may be retried.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError<L: Error + 'static> {
     /// The volume's state forbids it.
@@ -83,7 +83,8 @@ pub enum AttachError<L: Error + 'static> {
     Local(L),
 }
 
-/// Whether local data that is not the volume's newest is to be kept. A log that was set back lacks what was clean, too.
+/// True if local data that is not the volume's newest is to be preserved. A log that was set back lacks clean
+/// data, too.
 fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     holds_dirty(&map.pages) || (why == Foreign::LogSetBack && !map.pages.is_empty())
 }

@@ -24,7 +24,7 @@ impl Backoff {
         Self::new(Duration::from_millis(200), Duration::from_secs(10))
     }
 
-    /// For what a client's read waits for.
+    /// For requests that a client's read waits for.
     pub(crate) const fn of_reads() -> Self {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }

@@ -29,10 +29,10 @@ use crate::TimeAndChance;
 use crate::backoff::Backoff;
 use crate::line_limit::LineLimit;
 
-/// How long after a finding the object is read again, to confirm it.
+/// Time after a finding at which the object is read again, to confirm it.
 const CONFIRM_AFTER: Duration = Duration::from_secs(3);
 
-/// Why a cold read failed.
+/// Reasons for which a cold read failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ColdError {
@@ -41,7 +41,7 @@ pub enum ColdError {
     Store {
         /// Its key.
         key: String,
-        /// Why not.
+        /// The store's error.
         #[source]
         source: StoreError,
     },
@@ -50,7 +50,7 @@ pub enum ColdError {
     Index {
         /// The segment's key.
         key: String,
-        /// How.
+        /// The damage.
         #[source]
         source: DecodeError,
     },
@@ -59,7 +59,7 @@ pub enum ColdError {
     Frame {
         /// The segment's key.
         key: String,
-        /// How.
+        /// The damage.
         #[source]
         source: FrameError,
     },
@@ -69,7 +69,8 @@ pub enum ColdError {
 }
 
 impl ColdError {
-    /// What the store said or sent that fails a read once it is confirmed; nothing of what asking again may change.
+    /// The store's answer that fails the read once it is confirmed; `None` for answers that a retry may
+    /// change.
     fn finding(&self) -> Option<String> {
         let is_final = match self {
             Self::Store { source: StoreError::NotFound { .. } | StoreError::OutOfRange { .. }, .. }
@@ -83,15 +84,15 @@ impl ColdError {
     }
 }
 
-/// Log lines of a volume's cold reads. The span they are written in says which volume.
+/// Log lines of a volume's cold reads. Their span names the volume.
 #[derive(Debug, Default)]
 pub struct ColdLines {
     waits: LineLimit,
     unconfirmed: LineLimit,
 }
 
-/// Tries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first finding it is one
-/// of `range` alone, which may not need what is damaged. `read` is told which sectors to read.
+/// Retries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first
+/// finding it reads `range` alone, which may not need what is damaged. `read` gets the sectors to read.
 ///
 /// # Errors
 /// [`ColdError`]: a confirmed finding.

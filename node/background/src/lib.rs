@@ -1,10 +1,12 @@
-//! What a volume asks of the world off its ring thread: uploads, log records, checkpoints, cold reads, attaches.
+//! Background work of a volume, off its ring thread: uploads, log records, checkpoints, cold reads, attaches.
 //!
-//! Owns: the order of requests to the store and to local files, what is tried again and how long is waited in between.
-//! Does not own: how a request is made. The store, the local files, time and chance are traits, so that the node daemon
-//! and the simulation run the same code.
+//! Owns: the order of requests to the store and to local files, the choice of those that are retried, and the
+//! waits in between.
+//! Does not own: the sending of a request. The store, the local files, time and chance are traits, so that
+//! the node daemon and the simulation run the same code.
 //! Runs on: whatever polls its futures; it knows no runtime.
-//! On failure: work whose outcome the volume waits for is tried until it is done; a store that is away delays.
+//! On failure: work whose outcome the volume waits for is retried until it is done; an unreachable store
+//! delays it.
 
 mod attach;
 mod backoff;

@@ -1,4 +1,4 @@
-//! What differs between a node and a simulated host.
+//! Traits of what differs between a node and a simulated host.
 
 use std::error::Error;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub trait TimeAndChance: Send + Sync {
 
 /// The local files of an attached volume, as its background work needs them.
 pub trait Sides: Send + Sync {
-    /// Why they could not be used.
+    /// Error of the local files.
     type Error: Error + Send + Sync + 'static;
 
     /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back. What the local disk
@@ -41,7 +41,7 @@ pub trait Sides: Send + Sync {
     fn store_pending(&self, pending: Pending) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// What the durable map of a volume holds.
+/// Content of a volume's durable map.
 #[derive(Debug, Clone)]
 pub struct FoundMap {
     /// The header's generation.
@@ -54,7 +54,7 @@ pub struct FoundMap {
 
 /// The local files of a volume that is being attached. Nothing else uses them.
 pub trait LocalState: Send + Sync {
-    /// Why they could not be used.
+    /// Error of the local files.
     type Error: Error + Send + Sync + 'static;
     /// The open files.
     type Files: Send + Sync;

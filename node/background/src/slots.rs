@@ -1,4 +1,4 @@
-//! Which slots of the node's slab hold which content.
+//! Contents of the slots of the node's slab.
 //!
 //! Owns: the numbers of the slots, which of them are free, and the index from contents to slots. Does not own: the slab's
 //! file. A slot's content is written before it is published, and never changes while anybody holds a [`Slot`].
@@ -83,8 +83,8 @@ impl FreeSlots {
     }
 }
 
-/// Which slot holds which content. The index never holds all slots: each that is filled evicts one before the free slots
-/// run out.
+/// Index from contents to slots. It never holds all slots: each that is filled evicts one before the free
+/// slots run out.
 pub struct SlotTable {
     index: Cache<ContentKey, Slot, UnitWeighter, Hasher>,
     free: Arc<FreeSlots>,
@@ -95,7 +95,7 @@ impl SlotTable {
     /// are for blocks that are being filled, or read while they are evicted.
     ///
     /// # Panics
-    /// When the index could hold more than that.
+    /// If the index could hold more than that.
     pub fn new(slots: u32, spare: u32, shards: usize) -> Self {
         let spare = if safeguard(SpareSlots) { spare } else { 0 };
         let most = (slots - spare) as usize;
@@ -156,7 +156,7 @@ impl SlotTable {
         self.index.len()
     }
 
-    /// Whether no content is in a slot.
+    /// True if no content is in a slot.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

@@ -35,9 +35,9 @@ struct BlockBuffer([u8; BLOCK_BYTES as usize]);
 /// Sectors of a seal that cannot be read.
 #[derive(Debug)]
 pub struct Unreadable {
-    /// Which: at least one. There may be more.
+    /// The sectors: at least one run. There may be more.
     pub ranges: Vec<SectorRange>,
-    /// Why the last of them could not.
+    /// The local disk's error for the last of them.
     pub error: io::Error,
 }
 
@@ -50,7 +50,7 @@ pub struct SegmentBuild {
     id: SegmentId,
     part_bytes: usize,
     dirty: Arc<[DirtyBlock]>,
-    /// How many of them were read.
+    /// Number of them that were read.
     read: usize,
     builder: SegmentBuilder,
     unreadable: Option<Unreadable>,
@@ -64,7 +64,7 @@ pub struct SegmentBuild {
 struct Closed {
     segment: SegmentRef,
     index: FrameIndex,
-    /// What was not taken yet.
+    /// Bytes that were not taken yet.
     rest: Bytes,
 }
 

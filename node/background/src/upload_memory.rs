@@ -16,11 +16,11 @@ use parking_lot::{Mutex, MutexGuard};
 /// Most parts of one upload in memory at once.
 const MOST_PARTS: u64 = 4;
 
-/// Tells the stores of a node apart.
+/// Distinguishes the stores of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StoreKey(pub usize);
 
-/// What an upload needs.
+/// Memory that an upload needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Need {
     /// From its beginning to its end.
@@ -37,7 +37,7 @@ impl Need {
     }
 }
 
-/// What an upload may use.
+/// Memory that an upload may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
     bytes: u64,
@@ -59,12 +59,12 @@ struct Account {
 #[derive(Debug, Clone, Copy)]
 struct Starved {
     ticket: u64,
-    /// What comes back is kept for it: it will be enough, whatever becomes of stores that fail or have given nothing back
-    /// since it came.
+    /// Reserves the memory that comes back for it: it will be enough, even if stores fail or have given
+    /// nothing back since it came.
     is_reserved: bool,
 }
 
-/// Who holds how much, and who waits.
+/// Memory that each store's uploads hold, and the uploads that wait.
 #[derive(Debug)]
 struct Ledger {
     bytes: u64,
@@ -93,7 +93,7 @@ impl Ledger {
         self.tidy();
     }
 
-    /// Who may begin now, and with what. The store that holds least comes first.
+    /// Uploads that may begin now, with their shares. The store that holds least comes first.
     fn grant(&mut self) -> Vec<(u64, StoreKey, Share)> {
         let mut granted = Vec::new();
         while let Some((store, share)) = self.next() {
@@ -136,7 +136,7 @@ impl Ledger {
         Some(Starved { ticket: *ticket, is_reserved: least + stuck <= self.bytes })
     }
 
-    /// What the first one that waits for this store may have now.
+    /// Share that the first waiting upload of this store may have now.
     fn share(&self, account: &Account) -> Option<Share> {
         let (_, need) = account.waiting.front()?;
         let free = self.bytes.saturating_sub(self.held_bytes);
@@ -200,7 +200,7 @@ impl UploadMemory {
         self.part_bytes
     }
 
-    /// What uploads hold now, in bytes.
+    /// Memory that uploads hold now, in bytes.
     pub fn held_bytes(&self) -> u64 {
         self.lock().ledger.held_bytes
     }
@@ -264,7 +264,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// What an upload may use, until this is dropped.
+/// Share of an upload, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Room {
     memory: UploadMemory,
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_fails_holds_one_part_until_it_takes_one() {
+    fn a_failing_store_holds_one_part_until_it_takes_one() {
         let memory = memory();
         let room = take(&memory, 0, NEED).unwrap();
         assert_eq!(room.parts(), 4);
@@ -431,7 +431,7 @@ mod tests {
 
     /// A store with one volume is idle while the record of each upload is created: that it gives back was forgotten.
     #[test]
-    fn a_large_upload_is_not_starved_by_one_at_a_time() {
+    fn single_uploads_do_not_starve_a_large_one() {
         let memory = memory();
         let mut rooms = [1, 2].map(|store| take(&memory, store, NEED));
         let mut large = Box::pin(memory.room(StoreKey(0), LARGE));

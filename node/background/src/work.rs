@@ -26,11 +26,11 @@ use crate::backoff::Backoff;
 use crate::upload_memory::{Need, Room, StoreKey};
 use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, Unreadable, UploadMemory};
 
-/// How long a failed local write is held back before the volume hears of it: it will ask again at once.
+/// Time for which a failed local write is held back before the volume hears of it: it will ask again at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
 /// The same of a checkpoint.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
-/// How long after bytes that are no log record the place is read again.
+/// Time after which a place in the log that held no log record is read again.
 const CONFIRM_AFTER: Duration = Duration::from_secs(5);
 /// Largest log record read back, in bytes.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
@@ -72,11 +72,11 @@ pub struct Tidy {
     checkpoint: Bytes,
 }
 
-/// What the work of one volume needs.
+/// Resources of one volume's background work.
 pub struct Background<S, T> {
-    /// Whose.
+    /// The volume.
     pub volume: VolumeId,
-    /// Where its objects are.
+    /// Its object store.
     pub objects: Arc<dyn ObjectStore>,
     /// Its local files.
     pub sides: S,
@@ -87,7 +87,7 @@ pub struct Background<S, T> {
     tidying: Mutex<()>,
 }
 
-/// What the background work of all volumes of a node shares.
+/// Resources that the background work of all volumes of a node shares.
 #[derive(Clone)]
 pub struct Pools {
     /// Segment indexes in memory.
@@ -103,7 +103,7 @@ struct PartsOf<'a, S> {
     build: Option<SegmentBuild>,
     room: &'a Room,
     made: usize,
-    /// Why no part was made.
+    /// Sectors that the local disk could not read, if no part was made.
     unreadable: Option<Unreadable>,
 }
 
@@ -287,7 +287,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         }
     }
 
-    /// What stands at `seq` of the log, nothing if the place is free.
+    /// Reads the record at `seq` of the log; `None` if the place is free.
     ///
     /// A running writer asks this to learn whether another writer fenced it, so each wrong answer has its price:
     /// - *free*, believed wrongly: the writer does not learn of its fencing until its next create, which the store answers

@@ -309,8 +309,9 @@ mod tests {
         assert!(!text.contains("holdfast_volume_dirty_bytes{volume=\"a\"}"), "{text}");
     }
 
+    /// Every metric is in it with its kind, unit and meaning.
     #[test]
-    fn the_list_of_metrics_has_every_one_with_its_kind_unit_and_meaning() {
+    fn the_list_of_metrics_is_complete() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
         let text = render(serving(fake)).unwrap();

@@ -72,8 +72,9 @@ async fn the_record_of_another_volume_is_no_creation() {
     assert!(matches!(refused, LogFailure::Broken { .. }), "{refused}");
 }
 
+/// The requests are two LISTs, one GET of a checkpoint, and one GET for each record after it.
 #[tokio::test]
-async fn a_long_log_is_read_with_two_lists_one_checkpoint_and_the_records_after_it() {
+async fn a_long_log_is_read_from_its_newest_checkpoint() {
     let store = log_of(40).await;
     let upto = read_manifest(&store, &volume()).await.unwrap();
     write_checkpoint(&store, &volume(), upto.seq(), upto.encode_checkpoint().into()).await.unwrap();
@@ -150,8 +151,9 @@ async fn seqs_of(store: &MemoryStore, kind: &str) -> Vec<u64> {
     page.entries.iter().map(|entry| entry.key.rsplit('/').next().unwrap().parse().unwrap()).collect()
 }
 
+/// It keeps the first record, every attach, and what readers of the last two checkpoints may need.
 #[tokio::test]
-async fn a_long_log_keeps_its_first_record_its_attaches_and_what_two_checkpoints_may_need() {
+async fn truncation_keeps_what_readers_and_late_creators_need() {
     let store = long_log(300).await;
     assert_eq!(seqs_of(&store, "checkpoints").await, [256, 288]);
     assert_eq!(seqs_of(&store, "trimmed").await, [64, 128, 192, 256]);
@@ -212,7 +214,7 @@ async fn a_truncation_costs_a_few_requests_after_a_checkpoint() {
 
 /// Found by the simulation: an attach that stood still created its record where a commit had been truncated.
 #[tokio::test]
-async fn a_record_in_a_truncated_place_is_not_in_the_log() {
+async fn a_record_in_a_truncated_place_is_outside_the_log() {
     let store = long_log(200).await;
     let attach = record(50, Body::Attach { sectors: 1000, node: "late".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
@@ -245,8 +247,9 @@ async fn a_lost_reply_is_resolved_by_reading_the_record_back() {
     assert_eq!(create_record(&store, &theirs).await.unwrap(), CreateOutcome::Lost);
 }
 
+/// A volume id is never used again.
 #[tokio::test]
-async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
+async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
     let store = log_of(5).await;
     store
         .put_segment("volumes/v/segments/01ARZ3NDEKTSV4RRFFQ69G5FAV", &mut ReadyParts::new(["x".into()]))
@@ -264,7 +267,7 @@ async fn removal_leaves_only_the_tombstone_and_the_id_is_never_used_again() {
 }
 
 #[tokio::test]
-async fn a_volume_whose_last_record_is_damaged_can_still_be_removed() {
+async fn a_volume_with_a_damaged_last_record_can_be_removed() {
     let store = log_of(3).await;
     store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
     remove(&store, &volume(), NONCE, 0).await.unwrap();
@@ -273,7 +276,7 @@ async fn a_volume_whose_last_record_is_damaged_can_still_be_removed() {
 }
 
 #[tokio::test]
-async fn a_damaged_record_is_named_and_a_missing_one_breaks_the_log() {
+async fn damaged_records_are_named_and_missing_ones_break_the_log() {
     let store = log_of(4).await;
     store.delete("volumes/v/log/00000000000000000003").await.unwrap();
     let broken = read_manifest(&store, &volume()).await.unwrap_err();
@@ -332,7 +335,7 @@ async fn records_that_list_does_not_show_yet_are_found() {
 
 /// A LIST that keeps showing a deleted checkpoint does not block a reader permanently.
 #[tokio::test]
-async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
+async fn a_listed_checkpoint_that_is_gone_is_a_transient_error() {
     let store = log_of(4).await;
     let gone = "volumes/v/checkpoints/00000000000000000004";
     let made = store.create(gone, "x".into()).await;
@@ -344,7 +347,7 @@ async fn a_checkpoint_that_is_listed_and_gone_ends_in_an_error_that_passes() {
 
 /// A proxy's answer to the look for a mark made a superseded log count as the log.
 #[tokio::test]
-async fn a_mark_is_neither_there_nor_missing_by_a_proxys_word() {
+async fn a_proxys_answer_proves_nothing_about_a_marker() {
     let store = long_log(200).await;
     for kind in [ErrorKind::Unavailable, ErrorKind::Denied, ErrorKind::Invalid, ErrorKind::Corrupt] {
         store.fail_next(Verb::Get, Fault::Before(kind));

@@ -116,17 +116,17 @@ fn keys(report: &Report) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn all_of_a_sound_volume_is_read_and_nothing_is_found() {
+async fn a_sound_volume_is_read_whole_without_findings() {
     let stored = Stored::new().await;
-    let told = Mutex::new(Vec::new());
+    let reported = Mutex::new(Vec::new());
     let report =
-        scrub(&stored.store, &volume(), &|progress| told.lock().unwrap().push(progress)).await.unwrap();
+        scrub(&stored.store, &volume(), &|progress| reported.lock().unwrap().push(progress)).await.unwrap();
     assert_eq!(keys(&report), [] as [&str; 0]);
     let counts = (report.records, report.checkpoints, report.segments, report.frames);
     assert_eq!(counts, (5, 2, 3, 5), "a zero frame has no bytes to read");
     let stored_bytes: u64 = stored.segments.iter().map(|(segment, _)| segment.bytes).sum();
     let trailers = 3 * 16;
-    let last = told.into_inner().unwrap().into_iter().max_by_key(|told| told.read_bytes).unwrap();
+    let last = reported.into_inner().unwrap().into_iter().max_by_key(|reported| reported.read_bytes).unwrap();
     assert_eq!(last, Progress { read_bytes: stored_bytes - trailers, total_bytes: stored_bytes });
     assert_eq!(report.manifest, read_manifest(&stored.store, &volume()).await.unwrap());
 }
@@ -238,7 +238,7 @@ async fn a_record_that_came_too_late_is_nothing_to_find() {
 }
 
 #[tokio::test]
-async fn a_damaged_checkpoint_gives_way_to_one_made_from_the_log() {
+async fn a_damaged_checkpoint_is_replaced_from_the_log() {
     let stored = Stored::new().await;
     let sound = read_manifest(&stored.store, &volume()).await.unwrap();
     stored.store.corrupt(&checkpoint_key(4), |bytes| bytes[50] ^= 1);
@@ -259,7 +259,7 @@ async fn a_damaged_checkpoint_gives_way_to_one_made_from_the_log() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_says_something_else_than_the_log_is_found() {
+async fn a_checkpoint_that_differs_from_the_log_is_found() {
     let stored = Stored::new().await;
     let other = {
         let mut other = Manifest::empty(volume());
@@ -277,7 +277,7 @@ async fn a_checkpoint_that_says_something_else_than_the_log_is_found() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_not_removed_while_nothing_can_stand_in_for_it() {
+async fn a_checkpoint_without_a_replacement_is_not_removed() {
     let stored = Stored::new().await;
     for key in [checkpoint_key(3), checkpoint_key(4)] {
         stored.store.corrupt(&key, |bytes| bytes[50] ^= 1);

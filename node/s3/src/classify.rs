@@ -179,8 +179,9 @@ mod tests {
 
     use super::*;
 
+    /// The kind says what a caller may do, the effect if the write may have happened.
     #[test]
-    fn an_answer_says_what_to_do_and_whether_the_write_may_have_happened() {
+    fn answers_are_classified_by_remedy_and_effect() {
         let cases = [
             (404, "NoSuchKey", ErrorKind::NotFound, Effect::None),
             (404, "NoSuchBucket", ErrorKind::Unavailable, Effect::None),

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_is_refused_with_its_field_and_the_fix() {
+    fn a_bad_value_is_refused_with_field_and_remedy() {
         config().check().unwrap();
         let cases = [
             ("endpoint", S3Config { endpoint: Some("127.0.0.1:9".to_owned()), ..config() }),

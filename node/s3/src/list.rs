@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_order_is_believed_and_its_root_taken_off() {
+    fn an_ordered_list_is_accepted_without_its_root() {
         let page = page(answer(&["r/log/1", "r/log/2"], true), "r/", "log/", Some("log/0")).unwrap();
         assert_eq!(
             page.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(),

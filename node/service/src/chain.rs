@@ -29,12 +29,12 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("the file was not read: {0}")]
-    struct Told(#[source] io::Error);
+    struct Unread(#[source] io::Error);
 
     #[test]
     fn each_source_appears_once() {
         let cause = || io::Error::other("disk on fire");
         assert_eq!(chain(&Outer(cause())), "the file was not read: disk on fire");
-        assert_eq!(chain(&Told(cause())), "the file was not read: disk on fire");
+        assert_eq!(chain(&Unread(cause())), "the file was not read: disk on fire");
     }
 }

@@ -23,7 +23,7 @@ pub enum InvalidFilter {
     Directive {
         /// The whole filter.
         filter: String,
-        /// What is wrong with it.
+        /// The parser's error.
         problem: ParseError,
     },
 }

@@ -18,7 +18,7 @@ use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuild
 
 /// Lines that wait to be written, at most; a line has some hundred bytes.
 const MOST_LINES: usize = 8192;
-/// How long the end of the process waits for lines to be written.
+/// Longest wait of the process's end for lines to be written.
 const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
 
 static LOG: OnceLock<Log> = OnceLock::new();

@@ -23,10 +23,10 @@ use crate::logs;
 /// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const LOG_FILTER: &str = "RUST_LOG";
-/// How long the end of the process waits for its last traces to be sent.
+/// Longest wait of the process's end for its last traces to be sent.
 const SEND_WITHIN: Duration = Duration::from_secs(2);
 
-/// Why logs and traces cannot be started.
+/// Reasons for which logs and traces cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// A variable cannot be used.
@@ -34,7 +34,7 @@ pub enum TelemetryError {
     Invalid {
         /// The variable.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         problem: String,
         /// A value that works.
         example: String,

@@ -13,7 +13,7 @@ use libublk::sys;
 
 use crate::ControlError;
 
-/// How long a fresh device's node may take to appear.
+/// Longest wait for a fresh device's node to appear.
 const NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(1);
 
@@ -95,7 +95,7 @@ impl Descriptors {
         Ok(Self { first, depth, mapped_bytes })
     }
 
-    /// What the kernel has written for a tag whose fetch has completed.
+    /// Reads the descriptor that the kernel wrote for a tag whose fetch has completed.
     pub(crate) fn read(&self, tag: u16) -> sys::ublksrv_io_desc {
         assert!(tag < self.depth, "tag {tag} is below the queue's depth");
         // SAFETY: `first` points at `depth` descriptors and `tag` is below `depth`.

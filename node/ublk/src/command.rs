@@ -1,6 +1,6 @@
 //! Sending one control command straight to the driver.
 //!
-//! Why not by `libublk` is in `docs/adr/0001-ublk-control.md`.
+//! `docs/adr/0001-ublk-control.md` has the reasons against `libublk`.
 #![allow(unsafe_code)] // an entry that names memory, and the payload behind it
 
 use std::cell::RefCell;
@@ -36,7 +36,7 @@ pub(crate) struct Command {
 struct Channel {
     control: File,
     ring: IoUring<Entry128, cqueue::Entry>,
-    /// What a command points at; on the heap so that it can outlive a broken ring.
+    /// Memory that a command points at; on the heap so that it can outlive a broken ring.
     payload: Box<[u64; PAYLOAD_WORDS]>,
 }
 
@@ -182,7 +182,7 @@ mod tests {
     use libublk::sys;
 
     #[test]
-    fn the_argument_is_laid_out_as_the_kernel_header_draws_it() {
+    fn the_argument_has_the_layout_of_the_kernel_header() {
         let bytes = encode(&sys::ublksrv_ctrl_cmd {
             dev_id: 0x0403_0201,
             queue_id: 0x0605,

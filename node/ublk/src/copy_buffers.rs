@@ -62,7 +62,7 @@ impl CopyBuffers {
         assert!(before.is_none(), "a tag has one request at a time");
     }
 
-    /// Whether a tag has a buffer.
+    /// True if a tag has a buffer.
     pub(crate) fn has(&self, tag: u16) -> bool {
         self.of_tag[usize::from(tag)].is_some()
     }

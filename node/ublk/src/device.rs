@@ -66,30 +66,30 @@ impl std::fmt::Display for DeviceState {
     }
 }
 
-/// What the kernel says about a device.
+/// The kernel's description of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The number in `/dev/ublkbN`.
     pub id: u32,
-    /// What it can do now.
+    /// The state of the device.
     pub state: DeviceState,
-    /// How many queues it has.
+    /// Number of queues.
     pub queues: u16,
-    /// How many requests a queue holds.
+    /// Number of requests that a queue holds.
     pub depth: u16,
     /// The most bytes a read or write request covers.
     pub max_io_bytes: u32,
-    /// How data is moved; `None` if the device was made by a program that moves it in another way.
+    /// Transport of its data; `None` if the device was made by a program that moves data in another way.
     pub transport: Option<Transport>,
     /// The process that serves it, or served it last. -1 if none.
     pub server_pid: i32,
-    /// What its server wrote into it when it was added.
+    /// Tag that its server wrote into it when it was added.
     pub tag: u64,
     /// Features its server asked for that change the conversation with the kernel and are not known here.
     pub foreign: ForeignFeatures,
 }
 
-/// What a device must be to be taken for the one that a caller knows of.
+/// Properties by which a caller recognizes its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The tag that it was added with.
@@ -214,13 +214,13 @@ impl Device {
         self.id
     }
 
-    /// How many queues it has.
+    /// Number of queues.
     #[must_use]
     pub const fn queues(&self) -> u16 {
         self.queues
     }
 
-    /// How many requests a queue holds.
+    /// Number of requests that a queue holds.
     #[must_use]
     pub const fn depth(&self) -> u16 {
         self.depth
@@ -232,7 +232,7 @@ impl Device {
         self.max_io_bytes
     }
 
-    /// How data is moved.
+    /// Transport of its data.
     #[must_use]
     pub const fn transport(&self) -> Transport {
         self.transport
@@ -407,8 +407,8 @@ impl Device {
     }
 
     /// Turns off what stands between the block layer and the device: no I/O scheduler, no writeback
-    /// throttling. Call it right after [`start`](Self::start), while the ring thread is pumping and
-    /// before anyone is told of the device; a device that is tuned already is left alone.
+    /// throttling. Call it right after [`start`](Self::start), while the ring thread is pumping and before
+    /// the device is announced; a device that is tuned already is not changed.
     ///
     /// # Errors
     /// [`ControlError::File`] naming the attribute.
@@ -570,7 +570,7 @@ mod tests {
 
     /// A device was recovered, or deleted, by its number alone.
     #[test]
-    fn a_device_is_taken_only_with_the_tag_and_size_expected() {
+    fn only_a_device_with_expected_tag_and_size_is_taken() {
         let expected = Expected { tag: 7, sectors: 100 };
         let device = Device::of(&info(), 100, &expected).unwrap();
         assert_eq!((device.queues(), device.depth(), device.max_io_bytes()), (2, 64, 512 << 10));

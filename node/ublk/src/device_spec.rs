@@ -1,4 +1,4 @@
-//! What a device is asked to be, and how the kernel is told.
+//! Description of a device to add, and its form for the kernel.
 
 use libublk::sys;
 
@@ -11,22 +11,22 @@ const MAX_ZERO_BYTES: u64 = 1 << 30;
 const DMA_ALIGNMENT: u32 = SECTOR_BYTES as u32 - 1;
 const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 
-/// What a device is to be.
+/// A device to add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
     /// The number in `/dev/ublkbN`; `None`: the kernel chooses.
     pub id: Option<u32>,
     /// Its size in sectors of 4096 bytes, at least 1.
     pub sectors: u64,
-    /// How many queues, at least 1.
+    /// Number of queues, at least 1.
     pub queues: u16,
-    /// How many requests a queue holds, 1 to 4096.
+    /// Number of requests that a queue holds, 1 to 4096.
     pub depth: u16,
     /// The most bytes a read or write request covers: a multiple of 4096, at most 32 MiB.
     pub max_io_bytes: u32,
-    /// How data is moved.
+    /// Transport of its data.
     pub transport: Transport,
-    /// What the device is known by later: the kernel keeps it and makes nothing of it.
+    /// Tag by which the device is known later: the kernel keeps it and makes nothing of it.
     pub tag: u64,
 }
 

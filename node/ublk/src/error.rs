@@ -1,4 +1,4 @@
-//! What can go wrong with devices and queues.
+//! Errors of devices and queues.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use holdfast_ring::{Errno, RingError};
 
 use crate::{DeviceState, ForeignFeatures, Unsupported};
 
-/// Why a control operation on a device failed.
+/// Reasons for which a control operation on a device failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// A field of the [`DeviceSpec`](crate::DeviceSpec) is not acceptable; nothing was done.
@@ -15,7 +15,7 @@ pub enum ControlError {
     Invalid {
         /// The field.
         field: &'static str,
-        /// What it must be.
+        /// The rule that it breaks.
         rule: &'static str,
     },
     /// The kernel cannot do what the device needs.
@@ -48,7 +48,7 @@ pub enum ControlError {
     Foreign {
         /// The device.
         id: u32,
-        /// What is not known.
+        /// The unknown features.
         foreign: ForeignFeatures,
     },
     /// The device has another size than the caller knows.
@@ -74,7 +74,7 @@ pub enum ControlError {
         id: u32,
         /// The command, as in `linux/ublk_cmd.h`.
         command: &'static str,
-        /// How long the caller waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// The kernel refused a command.
@@ -106,7 +106,7 @@ pub enum ControlError {
         id: u32,
         /// Its state at the end of the wait.
         state: DeviceState,
-        /// How long was waited.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
     /// The server has ended, and the kernel never finishes that: a fault of the kernel that only devices without FUA
@@ -129,13 +129,13 @@ pub enum ControlError {
         path: PathBuf,
         /// "opened" or "written".
         action: &'static str,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Why a queue could not be opened or closed.
+/// Reasons for which a queue could not be opened or closed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     /// The ring has no room for the queue, or broke.
@@ -144,11 +144,11 @@ pub enum QueueError {
     /// Memory could not be mapped.
     #[error("{what} of queue {queue_id} cannot be mapped")]
     Map {
-        /// What was to be mapped.
+        /// The memory that was to be mapped.
         what: &'static str,
         /// The queue.
         queue_id: u16,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -1,4 +1,4 @@
-//! What the kernel's ublk driver can do, and which transport follows from it.
+//! Features of the kernel's ublk driver, and the transports that they allow.
 
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use crate::KernelRelease;
 
 pub(crate) const CONTROL_PATH: &str = "/dev/ublk-control";
 
-/// How the data of a request reaches the local files.
+/// Ways by which the data of a request reaches the local files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Transport {
     /// The request's own pages are a registered buffer of the ring.
@@ -58,7 +58,7 @@ impl std::str::FromStr for Transport {
     }
 }
 
-/// Why this node cannot serve devices, or not by the transport asked for.
+/// Reasons for which this node cannot serve devices, or not by the transport asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsupported {
     /// The kernel is one on which adding a ublk device can crash the machine.
@@ -93,7 +93,7 @@ pub enum Unsupported {
     /// No transport has this name.
     #[error("transport {name:?} is unknown; use \"zero-copy\" or \"user-copy\"")]
     UnknownTransport {
-        /// What was given.
+        /// The given name.
         name: String,
     },
 }
@@ -123,7 +123,7 @@ impl ForeignFeatures {
         Self(flags & FOREIGN)
     }
 
-    /// Whether there is none.
+    /// True if there is none.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
@@ -216,19 +216,19 @@ impl Features {
         self.bits
     }
 
-    /// Whether [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
+    /// True if [`Device::quiesce`](crate::Device::quiesce) works on devices added here.
     #[must_use]
     pub const fn can_quiesce(&self) -> bool {
         self.bits & sys::UBLK_F_QUIESCE as u64 != 0
     }
 
-    /// Whether the kernel can stop a device only if no program has it open.
+    /// True if the kernel can stop a device only if no program has it open.
     #[must_use]
     pub const fn can_stop_unused(&self) -> bool {
         self.bits & sys::UBLK_F_SAFE_STOP_DEV as u64 != 0
     }
 
-    /// Whether a transport can be used.
+    /// Checks that a transport can be used.
     ///
     /// # Errors
     /// [`Unsupported::MissingFeature`] with what is missing.
@@ -239,7 +239,7 @@ impl Features {
     /// The fastest transport that can be used.
     ///
     /// # Errors
-    /// Why the slowest one is refused, if all are.
+    /// The refusal of the slowest transport, if all are refused.
     pub fn best_transport(&self) -> Result<Transport, Unsupported> {
         match self.check(Transport::ZeroCopy) {
             Ok(()) => Ok(Transport::ZeroCopy),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_possible_transport_is_chosen_and_a_refusal_names_what_is_missing() {
+    fn the_fastest_transport_is_chosen_and_refusals_name_the_lack() {
         let all = features(REQUIRED | Transport::ZeroCopy.flags() | Transport::UserCopy.flags());
         assert_eq!(all.best_transport().unwrap(), Transport::ZeroCopy);
 

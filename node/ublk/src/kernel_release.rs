@@ -1,4 +1,4 @@
-//! Which kernel runs, and whether it is one of those that must not be touched.
+//! The running kernel's release, and the releases that can crash.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl KernelRelease {
         std::fs::read_to_string("/proc/sys/kernel/osrelease").map(|text| Self::new(&text))
     }
 
-    /// Whether adding a ublk device is known to crash this kernel.
+    /// True if adding a ublk device is known to crash this kernel.
     #[must_use]
     pub fn is_known_broken(&self) -> bool {
         let upstream = self.0.split(['-', '+', '~']).next().unwrap_or_default();
@@ -54,8 +54,8 @@ impl KernelRelease {
         )
     }
 
-    /// Whether the driver has the three fixes of a server's end that recovery meets (845db023a8ae, 0842186d2c4e and
-    /// f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release names no version.
+    /// True if the driver has the three fixes of a server's end that recovery meets (845db023a8ae,
+    /// 0842186d2c4e and f7700a4415af in Linux): Linux 7.1 or newer. `None` if the release names no version.
     #[must_use]
     pub fn is_teardown_fixed(&self) -> Option<bool> {
         let mut numbers = self.0.split(|c: char| !c.is_ascii_digit()).map(str::parse);

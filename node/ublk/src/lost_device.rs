@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use crate::{DeviceInfo, DeviceState};
 
-/// How long a device must look lost: a sound kernel needs milliseconds to see the end of a server, and a few more for each
-/// request that the server's disk still works on.
+/// Time for which a device must look lost. A sound kernel needs milliseconds to see the end of a server, and
+/// a few more for each request that the server's disk still works on.
 pub(crate) const LOST_AFTER: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Whether a device that refuses recovery looks as if the kernel had lost it.
+/// True if a device that refuses recovery looks as if the kernel had lost it.
 pub(crate) fn looks_lost(info: &DeviceInfo) -> bool {
     let attribute = format!("/sys/block/ublkb{}/queue/fua", info.id);
     fs::read_to_string(attribute).is_ok_and(|fua| is_of_a_lost_device(info, &fua))

@@ -31,32 +31,32 @@ use crate::{
 /// queue id. Give such completions to [`Queue::on_completion`].
 pub const COMMAND_KIND: u8 = 1;
 
-/// Which queue of which device, in the ring owner's words.
+/// Identity of a queue, in the ring owner's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSpec {
     /// The number by which the owner finds this queue again, in [`UserData::device`].
     pub device_index: u16,
-    /// Which of the device's queues, from 0.
+    /// Number of the queue on its device, from 0.
     pub queue_id: u16,
 }
 
 /// A piece of a request and its place in a file. Both are multiples of 4096 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Where the piece begins within the request.
+    /// Offset of the piece within the request.
     pub request_offset_bytes: u32,
-    /// How long it is.
+    /// Its length.
     pub len_bytes: u32,
     /// The file, in the ring that the queue belongs to.
     pub file: FileSlot,
-    /// Where the piece lies in the file.
+    /// Offset of the piece in the file.
     pub file_offset_bytes: u64,
     /// Comes back with the one completion of this part, whose result is the number of bytes moved. Check
     /// it with [`Completion::exactly`].
     pub user_data: UserData,
 }
 
-/// What a completion means.
+/// Meanings of a completion.
 #[derive(Debug)]
 #[must_use]
 pub enum QueueEvent {
@@ -70,7 +70,7 @@ pub enum QueueEvent {
     Aborted {
         /// The tag.
         tag: u16,
-        /// Whether no tag is with the kernel any more.
+        /// True if no tag is with the kernel any more.
         last: bool,
     },
     /// The kernel did not accept a fetch or a commit; the tag is out of use. A bug, or a device that
@@ -78,7 +78,7 @@ pub enum QueueEvent {
     Failed {
         /// The tag.
         tag: u16,
-        /// Why.
+        /// The kernel's answer.
         errno: Errno,
     },
 }
@@ -94,7 +94,7 @@ pub struct Queue {
     depth: u16,
     char_file: FileSlot,
     descriptors: Descriptors,
-    /// Where the pages of requests are registered; `None` with user copy.
+    /// Buffers as which the pages of requests are registered; `None` with user copy.
     registered: Option<BufferRange>,
     /// For requests whose pages are not registered: with user copy all. `None` only while the queue is dropped.
     copies: Option<CopyBuffers>,
@@ -265,13 +265,13 @@ impl Queue {
         request.leave_to_successor();
     }
 
-    /// How many requests were handed out and not completed.
+    /// Number of requests that were handed out and not completed.
     #[must_use]
     pub const fn requests_with_owner(&self) -> u16 {
         self.with_owner
     }
 
-    /// How many tags the kernel has.
+    /// Number of tags that the kernel has.
     #[must_use]
     pub const fn tags_with_kernel(&self) -> u16 {
         self.with_kernel
@@ -373,7 +373,7 @@ impl Queue {
         }
     }
 
-    /// Where the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
+    /// Position at which the character device shows a byte of a request (`UBLKSRV_IO_BUF_OFFSET` in
     /// `linux/ublk_cmd.h`).
     fn copy_position(&self, tag: u16, offset_bytes: u32) -> u64 {
         u64::from(sys::UBLKSRV_IO_BUF_OFFSET)

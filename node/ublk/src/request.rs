@@ -2,7 +2,7 @@
 
 use crate::SECTOR_BYTES;
 
-/// What a request asks for.
+/// Kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Fill the request's memory.
@@ -50,7 +50,7 @@ impl Request {
         self.tag
     }
 
-    /// What it asks for.
+    /// Its kind.
     #[must_use]
     pub const fn operation(&self) -> Operation {
         self.operation
@@ -62,19 +62,19 @@ impl Request {
         self.start_sector
     }
 
-    /// How many sectors (of 4096 bytes) it covers; 0 for a flush.
+    /// Number of sectors (of 4096 bytes) that it covers; 0 for a flush.
     #[must_use]
     pub const fn sectors(&self) -> u32 {
         self.sectors
     }
 
-    /// How many bytes it covers.
+    /// Number of bytes that it covers.
     #[must_use]
     pub const fn len_bytes(&self) -> u64 {
         self.sectors as u64 * SECTOR_BYTES
     }
 
-    /// Whether a write must be durable when it is completed, as if a flush had followed it
+    /// True for a write that must be durable when it is completed, as if a flush had followed it
     /// (`UBLK_IO_F_FUA` in `linux/ublk_cmd.h`). The kernel sets this only on devices that announce it.
     #[must_use]
     pub const fn is_fua(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Who uses a block device, as far as a kernel without TRY_STOP_DEV tells.
+//! Users of a block device, as far as a kernel without TRY_STOP_DEV shows them.
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
@@ -9,7 +9,7 @@ use crate::ControlError;
 
 const BLOCK_DEVICES: &str = "/sys/block";
 
-/// Whether the device is mounted or below another device: those open it exclusively.
+/// True if the device is mounted or below another device: those open it exclusively.
 pub(crate) fn is_claimed(device: &Path) -> Result<bool, ControlError> {
     match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device) {
         Ok(_exclusive) => Ok(false),
@@ -20,7 +20,7 @@ pub(crate) fn is_claimed(device: &Path) -> Result<bool, ControlError> {
     }
 }
 
-/// Whether a loop device lies on the device: it does not open it exclusively.
+/// True if a loop device lies on the device: it does not open it exclusively.
 pub(crate) fn is_below_loop(device: &Path) -> Result<bool, ControlError> {
     is_backing(Path::new(BLOCK_DEVICES), device)
 }

@@ -38,7 +38,7 @@ fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Dura
 
 /// Each of these failed the client's read at once, and an ext4 on the volume became read-only.
 #[test]
-fn a_read_waits_out_what_a_proxy_or_a_failover_says() {
+fn a_read_waits_out_answers_of_proxies_and_failovers() {
     let refused = || StoreError::Refused { code: "HTTP 421".to_owned(), source: "x".into() };
     let answers = vec![
         Err(store(refused())),
@@ -98,8 +98,8 @@ fn stored(frames: u64) -> (MemoryStore, VolumeId, Layers) {
     (store, volume, [Arc::new(segment)].into())
 }
 
-/// What did not fit the share of one part of the cache, of which there were four for each CPU, was fetched for every
-/// read: 12 MiB with 8 CPUs, 3 MiB with 32.
+/// An index that did not fit the share of one part of the cache, of which there were four for each CPU, was
+/// fetched for every read: 12 MiB with 8 CPUs, 3 MiB with 32.
 #[test]
 fn an_index_is_fetched_once_however_large() {
     const FRAMES: u64 = 12_000;

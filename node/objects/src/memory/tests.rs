@@ -36,7 +36,7 @@ async fn an_error_before_leaves_no_doubt() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_fails_everything_until_it_is_back() {
+async fn an_unreachable_store_fails_every_request_until_it_is_healed() {
     let store = MemoryStore::new();
     store.go_away();
     assert_eq!(store.get(KEY, 1).await.unwrap_err().kind(), ErrorKind::Unavailable);

@@ -30,8 +30,9 @@ async fn create_is_ambiguous(store: &S3Store, kind: ErrorKind) {
     assert_eq!(store.counts().put, puts + 1, "a create is sent exactly once");
 }
 
+/// It is ambiguous before.
 #[tokio::test]
-async fn a_create_whose_reply_is_lost_is_ambiguous_and_can_be_read_back() {
+async fn a_create_with_a_lost_reply_can_be_read_back() {
     let server = Server::start().await;
     let store = server.store().await;
     server.plan_fault(Method::PUT, PlannedFault::LostReply);
@@ -40,7 +41,7 @@ async fn a_create_whose_reply_is_lost_is_ambiguous_and_can_be_read_back() {
 }
 
 #[tokio::test]
-async fn a_create_that_is_lost_is_ambiguous_and_can_be_repeated() {
+async fn a_lost_create_is_ambiguous_and_can_be_repeated() {
     let server = Server::start().await;
     let store = server.store().await;
     server.plan_fault(Method::PUT, PlannedFault::LostRequest);
@@ -155,7 +156,7 @@ async fn a_denied_read_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn a_small_segment_is_one_put_and_survives_a_lost_reply() {
+async fn a_one_put_segment_survives_a_lost_reply() {
     let server = Server::start().await;
     let store = server.store().await;
     store.put_segment("volumes/v1/segments/a", &mut ReadyParts::from(BODY)).await.unwrap();
@@ -252,7 +253,7 @@ async fn keys_lie_under_the_prefix_and_others_are_not_seen() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_known_to_be_away_is_asked_by_one_request_at_a_time() {
+async fn an_unreachable_store_gets_one_request_at_a_time() {
     let server = Server::start().await;
     let store = server.store().await;
     for _ in 0..5 {

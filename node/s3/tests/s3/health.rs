@@ -22,7 +22,7 @@ async fn fails(config: S3Config, field: &str, reason: &str) -> ProbeFailure {
 }
 
 #[tokio::test]
-async fn a_good_bucket_is_ready_and_nothing_is_left_in_it() {
+async fn a_good_bucket_is_ready_and_left_empty() {
     let server = Server::start().await;
     let store = server.store().await;
     store.probe().await.unwrap();
@@ -40,7 +40,7 @@ async fn a_missing_bucket_is_named() {
 }
 
 #[tokio::test]
-async fn a_wrong_key_id_or_secret_is_told_from_a_missing_permission() {
+async fn wrong_credentials_differ_from_a_missing_permission() {
     let server = Server::start().await;
     for (id, secret) in [("unknown", "secret"), (KEY_ID, "wrong")] {
         let credentials = Credentials::Static {

@@ -69,7 +69,7 @@ async fn a_page_in_place_of_a_range_is_no_data() {
 
 /// A page that comes with status 200 made a commit that no server had stored count as stored.
 #[tokio::test]
-async fn a_page_in_answer_to_a_create_leaves_it_in_doubt() {
+async fn a_create_answered_by_a_page_is_ambiguous() {
     let server = Server::start().await;
     let store = server.store().await;
     for status in [200, 204, 302, 400, 403, 404, 408, 412, 421, 425, 500] {

@@ -21,20 +21,21 @@ use holdfast_ring::raise_open_file_limit;
 use holdfast_ublk::{Device, DeviceSpec, Expected, Features, SECTOR_BYTES, Transport};
 use ring_thread::Worker;
 
-/// How many devices are recovered at a time.
+/// Devices that are recovered at a time.
 const RECOVERY_THREADS: usize = 8;
 
-/// What the device of a file is known by; a program that matters makes one that no other program's device has.
+/// Tag by which the device of a file is known; a program that matters makes one that no other program's
+/// device has.
 fn tag(index: u16) -> u64 {
     0x6c6f_6f70_0000_0000 | u64::from(index)
 }
 
 #[derive(Parser)]
 struct Options {
-    /// Where the files and the record of the device ids are.
+    /// Directory of the files and of the record of the device ids.
     #[arg(long)]
     dir: PathBuf,
-    /// How many devices.
+    /// Number of devices.
     #[arg(long, default_value_t = 1)]
     devices: u16,
     /// Size of each device.

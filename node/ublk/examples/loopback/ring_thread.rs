@@ -115,7 +115,7 @@ struct Active {
     request: Request,
     parts: u32,
     outcome: Result<(), Errno>,
-    /// Whether the file is synced once all parts were moved.
+    /// True to sync the file once all parts were moved.
     sync_after: bool,
 }
 

@@ -105,7 +105,7 @@ fn pattern(seed: u8, len: usize) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs ublk_drv"]
-fn data_lands_at_its_place_and_reads_back_with_every_transport() {
+fn data_reads_back_from_its_place_with_every_transport() {
     for transport in Transport::ALL {
         let fixture = Fixture::started(transport);
         let block = fixture.open_block();
@@ -243,7 +243,8 @@ fn moved(
     device.read_vectored(&mut slices)
 }
 
-/// Where the kernel could not register the pages of a request (no memory, an index in use), the program saw EIO.
+/// The program saw EIO where the kernel could not register the pages of a request (no memory, an index in
+/// use).
 #[test]
 #[ignore = "needs ublk_drv"]
 fn requests_whose_pages_are_not_registered_are_copied() {
@@ -299,7 +300,7 @@ fn starting_a_device_reads_nothing_from_it() {
 
 #[test]
 #[ignore = "needs ublk_drv"]
-fn a_deleted_device_is_gone_and_deleting_it_again_is_no_error() {
+fn a_deleted_device_is_gone_and_can_be_deleted_again() {
     let fixture = Fixture::started(Transport::UserCopy);
     let device = fixture.device;
     drop(fixture);
@@ -347,7 +348,7 @@ fn an_id_belongs_to_one_device() {
 
 #[test]
 #[ignore = "needs ublk_drv"]
-fn io_waits_while_no_server_is_there_and_ends_well_with_the_next() {
+fn io_waits_without_a_server_and_succeeds_with_the_next() {
     for transport in Transport::ALL {
         let mut fixture = Fixture::started(transport);
         let block = fixture.open_block();
@@ -412,9 +413,10 @@ fn a_device_in_use_is_not_taken_over() {
     fixture.open_block().sync_all().unwrap();
 }
 
+/// The daemon died between the add and the start.
 #[test]
 #[ignore = "needs ublk_drv"]
-fn a_device_whose_daemon_died_before_the_start_can_be_started() {
+fn a_device_can_be_started_after_its_daemon_died() {
     let mut fixture = Fixture::add(Transport::UserCopy);
     let found = Device::find(fixture.device.id(), &OURS).unwrap();
     assert_eq!(found.info().unwrap().state, DeviceState::Dead);
