@@ -96,7 +96,7 @@ pub struct ColdLines {
 ///
 /// # Errors
 /// [`ColdError`]: a confirmed finding.
-pub async fn patiently<V, F: Future<Output = Result<V, ColdError>>>(
+pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>>(
     time: &impl TimeAndChance,
     lines: &ColdLines,
     range: SectorRange,

@@ -22,7 +22,7 @@ mod upload_memory;
 mod work;
 
 pub use attach::{AttachError, Preserved, Won, win};
-pub use cold::{ColdError, ColdLines, Indexes, fetch, patiently};
+pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 pub use line_limit::LineLimit;
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;

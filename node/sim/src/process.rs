@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
     AttachError, Background, ColdError, ColdLines, Indexes, Pools, Tidy, Won, Work, fetch, load_manifest,
-    patiently, win,
+    retry_while_unavailable, win,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -352,7 +352,7 @@ pub(crate) async fn read_block(
     range: SectorRange,
     layers: &Layers,
 ) -> Result<Vec<u8>, ColdError> {
-    patiently(time, &ColdLines::default(), range, |wanted| async move {
+    retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
         let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
         let mut whole = vec![0; BLOCK_BYTES as usize];
         fetch(objects, volume, &plan, &mut whole).await?;

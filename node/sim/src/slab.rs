@@ -2,7 +2,7 @@
 
 use std::io;
 
-use holdfast_background::{ColdError, ColdLines, Indexes, Slot, SlotTable, fetch, patiently};
+use holdfast_background::{ColdError, ColdLines, Indexes, Slot, SlotTable, fetch, retry_while_unavailable};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
@@ -41,7 +41,7 @@ impl Slab {
         layers: &Layers,
     ) -> Result<Vec<u8>, ColdError> {
         let calls = &time.calls;
-        patiently(time, &ColdLines::default(), range, |wanted| async move {
+        retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
             let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
             let whole = async {
                 let mut whole = vec![0; BLOCK_BYTES as usize];

@@ -27,7 +27,7 @@ fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Dura
     let time = ScriptedTime::new(|_wait| {});
     let answers = Mutex::new(answers.into_iter());
     let range = SectorRange::new(Sector(3).0, 1);
-    let done = patiently(&time, &ColdLines::default(), range, |_wanted| async {
+    let done = retry_while_unavailable(&time, &ColdLines::default(), range, |_wanted| async {
         answers.lock().next().expect("no further try is due")
     })
     .now_or_never()

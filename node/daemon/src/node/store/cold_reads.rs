@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_background::{ColdError, ColdLines, Indexes, fetch, patiently};
+use holdfast_background::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 use holdfast_engine::manifest::Layers;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
@@ -40,7 +40,7 @@ impl ColdReads {
         range: SectorRange,
         layers: &Layers,
     ) -> Result<SlabSlot, ColdError> {
-        patiently(time, lines, range, |wanted| async move {
+        retry_while_unavailable(time, lines, range, |wanted| async move {
             let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
