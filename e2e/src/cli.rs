@@ -64,7 +64,7 @@ enum Order {
 /// Does what the command line says.
 ///
 /// # Errors
-/// When it could not be done; failed scenarios are no error but exit code 1.
+/// If it could not be done; failed scenarios are no error but exit code 1.
 pub fn run() -> Result<ExitCode> {
     match Arguments::parse().command {
         Order::Test { filter } => Ok(exit_code(suite::run(filter.as_deref())?)),

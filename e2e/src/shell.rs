@@ -15,7 +15,7 @@ use holdfast_lab::vm::bash;
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
-/// How long a command typed at the prompt may take in a machine.
+/// Time limit of a command typed at the prompt in a machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// The bucket that is there.
 const BUCKET: &str = "holdfast";
@@ -23,7 +23,7 @@ const BUCKET: &str = "holdfast";
 /// Starts control plane, operator, S3 server and one machine, and a shell whose end is theirs too.
 ///
 /// # Errors
-/// When a part does not start.
+/// If a part does not start.
 pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
     let world = World::new(&toolbox, "shell", Profile::Dev)?;
@@ -66,7 +66,7 @@ pub fn run() -> Result<()> {
 /// Runs one command in the machine whose agent is behind `port`, for the `vm-*` commands of the shell.
 ///
 /// # Errors
-/// When the machine does not answer.
+/// If the machine does not answer.
 pub fn vm_exec(port: u16, command: &str) -> Result<ExitCode> {
     let done = Agent::new("the machine", port).exec(&bash(command), COMMAND_LIMIT)?;
     eprint!("{}", done.stderr);

@@ -20,15 +20,15 @@ use holdfast_scenarios::{ALL, Scenario};
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
-/// How long it takes, with everything compiled.
+/// Duration, with everything compiled.
 pub const HOST_TESTS_EXPECTED: Duration = Duration::from_secs(25);
-/// How long it may take, with all but the documentation's examples compiled.
+/// Time limit, with all but the documentation's examples compiled.
 const HOST_TESTS_LIMIT: Duration = Duration::from_secs(1200);
 /// The scenario that `cargo e2e demo` shows.
 const DEMO: &str = "story-zero-copy";
-/// How many lines of each log are shown when a scenario fails.
+/// Lines of each log that are shown when a scenario fails.
 const LOG_LINES: usize = 60;
-/// How long it may take to fetch these from machines that may hang.
+/// Time limit of fetching these from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
 
 /// The counts of a run.
@@ -43,7 +43,7 @@ struct Tally {
 /// of it passed. With a filter only scenarios run.
 ///
 /// # Errors
-/// When the host cannot be set up.
+/// If the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
     let toolbox = Toolbox::open()?;
     let mut tally = Tally::default();
@@ -78,7 +78,7 @@ pub fn demo() -> Result<()> {
 /// runs. Returns whether it passed, and prints the reason if it did not.
 ///
 /// # Errors
-/// When there is no such scenario or the host cannot be set up.
+/// If there is no such scenario or the host cannot be set up.
 pub fn play(name: &str) -> Result<bool> {
     let scenario = find(name)?;
     let toolbox = Toolbox::open()?;
@@ -180,7 +180,7 @@ mod tests {
     use holdfast_lab::run_dir::RunDir;
     use holdfast_lab::wait::until;
 
-    /// Where the process of the test below puts its run.
+    /// Directory of the run of the test's process below.
     const TARGET: &str = "HOLDFAST_TEST_HUNG_SCENARIO";
 
     /// Plays a scenario's process in the test below.

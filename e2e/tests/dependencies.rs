@@ -42,7 +42,7 @@ const ONLY: &[(&str, &[&str])] = &[
 
 /// The harness, which uses the programs as a user does.
 const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench", "holdfast-e2e"];
-/// What the harness may use of the rest of the workspace: what users see.
+/// Crates of the workspace that the harness may use: those that users see.
 const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 
 /// All that may be below the planner: checksums, compression, errors. It has no threads, no clock, no files, no sockets,
@@ -91,7 +91,7 @@ struct Package {
     name: String,
     licence: String,
     local: bool,
-    /// Whether a dependency, or a feature of its own, asks for the engine's feature `simulation`.
+    /// True if a dependency, or a feature of its own, asks for the engine's feature `simulation`.
     simulates: bool,
     /// Direct dependencies that are built into it or run when it is built, by name.
     named: BTreeSet<String>,
@@ -181,7 +181,7 @@ fn the_harness_uses_nothing_internal() {
 
 /// Planted bugs and deaths at crash points are for the simulation, which is never shipped.
 #[test]
-fn only_the_simulation_asks_for_what_it_adds_to_the_engine() {
+fn only_the_simulation_asks_for_its_engine_feature() {
     let packages = packages();
     let asking: Vec<&str> =
         packages.values().filter(|package| package.simulates).map(|p| p.name.as_str()).collect();

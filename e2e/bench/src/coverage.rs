@@ -1,4 +1,4 @@
-//! Which lines of the crates that hold the data the simulation alone runs.
+//! Lines of the crates that hold the data that the simulation alone runs.
 //!
 //! The simulation is compiled with the compiler's own counters, into a target directory of its own, and played: random
 //! seeds, fleets and deaths at crash points. No unit test counts.
@@ -17,15 +17,15 @@ const CRATES: [&str; 4] = ["background", "engine", "log", "objects"];
 /// Parts of these that only tests use: the reference store, its faults, the suite that every store passes.
 const FOR_TESTS: [&str; 3] =
     ["node/objects/src/conformance", "node/objects/src/memory.rs", "node/objects/src/fault.rs"];
-/// What is played. Few operations a seed: deaths and attaches count more than long lives. What volumes share on a host runs in
-/// fleets only.
+/// Arguments of the simulation. Few operations a seed: deaths and attaches count more than long lives. Only
+/// fleets run the code for what volumes share on a host.
 const PLAYED: [&[&str]; 3] = [
     &["--seeds", "96", "--operations", "4000"],
     &["--volumes", "4", "--seeds", "8", "--operations", "8000"],
     &["crash-points", "--seeds", "1", "--outcomes", "4"],
 ];
 
-/// What was found.
+/// Measured coverage.
 #[derive(Debug)]
 pub struct Coverage {
     /// The files, by path below the workspace.
@@ -43,7 +43,7 @@ impl Coverage {
     /// Builds, plays and counts.
     ///
     /// # Errors
-    /// When a step fails, the simulation finds a violation, or a crate does not occur in what it ran.
+    /// If a step fails, the simulation finds a violation, or a crate does not occur in what it ran.
     pub fn measure(toolbox: &Toolbox) -> Result<Self> {
         let llvm = toolbox.llvm()?;
         let target = toolbox.target().join("coverage");

@@ -8,10 +8,10 @@ use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 use serde_json::Value;
 
-/// How long one job may take on the host.
+/// Time limit of one job on the host.
 const LIMIT: Duration = Duration::from_secs(900);
 
-/// What one job does. It is bounded by a number of requests, not by time: that is what repeats.
+/// Work of one job. It is bounded by a number of requests, not by time: that is what repeats.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
     /// The block device or file.
@@ -28,7 +28,7 @@ pub struct Job<'a> {
     pub region: Range<u64>,
 }
 
-/// What came of a job, in the machine's time.
+/// Result of a job, in the machine's time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
     /// Requests a second.
@@ -40,7 +40,7 @@ pub struct Measured {
 /// Runs a job with direct I/O through io_uring.
 ///
 /// # Errors
-/// When fio fails or reports an I/O error.
+/// If fio fails or reports an I/O error.
 pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
     let Job { target, pattern, block_bytes, depth, requests, region } = job;
     let region = if region.is_empty() {

@@ -6,10 +6,10 @@ use anyhow::{Context, Result};
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
 
-/// How long a device may take to appear, in the machine's time.
+/// Longest wait for a device to appear, in the machine's time.
 const APPEAR: Duration = Duration::from_secs(30);
 
-/// How kublk moves data.
+/// Ways by which kublk moves data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Registered request buffers.
@@ -28,7 +28,7 @@ pub struct Kublk<'a> {
 /// Puts kublk into the test machines booted later.
 ///
 /// # Errors
-/// When it cannot be built.
+/// If it cannot be built.
 pub fn share(world: &World) -> Result<()> {
     world.share(&world.toolbox().kublk()?, "bin/kublk")
 }
@@ -37,7 +37,7 @@ impl<'a> Kublk<'a> {
     /// Serves `file` as a device with one queue.
     ///
     /// # Errors
-    /// When the device does not appear.
+    /// If the device does not appear.
     pub fn serve(vm: &'a Vm, id: u32, file: &str, depth: u32, mode: Mode) -> Result<Self> {
         let mode = match mode {
             Mode::ZeroCopy => "--auto_zc",
@@ -58,7 +58,7 @@ impl<'a> Kublk<'a> {
     /// Removes the device.
     ///
     /// # Errors
-    /// When kublk cannot.
+    /// If kublk cannot.
     pub fn remove(self) -> Result<()> {
         self.vm.exec(&format!("kublk del -n {} > /dev/null", self.id)).map(drop)
     }

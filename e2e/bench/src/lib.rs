@@ -25,11 +25,11 @@ mod ring;
 /// One benchmark.
 #[derive(Debug, Clone, Copy)]
 pub struct Benchmark {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What it measures.
+    /// The measured quantity.
     pub about: &'static str,
-    /// How long it takes on two quiet cores, set-up and compilation excepted.
+    /// Duration on two quiet cores, set-up and compilation excepted.
     pub expected: Duration,
     /// Runs it in a world of its own and returns its figures.
     pub run: fn(&World) -> Result<Vec<Figure>>,
@@ -78,14 +78,14 @@ pub struct Figure {
     pub value: f64,
     /// Its unit; `ratio` for ratios.
     pub unit: &'static str,
-    /// What it is compared with, or the bound it must keep.
+    /// The value it is compared with, or the bound it must keep.
     pub against: String,
     /// The bar it must clear, if there is one.
     #[serde(skip)]
     pub bar: Option<Bar>,
 }
 
-/// What a figure must be.
+/// Requirement on a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Bar {
     /// Not less.
@@ -97,7 +97,7 @@ pub enum Bar {
 }
 
 impl Bar {
-    /// Whether `value` clears the bar; what is not a number does not.
+    /// True if `value` clears the bar; a value that is not a number does not.
     fn is_cleared(self, value: f64) -> bool {
         match self {
             Self::AtLeast(least) => value >= least,
@@ -111,7 +111,7 @@ impl Bar {
 /// object a line.
 ///
 /// # Errors
-/// When none has that name, one fails, or, after all figures were printed, one misses its bar.
+/// If none has that name, one fails, or, after all figures were printed, one misses its bar.
 pub fn run(filter: Option<&str>) -> Result<()> {
     let chosen: Vec<&Benchmark> =
         ALL.iter().filter(|benchmark| filter.is_none_or(|filter| benchmark.name.contains(filter))).collect();

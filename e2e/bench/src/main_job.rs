@@ -36,7 +36,7 @@ const ROUNDS: u32 = 3;
 /// Name of the figure, fio pattern.
 const JOBS: [(&str, &str); 2] = [("randread4k_vs_kublk", "randread"), ("randwrite4k_vs_kublk", "randwrite")];
 const JOB_REQUESTS: u32 = 12_000;
-/// How much of the reference a volume must reach.
+/// Least ratio of a volume's figure to the reference.
 const LEAST_RATIO: f64 = 0.85;
 /// The volume that is compared with kublk.
 const SPEED: &str = "speed";

@@ -72,12 +72,12 @@ impl Simulation {
         report::step(format_args!("holdfast-sim {}", arguments.join(" ")));
         // It exits with 1 when something was found, which is a figure and no error.
         let mut shell = Command::new("sh");
-        let told =
+        let output =
             output(shell.args(["-c", "\"$0\" \"$@\" || [ $? -eq 1 ]"]).arg(&self.program).args(arguments))?;
-        let last = told.lines().last().context("the simulation said nothing")?;
+        let last = output.lines().last().context("the simulation said nothing")?;
         let counts = serde_json::from_str(last).with_context(|| format!("not JSON: {last}"))?;
-        let told = told.lines().rev().skip(1).collect::<Vec<_>>();
-        for line in told.iter().rev() {
+        let output = output.lines().rev().skip(1).collect::<Vec<_>>();
+        for line in output.iter().rev() {
             report::step(line);
         }
         Ok(Counts(counts))

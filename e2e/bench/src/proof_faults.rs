@@ -13,9 +13,9 @@ use holdfast_scenarios::{drain, kill_rounds, power_cuts, s3_outage};
 use super::{Bar, Figure};
 
 const POWER_CUTS: usize = 20;
-/// How many lines of each log are shown when something else fails.
+/// Lines of each log that are shown when something else fails.
 const LOG_LINES: usize = 60;
-/// What an outage leaves dirty, in MiB: `data.most_dirty` unless set.
+/// Dirty data that an outage leaves, in MiB: `data.most_dirty` unless set.
 const DIRTY_MIB: u64 = 4096;
 const OUTAGE: Duration = Duration::from_secs(180);
 /// Ends of the daemon with each transport.

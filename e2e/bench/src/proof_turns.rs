@@ -1,4 +1,4 @@
-//! What a ring thread does in one turn for one volume, while the devices of all others on it wait.
+//! Work of a ring thread in one turn for one volume, while the devices of all others on it wait.
 //!
 //! The tests of `node/engine/tests/rounds.rs` print it, optimised and in a machine whose clock counts instructions.
 
@@ -17,7 +17,7 @@ const MOST_MEMORY_BYTES: f64 = 67_108_864.0;
 /// `MAP_WRITE_PAGES` of the engine.
 const MOST_PAGES: f64 = 64.0;
 
-/// What a test prints in one line.
+/// Figures that a test prints in one line.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Turns {
@@ -30,15 +30,15 @@ struct Turns {
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     world.share(&world.toolbox().test_program("rounds", Profile::Release)?, "bin/rounds")?;
     let vm = world.vm_with("bench", Options::benchmark)?;
-    let told = vm.exec("rounds no_turn_of --nocapture --test-threads=1")?;
+    let output = vm.exec("rounds no_turn_of --nocapture --test-threads=1")?;
     vm.power_off()?;
     let mut figures = Vec::new();
     for (of, about) in [("flush", "a FLUSH after a restart"), ("seal", "a seal and its commit")] {
-        let turns = told
+        let turns = output
             .lines()
             .filter_map(|line| serde_json::from_str::<Turns>(line).ok())
             .find(|turns| turns.turns_of == of)
-            .with_context(|| format!("no turns of a {of} in {told}"))?;
+            .with_context(|| format!("no turns of a {of} in {output}"))?;
         let figure = |name: &str, value: u64, unit, most| Figure {
             name: format!("{of}_{name}"),
             value: value as f64,

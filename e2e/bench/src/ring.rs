@@ -1,4 +1,4 @@
-//! What the ring and ublk crates cost beside the kernel's own server: same file, same boot, same job.
+//! Costs of the ring and ublk crates beside the kernel's own server: same file, same boot, same job.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const DEPTH: u32 = 32;
 /// Rounds; the median of each side counts.
 const ROUNDS: u32 = 3;
 const READY: Duration = Duration::from_secs(60);
-/// Where the files are: ext4 on a ramdisk.
+/// Directory of the files: ext4 on a ramdisk.
 const DIR: &str = "/ram";
 const SIGINT: i32 = 2;
 

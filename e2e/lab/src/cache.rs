@@ -26,7 +26,7 @@ impl Cache {
     /// Opens the cache and creates its directory; `clock` counts the time it takes to make entries.
     ///
     /// # Errors
-    /// When neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be made.
+    /// If neither HOLDFAST_CACHE nor HOME is set, or the directory cannot be made.
     pub fn open(clock: Arc<WorkClock>) -> Result<Self> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let root = match (set("HOLDFAST_CACHE"), set("XDG_CACHE_HOME"), set("HOME")) {
@@ -45,7 +45,7 @@ impl Cache {
     /// directory to fill.
     ///
     /// # Errors
-    /// When `build` fails or the file system does.
+    /// If `build` fails or the file system does.
     pub fn entry(
         &self,
         key: &str,
@@ -81,7 +81,7 @@ impl Cache {
         Ok(entry.to_owned())
     }
 
-    /// Where entry `key` is or would be; nothing is made.
+    /// Path of entry `key`, which may not exist; nothing is made.
     pub fn path(&self, key: &str) -> PathBuf {
         self.root.join(key)
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_built_once_and_a_failed_one_not_at_all() {
+    fn an_entry_is_built_once_and_not_after_a_failure() {
         let (root, cache) = cache();
         let none = Duration::ZERO;
         let failed = cache.entry("thing", none, |dir| {

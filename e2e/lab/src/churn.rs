@@ -15,7 +15,7 @@ use crate::report;
 
 /// Files that a worker keeps; older ones are checked and deleted.
 const KEPT: u64 = 32;
-/// What a file is called before it is flushed.
+/// Name of a file before it is flushed.
 const UNFINISHED: &str = "unfinished";
 /// The most a file holds, in units of 8 bytes.
 const MOST_WORDS: u64 = 3072;
@@ -60,7 +60,7 @@ fn work(directory: &Path, worker: u64) -> Result<()> {
 /// Reads every file that workers left below `directory` and prints each worker's last number.
 ///
 /// # Errors
-/// When a file is missing or holds something else.
+/// If a file is missing or holds something else.
 pub fn check(directory: &Path) -> Result<()> {
     for home in fs::read_dir(directory).context("list the directory")? {
         let home = home?.path();
@@ -84,7 +84,7 @@ pub fn check(directory: &Path) -> Result<()> {
 /// The last number of each worker in what [`run`] or [`check`] printed.
 ///
 /// # Errors
-/// When a line is not of theirs.
+/// If a line is not of theirs.
 pub fn last_numbers(printed: &str) -> Result<BTreeMap<u64, u64>> {
     let mut last = BTreeMap::new();
     for line in printed.lines() {

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 /// Runs `command` quietly and returns its standard output.
 ///
 /// # Errors
-/// When it cannot be started or exits with another code than 0; the error holds its output.
+/// If it cannot be started or exits with another code than 0; the error holds its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let shown = shown(command);
     let out = command.stdin(Stdio::null()).output().with_context(|| format!("start {shown}"))?;
@@ -26,7 +26,7 @@ pub fn output(command: &mut Command) -> Result<String> {
 /// Runs `command` with its output shown to the person who waits.
 ///
 /// # Errors
-/// When it cannot be started or exits with another code than 0.
+/// If it cannot be started or exits with another code than 0.
 pub fn show(command: &mut Command) -> Result<()> {
     let shown = shown(command);
     let status = command

@@ -22,7 +22,7 @@ use certificates::Authority;
 mod certificates;
 mod kubeconfig;
 
-/// How long the API server may take to be ready: 9 s on a quiet machine.
+/// Longest wait for the API server to be ready: 9 s on a quiet machine.
 const READY_LIMIT: Duration = Duration::from_secs(120);
 /// Addresses of services; nothing routes them here.
 const SERVICES: &str = "10.96.0.0/16";
@@ -43,7 +43,7 @@ impl ControlPlane {
     /// Starts both and waits until the API is ready.
     ///
     /// # Errors
-    /// When one cannot be built or started, or the API is not ready in time.
+    /// If one cannot be built or started, or the API is not ready in time.
     pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         let authority = Authority::create(dir, &["127.0.0.1", vm::HOST, "10.96.0.1"])?;
@@ -115,7 +115,7 @@ impl ControlPlane {
     /// give it. `host` is how the API is reached: `127.0.0.1`, or [`vm::HOST`] in a test machine.
     ///
     /// # Errors
-    /// When there is no such account.
+    /// If there is no such account.
     pub fn service_account_kubeconfig(&self, namespace: &str, account: &str, host: &str) -> Result<String> {
         let token = output(self.kubectl().args([
             "--namespace",

@@ -25,14 +25,14 @@ mod serve;
 pub const NAME: &str = "holdfast.name=";
 /// Kernel command line prefix: modules to load, separated by commas, follow.
 pub const MODULES: &str = "holdfast.modules=";
-/// Where the state disk, the machine's third, is mounted; `holdfast` and `log` in it appear as `/var/lib/holdfast` and
-/// `/var/log/holdfast`.
+/// Mount point of the state disk, the machine's third; `holdfast` and `log` in it appear as
+/// `/var/lib/holdfast` and `/var/log/holdfast`.
 const STATE_DIR: &str = "/state";
 
 /// Runs until the machine is turned off.
 ///
 /// # Errors
-/// When the machine cannot be set up; the caller prints the error.
+/// If the machine cannot be set up; the caller prints the error.
 pub fn run() -> Result<()> {
     ensure!(
         rustix::process::getpid().is_init(),
@@ -63,13 +63,13 @@ pub fn run() -> Result<()> {
 /// Writes everything out and turns the machine off.
 ///
 /// # Errors
-/// When the kernel refuses.
+/// If the kernel refuses.
 fn power_off() -> Result<()> {
     rustix::fs::sync();
     rustix::system::reboot(rustix::system::RebootCommand::PowerOff).context("turn the machine off")
 }
 
-/// Prints on the console; a console that is gone cannot be told.
+/// Prints on the console; errors of a console that is gone are ignored.
 fn say(line: &str) {
     if let Ok(mut console) = fs::File::options().write(true).open("/dev/console") {
         drop(writeln!(console, "{line}"));
@@ -130,7 +130,7 @@ fn mount_state() -> Result<()> {
     Ok(())
 }
 
-/// What a container runtime or systemd would give a daemon; inherited by every program.
+/// Raises the limits as a container runtime or systemd would for a daemon; inherited by every program.
 fn raise_limits() -> Result<()> {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let files = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };

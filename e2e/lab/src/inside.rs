@@ -19,11 +19,11 @@ pub enum Inside {
     StampWrite {
         /// The device
         device: PathBuf,
-        /// How many lanes
+        /// Number of lanes
         lanes: u32,
-        /// What the stamps are made from
+        /// Seed of the stamps
         seed: u64,
-        /// Where to report
+        /// Address to report to
         report_to: String,
     },
     /// Read stamped sectors in a test machine
@@ -31,9 +31,9 @@ pub enum Inside {
     StampRead {
         /// The device
         device: PathBuf,
-        /// How many lanes
+        /// Number of lanes
         lanes: u32,
-        /// What the stamps are made from
+        /// Seed of the stamps
         seed: u64,
     },
     /// Write, flush, rename and delete files in a test machine, and print what is durable
@@ -41,7 +41,7 @@ pub enum Inside {
     Churn {
         /// Below which directory
         directory: PathBuf,
-        /// How many threads
+        /// Number of threads
         workers: u64,
     },
     /// Check what is left of that in a test machine
@@ -56,7 +56,7 @@ impl Inside {
     /// Does it.
     ///
     /// # Errors
-    /// When it could not be done.
+    /// If it could not be done.
     pub fn run(self) -> Result<()> {
         match self {
             Self::GuestAgent => guest::run(),

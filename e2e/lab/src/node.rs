@@ -15,11 +15,11 @@ use crate::vm::{Finished, Vm, bash};
 use crate::wait::until;
 use crate::wire::{Exit, Program};
 
-/// What the daemon is called among the machine's programs.
+/// Name of the daemon among the machine's programs.
 pub const PROGRAM: &str = "node";
-/// Where its configuration is: on the state disk, so that it survives a reset.
+/// Path of its configuration: on the state disk, so that it survives a reset.
 const CONFIG: &str = "/state/node.toml";
-/// Where its way to the Kubernetes API is.
+/// Path of its kubeconfig.
 const KUBECONFIG: &str = "/state/node.kubeconfig";
 /// Port of its metrics in the machine.
 const METRICS_PORT: u16 = 9181;
@@ -34,7 +34,7 @@ const UNAVAILABLE: i32 = 7;
 pub const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// What tells the daemon which volumes to serve.
+/// Source of the daemon's orders to serve volumes.
 #[derive(Debug, Clone)]
 pub enum Control {
     /// The Volume objects of the API behind this kubeconfig.
@@ -72,7 +72,7 @@ impl Node {
     /// further lines of the configuration's section `data`.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If it does not come up.
     pub fn start(vm: Arc<Vm>, control: &Control, transport: &str, data: &str) -> Result<Self> {
         Self::configure(vm, control, transport, data, false)
     }
@@ -80,7 +80,7 @@ impl Node {
     /// The same in a PID namespace of its own. It is ended by [`Node::kill`] only.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If it does not come up.
     pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &Control) -> Result<Self> {
         Self::configure(vm, control, "auto", "", true)
     }
@@ -110,7 +110,7 @@ impl Node {
     /// command line what to serve.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If it does not come up.
     pub fn resume(vm: Arc<Vm>) -> Result<Self> {
         let node = Self { vm, kubernetes: false, own_pids: false };
         node.restart()?;
@@ -126,7 +126,7 @@ impl Node {
     /// it is ready: it serves all that is the node's.
     ///
     /// # Errors
-    /// When it runs already or does not come up.
+    /// If it runs already or does not come up.
     pub fn restart(&self) -> Result<()> {
         self.spawn()?;
         self.wait_ready("200 OK")
@@ -135,7 +135,7 @@ impl Node {
     /// The same, until `/readyz` answers so.
     ///
     /// # Errors
-    /// When it runs already or does not come up.
+    /// If it runs already or does not come up.
     pub fn restart_until(&self, answer: &str) -> Result<()> {
         self.spawn()?;
         self.wait_ready(answer)
@@ -157,7 +157,7 @@ impl Node {
     /// Waits until `/readyz` answers so.
     ///
     /// # Errors
-    /// When the daemon ends or the time does.
+    /// If the daemon ends or the time does.
     pub fn wait_ready(&self, answer: &str) -> Result<()> {
         let probe = bash(&get("/readyz"));
         until("the daemon to serve", START_LIMIT, || {
@@ -171,7 +171,7 @@ impl Node {
     /// Kills the daemon and waits until it is gone.
     ///
     /// # Errors
-    /// When it does not run.
+    /// If it does not run.
     pub fn kill(&self) -> Result<()> {
         self.vm.signal(PROGRAM, SIGKILL)?;
         self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
@@ -180,7 +180,7 @@ impl Node {
     /// Asks the daemon to end, as Kubernetes does.
     ///
     /// # Errors
-    /// When it does not end in time, or not with exit code 0.
+    /// If it does not end in time, or not with exit code 0.
     pub fn terminate(&self) -> Result<()> {
         self.vm.signal(PROGRAM, SIGTERM)?;
         let exit = self.vm.wait(PROGRAM, STOP_LIMIT)?;
@@ -191,7 +191,7 @@ impl Node {
     /// Runs the daemon's command line and returns what it printed.
     ///
     /// # Errors
-    /// When it fails; the error holds its output.
+    /// If it fails; the error holds its output.
     pub fn cli(&self, arguments: &[&str]) -> Result<String> {
         let done = self.run_cli(arguments)?;
         ensure!(done.exit == Exit::Code(0), "{}", failed(arguments, &done));
@@ -226,7 +226,7 @@ impl Node {
     /// A figure of a volume; nothing while the daemon has none of that name for it.
     ///
     /// # Errors
-    /// When the metrics are not served.
+    /// If the metrics are not served.
     pub fn metric(&self, name: &str, volume: &str) -> Result<Option<f64>> {
         let start = format!("{name}{{volume=\"{volume}\"}} ");
         let metrics = self.metrics()?;
@@ -237,7 +237,7 @@ impl Node {
     /// Its metrics, as Prometheus reads them.
     ///
     /// # Errors
-    /// When it does not serve them.
+    /// If it does not serve them.
     pub fn metrics(&self) -> Result<String> {
         self.vm.exec(&get("/metrics"))
     }

@@ -36,7 +36,7 @@ impl Operator {
     /// Starts `program`, which reaches the API by `kubeconfig`.
     ///
     /// # Errors
-    /// When it does not serve its metrics in time.
+    /// If it does not serve its metrics in time.
     pub fn start(program: &Path, kubeconfig: &Path, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         let operator = Self {
@@ -50,7 +50,7 @@ impl Operator {
         Ok(operator)
     }
 
-    /// Where it serves `/metrics` and `/healthz`.
+    /// Address of its `/metrics` and `/healthz`.
     pub fn metrics_address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -63,7 +63,7 @@ impl Operator {
     /// Asks it to end, as Kubernetes does.
     ///
     /// # Errors
-    /// When it does not end in time, or not with exit code 0.
+    /// If it does not end in time, or not with exit code 0.
     pub fn stop(&self) -> Result<()> {
         let Some(mut process) = self.lock().take() else {
             bail!("the operator does not run");
@@ -77,7 +77,7 @@ impl Operator {
     /// Starts it again after [`Operator::kill`] or [`Operator::stop`].
     ///
     /// # Errors
-    /// When it runs, or does not serve its metrics in time.
+    /// If it runs, or does not serve its metrics in time.
     pub fn restart(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "the operator runs already");

@@ -61,5 +61,5 @@ pub const HELM: &str = "4.3.1";
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.
 pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];
-/// Where those packages keep GOROOT, below the directory they are unpacked in.
+/// Path of GOROOT, below the directory those packages are unpacked in.
 pub const GO_ROOT: &str = "usr/lib/go-1.26";

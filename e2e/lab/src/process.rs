@@ -27,7 +27,7 @@ type Order = (Command, mpsc::Sender<Started>);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// Where its output goes, unless the person who waits sees it.
+    /// File of its output, unless the person who waits sees it.
     log: Option<PathBuf>,
     child: Child,
 }
@@ -36,7 +36,7 @@ impl Process {
     /// Starts `command`, with standard output and error appended to `log`.
     ///
     /// # Errors
-    /// When the log cannot be opened or the program cannot be started.
+    /// If the log cannot be opened or the program cannot be started.
     pub fn spawn(name: &str, command: &Command, log: &Path) -> Result<Self> {
         let out = File::options()
             .create(true)
@@ -50,7 +50,7 @@ impl Process {
     /// Starts `command`, with standard output to `out` and standard error shown to the person who waits.
     ///
     /// # Errors
-    /// When the program cannot be started.
+    /// If the program cannot be started.
     pub fn spawn_shown(name: &str, command: &Command, out: Stdio) -> Result<Self> {
         Self::launch(name, command, None, out, Stdio::inherit())
     }
@@ -86,7 +86,7 @@ impl Process {
     /// Sends a signal to the process and its group.
     ///
     /// # Errors
-    /// When it has ended already.
+    /// If it has ended already.
     pub fn signal(&self, signal: Signal) -> Result<()> {
         kill_process_group(self.group(), signal).with_context(|| format!("send {signal:?} to {}", self.name))
     }
@@ -94,7 +94,7 @@ impl Process {
     /// Stops the process (`SIGSTOP`) and waits until none of its threads runs any more.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
@@ -106,7 +106,7 @@ impl Process {
     /// Its exit status, if it has ended.
     ///
     /// # Errors
-    /// When the kernel does not know the child.
+    /// If the kernel does not know the child.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("look at {}", self.name))
     }
@@ -114,7 +114,7 @@ impl Process {
     /// Fails, with the end of its log, if the process has ended.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn check_running(&mut self) -> Result<()> {
         match self.ended()? {
             None => Ok(()),
@@ -128,7 +128,7 @@ impl Process {
     /// Waits until it has ended.
     ///
     /// # Errors
-    /// When it runs longer than `limit`.
+    /// If it runs longer than `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let name = self.name.clone();
         until(&format!("{name} to end"), limit, || self.ended())
@@ -137,7 +137,7 @@ impl Process {
     /// Waits until it has ended, however long that takes.
     ///
     /// # Errors
-    /// When the kernel does not know the child.
+    /// If the kernel does not know the child.
     pub fn end(&mut self) -> Result<ExitStatus> {
         self.child.wait().with_context(|| format!("wait for the end of {}", self.name))
     }

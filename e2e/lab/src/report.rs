@@ -1,4 +1,4 @@
-//! What the harness says to the person who runs it.
+//! Messages of the harness to the person who runs it.
 //!
 //! Progress goes to standard error, results to standard output.
 

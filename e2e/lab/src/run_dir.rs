@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// How many runs' logs are kept.
+/// Number of runs whose logs are kept.
 const KEPT_RUNS: usize = 20;
 /// Held locked as long as the run lives.
 const LOCK: &str = "lock";
@@ -22,7 +22,7 @@ impl RunDir {
     /// killed.
     ///
     /// # Errors
-    /// When the file system refuses.
+    /// If the file system refuses.
     pub fn create(target: &Path, name: &str) -> Result<Self> {
         tidy(target)?;
         let now = std::time::SystemTime::now()
@@ -35,7 +35,7 @@ impl RunDir {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -51,7 +51,7 @@ impl Drop for RunDir {
 /// Removes what killed runs left, and the logs of all but the newest runs.
 ///
 /// # Errors
-/// When the file system refuses.
+/// If the file system refuses.
 pub fn tidy(target: &Path) -> Result<()> {
     let root = root(target);
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;

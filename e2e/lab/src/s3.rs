@@ -59,7 +59,7 @@ impl S3Server {
     /// Starts a server with its own empty directory.
     ///
     /// # Errors
-    /// When it cannot be built or does not answer.
+    /// If it cannot be built or does not answer.
     pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir.join("buckets")).with_context(|| format!("create {}", dir.display()))?;
         let server = Self {
@@ -96,7 +96,7 @@ impl S3Server {
     /// Makes an empty bucket.
     ///
     /// # Errors
-    /// When it exists.
+    /// If it exists.
     pub fn create_bucket(&self, name: &str) -> Result<()> {
         // This server's buckets are directories.
         fs::create_dir(self.dir.join("buckets").join(name)).with_context(|| format!("create bucket {name}"))
@@ -106,7 +106,7 @@ impl S3Server {
     /// is counted).
     ///
     /// # Errors
-    /// When the bucket's directory cannot be read.
+    /// If the bucket's directory cannot be read.
     pub fn keys(&self, bucket: &str, prefix: &str) -> Result<Vec<String>> {
         let root = self.dir.join("buckets").join(bucket);
         let mut keys = Vec::new();
@@ -119,7 +119,7 @@ impl S3Server {
     /// Keeps a bucket as it is now, in the new directory `to`. Objects are never changed in place, so links are enough.
     ///
     /// # Errors
-    /// When a link cannot be made.
+    /// If a link cannot be made.
     pub fn keep(&self, bucket: &str, to: &Path) -> Result<()> {
         output(Command::new("cp").arg("-al").arg(self.dir.join("buckets").join(bucket)).arg(to)).map(drop)
     }
@@ -127,7 +127,7 @@ impl S3Server {
     /// Puts a bucket that was kept into the place of the one that is there; the server must be idle.
     ///
     /// # Errors
-    /// When it cannot be linked.
+    /// If it cannot be linked.
     pub fn bring_back(&self, bucket: &str, kept: &Path) -> Result<()> {
         let there = self.dir.join("buckets").join(bucket);
         fs::remove_dir_all(&there).with_context(|| format!("remove {}", there.display()))?;
@@ -138,7 +138,7 @@ impl S3Server {
     /// restores it.
     ///
     /// # Errors
-    /// When the object has no such byte.
+    /// If the object has no such byte.
     pub fn flip(&self, bucket: &str, key: &str, offset: u64) -> Result<()> {
         let path = self.dir.join("buckets").join(bucket).join(key);
         let object = fs::File::options().read(true).write(true).open(&path);
@@ -151,7 +151,7 @@ impl S3Server {
     /// Every request answered so far.
     ///
     /// # Errors
-    /// When the access log cannot be read.
+    /// If the access log cannot be read.
     pub fn requests(&self) -> Result<Vec<S3Request>> {
         let log = fs::read_to_string(self.access_log()).context("read the S3 access log")?;
         Ok(log.lines().filter_map(parse).collect())
@@ -165,7 +165,7 @@ impl S3Server {
     /// Freezes the server: connections hang.
     ///
     /// # Errors
-    /// When it is stopped.
+    /// If it is stopped.
     pub fn pause(&self) -> Result<()> {
         let process = self.lock();
         process.as_ref().context("the S3 server is stopped")?.freeze()
@@ -174,7 +174,7 @@ impl S3Server {
     /// Thaws a frozen server, or starts a stopped one on the same port and buckets.
     ///
     /// # Errors
-    /// When it does not answer.
+    /// If it does not answer.
     pub fn resume(&self) -> Result<()> {
         if let Some(process) = self.lock().as_ref() {
             return process.signal(Signal::CONT);

@@ -29,7 +29,7 @@ pub mod root_fs;
 /// Packages whose programs and examples are tested.
 const UNDER_TEST: &[&str] = &["holdfast-node", "holdfast-operator", "holdfast-ublk"];
 
-/// How the workspace's programs are compiled.
+/// Ways to compile the workspace's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profile {
     /// With debug assertions: for tests.
@@ -50,7 +50,7 @@ impl Toolbox {
     /// Opens the cache and installs missing host packages.
     ///
     /// # Errors
-    /// When a package cannot be installed.
+    /// If a package cannot be installed.
     pub fn open() -> Result<Self> {
         let clock = Arc::new(WorkClock::default());
         let cache = Cache::open(Arc::clone(&clock))?;
@@ -71,7 +71,7 @@ impl Toolbox {
     /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.
     ///
     /// # Errors
-    /// When a package cannot be fetched or an image cannot be made.
+    /// If a package cannot be fetched or an image cannot be made.
     pub fn boot_files(&self, kernel: KernelPin) -> Result<BootFiles> {
         let kernel = kernel::prepare(&self.cache, kernel)?;
         let root_fs = root_fs::prepare(&self.cache, &kernel)?;
@@ -82,15 +82,15 @@ impl Toolbox {
     /// The kernel's own ublk server.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub fn kublk(&self) -> Result<PathBuf> {
         kublk::prepare(&self.cache, &kernel::prepare(&self.cache, KERNEL)?)
     }
 
-    /// What reads the compiler's profiles.
+    /// Tools that read the compiler's profiles.
     ///
     /// # Errors
-    /// When it cannot be fetched.
+    /// If it cannot be fetched.
     pub fn llvm(&self) -> Result<llvm::Llvm> {
         llvm::Llvm::prepare(&self.cache)
     }
@@ -98,7 +98,7 @@ impl Toolbox {
     /// The S3 server.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub fn versitygw(&self) -> Result<PathBuf> {
         go::versitygw(&self.cache)
     }
@@ -106,7 +106,7 @@ impl Toolbox {
     /// The program that renders the chart.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub fn helm(&self) -> Result<PathBuf> {
         go::helm(&self.cache)
     }
@@ -114,7 +114,7 @@ impl Toolbox {
     /// The Kubernetes API server.
     ///
     /// # Errors
-    /// When it cannot be built.
+    /// If it cannot be built.
     pub fn kube_apiserver(&self) -> Result<PathBuf> {
         go::kube_apiserver(&self.cache, &self.workspace)
     }
@@ -122,7 +122,7 @@ impl Toolbox {
     /// The API server's database.
     ///
     /// # Errors
-    /// When its package cannot be fetched.
+    /// If its package cannot be fetched.
     pub fn etcd(&self) -> Result<PathBuf> {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/etcd"))
     }
@@ -130,7 +130,7 @@ impl Toolbox {
     /// The Kubernetes command line.
     ///
     /// # Errors
-    /// When its package cannot be fetched.
+    /// If its package cannot be fetched.
     pub fn kubectl(&self) -> Result<PathBuf> {
         Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/kubectl"))
     }
@@ -140,7 +140,7 @@ impl Toolbox {
     /// together, and another selection would compile the dependencies once more.
     ///
     /// # Errors
-    /// When cargo fails.
+    /// If cargo fails.
     pub fn programs(&self, profile: Profile) -> Result<PathBuf> {
         report::step("cargo build the programs under test");
         let mut build = self.cargo("build");
@@ -163,7 +163,7 @@ impl Toolbox {
     /// selected for the same reason as above: this is how its tests are built.
     ///
     /// # Errors
-    /// When cargo fails or there is no such test.
+    /// If cargo fails or there is no such test.
     pub fn test_program(&self, target: &str, profile: Profile) -> Result<PathBuf> {
         report::step(format_args!("cargo build the tests {target}"));
         let mut build = self.cargo("test");

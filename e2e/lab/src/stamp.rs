@@ -19,18 +19,18 @@ const MOST_CHANGES: u64 = 12;
 const MOST_SECTORS: u64 = 32;
 const WORDS: usize = SECTOR_BYTES / 8;
 
-/// What a round does to one place of its lane; the places of a round do not overlap.
+/// Change of a round to one place of its lane; the places of a round do not overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Change {
     /// The first sector, within the lane.
     pub first: u32,
-    /// How many.
+    /// Number of sectors.
     pub sectors: u32,
-    /// Whether they are zeroed; else stamped.
+    /// True if they are zeroed; else they are stamped.
     pub zero: bool,
 }
 
-/// What round `round` (from 1) of a lane does.
+/// Changes of round `round` (from 1) of a lane.
 pub fn round(seed: u64, lane: u32, round: u32) -> Vec<Change> {
     let mut chance = Chance::new(mix(seed, lane, u32::MAX, round));
     let mut changes: Vec<Change> = Vec::new();

@@ -27,16 +27,16 @@ pub mod machine;
 mod nbd;
 pub mod recorded;
 
-/// How test machines reach the host's loopback.
+/// Address by which test machines reach the host's loopback.
 pub const HOST: &str = "10.0.2.2";
-/// How long a boot may take. Quiet it is 4 s; emulated machines on a busy host take ten times as long.
+/// Time limit of a boot. Quiet it is 4 s; emulated machines on a busy host take ten times as long.
 const BOOT_LIMIT: Duration = Duration::from_secs(180);
-/// How often a machine is turned on whose kernel dies while it boots: emulated, one in a hundred trips over the code that
-/// it patches into itself.
+/// Number of boots of a machine whose kernel dies while it boots. Emulated, one boot in a hundred fails on
+/// the code that the kernel patches into itself.
 const BOOT_TRIES: u32 = 3;
-/// How long one command may take unless the caller says otherwise.
+/// Time limit of one command unless the caller sets another.
 const EXEC_LIMIT: Duration = Duration::from_secs(600);
-/// How long a clean power-off may take before the machine is stopped anyway.
+/// Time limit of a clean power-off, after which the machine is stopped.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// A test machine.
@@ -57,10 +57,10 @@ struct Running {
     agent: Agent,
 }
 
-/// What a command in the machine printed and how it ended.
+/// Output of a command in the machine, and its exit.
 #[derive(Debug, Clone)]
 pub struct Finished {
-    /// How it ended.
+    /// Its exit.
     pub exit: Exit,
     /// Standard output.
     pub stdout: String,
@@ -73,7 +73,7 @@ impl Vm {
     /// `/holdfast`; it must hold this program as `bin/holdfast-e2e`.
     ///
     /// # Errors
-    /// When a disk cannot be made or the machine does not come up; the error has the console's end.
+    /// If a disk cannot be made or the machine does not come up; the error has the console's end.
     pub fn start(name: &str, dir: &Path, boot: &BootFiles, share: &Path, options: Options) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         disk::share(&dir.join("share.ext4"), share)?;
@@ -109,7 +109,7 @@ impl Vm {
     /// The state disk of a machine that has a recorded one.
     ///
     /// # Errors
-    /// When it has another.
+    /// If it has another.
     pub fn recorded_disk(&self) -> Result<&RecordedDisk> {
         self.recorded.as_ref().with_context(|| format!("the state disk of {} is not recorded", self.name))
     }
@@ -123,7 +123,7 @@ impl Vm {
     /// is slow in an emulated machine: one longer script is better than many short ones.
     ///
     /// # Errors
-    /// When it exits with another code than 0; the error holds what it printed.
+    /// If it exits with another code than 0; the error holds what it printed.
     pub fn exec(&self, script: &str) -> Result<String> {
         let done = self.run(&bash(script), EXEC_LIMIT)?;
         ensure!(
@@ -140,7 +140,7 @@ impl Vm {
     /// Runs a program to its end, whatever its exit.
     ///
     /// # Errors
-    /// When it cannot be started or runs longer than `limit`; then it is killed.
+    /// If it cannot be started or runs longer than `limit`; then it is killed.
     pub fn run(&self, program: &Program, limit: Duration) -> Result<Finished> {
         self.agent()?.exec(program, limit)
     }
@@ -149,7 +149,7 @@ impl Vm {
     /// [`Vm::log`] reads. Returns its process id.
     ///
     /// # Errors
-    /// When it cannot be started or a program of that name still runs.
+    /// If it cannot be started or a program of that name still runs.
     pub fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
         let request = Request::Spawn { name: name.to_owned(), program: program.clone() };
         match self.agent()?.ask(&request, EXEC_LIMIT)? {
@@ -161,7 +161,7 @@ impl Vm {
     /// Sends a signal, by number, to a spawned program.
     ///
     /// # Errors
-    /// When it has ended.
+    /// If it has ended.
     pub fn signal(&self, name: &str, signal: i32) -> Result<()> {
         let name = name.to_owned();
         self.done(&Request::Signal { name, signal })
@@ -170,7 +170,7 @@ impl Vm {
     /// Waits until a spawned program has ended, at most `limit` of the machine's time.
     ///
     /// # Errors
-    /// When it still runs then.
+    /// If it still runs then.
     pub fn wait(&self, name: &str, limit: Duration) -> Result<Exit> {
         let request = Request::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
         match self.agent()?.ask(&request, limit * 10)? {
@@ -181,10 +181,10 @@ impl Vm {
         }
     }
 
-    /// How a spawned program ended; nothing while it runs.
+    /// Exit of a spawned program; `None` while it runs.
     ///
     /// # Errors
-    /// When no program of that name was spawned since the last boot.
+    /// If no program of that name was spawned since the last boot.
     pub fn status(&self, name: &str) -> Result<Option<Exit>> {
         let name = name.to_owned();
         match self.agent()?.ask(&Request::Status { name }, EXEC_LIMIT)? {
@@ -196,7 +196,7 @@ impl Vm {
     /// Writes a small file, and the directories above it.
     ///
     /// # Errors
-    /// When the machine cannot write it.
+    /// If the machine cannot write it.
     pub fn put(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         self.agent()?.put(path, mode, contents)
     }
@@ -204,7 +204,7 @@ impl Vm {
     /// Reads a small file.
     ///
     /// # Errors
-    /// When the machine cannot read it.
+    /// If the machine cannot read it.
     pub fn get(&self, path: &str) -> Result<Vec<u8>> {
         self.agent()?.get(path)
     }
@@ -212,7 +212,7 @@ impl Vm {
     /// The log of a spawned program, from its first start on, across resets.
     ///
     /// # Errors
-    /// When nothing of that name was ever spawned.
+    /// If nothing of that name was ever spawned.
     pub fn log(&self, name: &str) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.get(&log_of(name))?).into_owned())
     }
@@ -220,7 +220,7 @@ impl Vm {
     /// Waits until the log of a spawned program has a line that contains `text`, and returns the line.
     ///
     /// # Errors
-    /// When the program has ended, or `limit` has passed, without such a line; the error has the log's end.
+    /// If the program has ended, or `limit` has passed, without such a line; the error has the log's end.
     pub fn wait_log(&self, name: &str, text: &str, limit: Duration) -> Result<String> {
         let found = until(&format!("{text:?} in the log of {name}"), limit, || {
             // Asked first: what it wrote before it ended is in the log by then.
@@ -236,7 +236,7 @@ impl Vm {
     /// Waits until `path` is a block device, at most `limit` of the machine's time.
     ///
     /// # Errors
-    /// When it is not one by then.
+    /// If it is not one by then.
     pub fn wait_block_device(&self, path: &str, limit: Duration) -> Result<()> {
         self.agent()?.done(
             &Request::WaitBlockDevice { path: path.to_owned(), limit_ms: milliseconds(limit) },
@@ -247,7 +247,7 @@ impl Vm {
     /// Takes the power away and boots again: what was not on the state disk is gone.
     ///
     /// # Errors
-    /// When the machine does not come up again.
+    /// If the machine does not come up again.
     pub fn reset(&self) -> Result<()> {
         self.lock().take();
         self.boot()
@@ -261,7 +261,7 @@ impl Vm {
     /// Boots a machine whose power is off.
     ///
     /// # Errors
-    /// When it does not come up.
+    /// If it does not come up.
     pub fn boot(&self) -> Result<()> {
         let mut running = self.lock();
         ensure!(running.is_none(), "{} runs already", self.name);
@@ -284,7 +284,7 @@ impl Vm {
     /// Turns the machine off cleanly (but does not unmount volumes).
     ///
     /// # Errors
-    /// When it is off already or does not turn itself off; then its power is taken away.
+    /// If it is off already or does not turn itself off; then its power is taken away.
     pub fn power_off(&self) -> Result<()> {
         let mut running = self.lock();
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
@@ -307,7 +307,7 @@ impl Vm {
     /// The host port that leads to the machine's agent.
     ///
     /// # Errors
-    /// When the machine is off.
+    /// If the machine is off.
     pub fn agent_port(&self) -> Result<u16> {
         Ok(self.agent()?.port())
     }

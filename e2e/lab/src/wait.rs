@@ -10,7 +10,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 /// Calls `ask` until it returns a value.
 ///
 /// # Errors
-/// When `ask` fails, or has returned no value after `limit`.
+/// If `ask` fails, or has returned no value after `limit`.
 pub fn until<T>(what: &str, limit: Duration, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let started = Instant::now();
     let mut pause = FIRST_PAUSE;

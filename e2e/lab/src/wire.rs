@@ -1,4 +1,4 @@
-//! What the harness and the agent in a test machine say to each other.
+//! Messages between the harness and the agent in a test machine.
 //!
 //! One TCP connection carries one request and its reply, in frames:
 //!
@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 
 /// TCP port the agent listens on in the test machine.
 pub const PORT: u16 = 7000;
-/// What the agent prints on the console once it listens.
+/// Line that the agent prints on the console once it listens.
 pub const READY: &str = "HOLDFAST-AGENT-READY";
 /// Longest payload of a frame, in bytes: files that are passed are small, and a larger length is garbage.
 const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 
-/// What a frame holds.
+/// Kinds of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A [`Request`] or a [`Reply`].
@@ -38,7 +38,7 @@ pub enum Kind {
     Data,
 }
 
-/// What the harness can ask for.
+/// Requests of the harness.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
@@ -50,9 +50,9 @@ pub enum Request {
     /// Start a program that stays; its output goes to [`log_of`] its name. A name is free again when its
     /// program has ended.
     Spawn {
-        /// What the following requests call it.
+        /// Name of the program in the following requests.
         name: String,
-        /// What to run.
+        /// The program.
         program: Program,
     },
     /// Send a signal, by number, to a spawned program (not to its group).
@@ -66,7 +66,7 @@ pub enum Request {
     Wait {
         /// The name given at the spawn.
         name: String,
-        /// How long to wait, in milliseconds of the machine's clock.
+        /// Longest wait, in milliseconds of the machine's clock.
         limit_ms: u64,
     },
     /// Has a spawned program ended? The answer's exit is empty while it runs.
@@ -91,7 +91,7 @@ pub enum Request {
     WaitBlockDevice {
         /// Absolute path.
         path: String,
-        /// How long to wait, in milliseconds of the machine's clock.
+        /// Longest wait, in milliseconds of the machine's clock.
         limit_ms: u64,
     },
     /// Write everything out and turn the machine off.
@@ -106,7 +106,7 @@ pub struct Program {
     /// Variables added to the environment.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// What it reads on standard input.
+    /// Its standard input.
     #[serde(default)]
     pub stdin: String,
 }
@@ -119,13 +119,13 @@ pub enum Reply {
     Done,
     /// A program was started under this process id.
     Started(i32),
-    /// How a program ended, or nothing while it runs.
+    /// Exit of a program; `None` while it runs.
     Exit(Option<Exit>),
     /// It could not be done, and why.
     Failed(String),
 }
 
-/// How a program ended.
+/// Exit of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exit {
@@ -143,7 +143,7 @@ pub fn log_of(name: &str) -> String {
 /// Writes one frame.
 ///
 /// # Errors
-/// When the payload is too long or the connection is gone.
+/// If the payload is too long or the connection is gone.
 pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
     let length = u32::try_from(payload.len())
         .ok()
@@ -166,7 +166,7 @@ pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
 /// Reads one frame.
 ///
 /// # Errors
-/// When the connection is gone or what comes is not a frame.
+/// If the connection is gone or what comes is not a frame.
 pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let garbage = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut head = [0; 5];
@@ -192,7 +192,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
 /// Sends a value as a [`Kind::Json`] frame.
 ///
 /// # Errors
-/// When the connection is gone.
+/// If the connection is gone.
 pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     send(to, Kind::Json, &serde_json::to_vec(value)?)
 }
@@ -200,7 +200,7 @@ pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> 
 /// Reads a frame that must be JSON.
 ///
 /// # Errors
-/// When the connection is gone or another frame comes.
+/// If the connection is gone or another frame comes.
 pub fn receive_json<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     match receive(from)? {
         (Kind::Json, payload) => Ok(serde_json::from_slice(&payload)?),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_out_of_bounds_is_refused_before_memory_is_taken() {
+    fn a_length_out_of_bounds_is_refused_before_allocation() {
         let mut garbage: &[u8] = &[b'd', 0xff, 0xff, 0xff, 0xff];
         assert!(receive(&mut garbage).is_err());
     }

@@ -30,7 +30,7 @@ const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
 /// Templates of the chart that say who may do what.
 const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac"];
 
-/// What one scenario has.
+/// Resources of one scenario.
 #[derive(Debug)]
 pub struct World {
     parts: Mutex<Parts>,
@@ -53,7 +53,7 @@ impl World {
     /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are compiled.
     ///
     /// # Errors
-    /// When the run's directory cannot be made.
+    /// If the run's directory cannot be made.
     pub fn new(toolbox: &Toolbox, name: &str, profile: Profile) -> Result<Self> {
         Ok(Self {
             parts: Mutex::new(Parts::default()),
@@ -63,7 +63,7 @@ impl World {
         })
     }
 
-    /// Where this world keeps its files; what ends in `.log` stays.
+    /// Directory of this world's files; those that end in `.log` stay.
     pub fn dir(&self) -> &Path {
         self.run.path()
     }
@@ -76,7 +76,7 @@ impl World {
     /// The Kubernetes API.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn control_plane(&self) -> Result<Arc<ControlPlane>> {
         let mut parts = self.lock();
         if let Some(running) = &parts.control_plane {
@@ -92,7 +92,7 @@ impl World {
     /// The S3 server.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn s3(&self) -> Result<Arc<S3Server>> {
         let mut parts = self.lock();
         if let Some(running) = &parts.s3 {
@@ -107,7 +107,7 @@ impl World {
     /// The operator, with the kinds it works on installed.
     ///
     /// # Errors
-    /// When it does not start.
+    /// If it does not start.
     pub fn operator(&self) -> Result<Arc<Operator>> {
         if let Some(running) = &self.lock().operator {
             return Ok(Arc::clone(running));
@@ -127,7 +127,7 @@ impl World {
     /// The storage node of that name.
     ///
     /// # Errors
-    /// When it does not boot.
+    /// If it does not boot.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>> {
         self.vm_with(name, Options::node)
     }
@@ -135,7 +135,7 @@ impl World {
     /// The test machine of that name; `options` are used if it does not run yet.
     ///
     /// # Errors
-    /// When it does not boot.
+    /// If it does not boot.
     pub fn vm_with(&self, name: &str, options: impl FnOnce() -> Options) -> Result<Arc<Vm>> {
         let mut parts = self.lock();
         if let Some(running) = parts.vms.get(name) {
@@ -158,7 +158,7 @@ impl World {
     /// `/holdfast/<path>`.
     ///
     /// # Errors
-    /// When it cannot be copied.
+    /// If it cannot be copied.
     pub fn share(&self, file: &Path, path: &str) -> Result<()> {
         let mut parts = self.lock();
         let share = match &parts.share {
@@ -175,7 +175,7 @@ impl World {
     /// Runs kubectl with administrator's rights and returns what it printed.
     ///
     /// # Errors
-    /// When it fails; the error holds its output.
+    /// If it fails; the error holds its output.
     pub fn kubectl<A: AsRef<std::ffi::OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = A>,
@@ -186,7 +186,7 @@ impl World {
     /// Waits until `what` (as `kubectl wait --for` takes it) holds of `kind/name`, or of all objects of a kind.
     ///
     /// # Errors
-    /// When it does not within five minutes; the error shows how the objects stand.
+    /// If it does not within five minutes; the error shows how the objects stand.
     pub fn wait_for(&self, objects: &str, what: &str) -> Result<()> {
         let all = (!objects.contains('/')).then_some("--all");
         let on = format!("--for={what}");
@@ -201,7 +201,7 @@ impl World {
     /// Installs the kinds of `crds/` and waits until the API server serves them.
     ///
     /// # Errors
-    /// When it refuses one.
+    /// If it refuses one.
     pub fn install_crds(&self) -> Result<()> {
         let crds = self.toolbox.workspace().join("crds");
         let mut files = Vec::new();
@@ -222,7 +222,7 @@ impl World {
     /// their roles. (Its pods need a kubelet; the harness starts the programs itself.)
     ///
     /// # Errors
-    /// When the chart cannot be rendered or the API server refuses something.
+    /// If the chart cannot be rendered or the API server refuses something.
     pub fn install(&self) -> Result<()> {
         self.install_crds()?;
         self.kubectl(["create", "namespace", NAMESPACE])?;
@@ -240,16 +240,16 @@ impl World {
     /// after [`World::install`] or [`World::operator`].
     ///
     /// # Errors
-    /// When the chart is not installed.
+    /// If the chart is not installed.
     pub fn node_kubeconfig(&self) -> Result<String> {
         self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
     }
 
-    /// The daemon of the machine of that name, told by the Kubernetes API what to serve. The machine is
-    /// booted if need be. See [`Node::start`] for `transport` and `data`.
+    /// The daemon of the machine of that name, which serves the volumes that the Kubernetes API assigns to it. The
+    /// machine is booted if need be. See [`Node::start`] for `transport` and `data`.
     ///
     /// # Errors
-    /// When the machine or the daemon does not come up.
+    /// If the machine or the daemon does not come up.
     pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
         let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
         Node::start(self.vm(name)?, &control, transport, data)
@@ -263,7 +263,7 @@ impl World {
     /// The directory of the programs under test, built if need be.
     ///
     /// # Errors
-    /// When cargo fails.
+    /// If cargo fails.
     pub fn programs(&self) -> Result<PathBuf> {
         self.toolbox.programs(self.profile)
     }
@@ -290,7 +290,8 @@ impl World {
         text
     }
 
-    /// What test machines see at `/holdfast`: the programs under test, without debug information.
+    /// Makes the directory that test machines see at `/holdfast`: the programs under test, without debug
+    /// information.
     fn make_share(&self) -> Result<PathBuf> {
         let built = self.programs()?;
         let share = self.dir().join("share");

@@ -1,4 +1,4 @@
-//! What the API server accepts and refuses: the documents of `crds/tests`.
+//! Documents that the API server accepts and refuses: those of `crds/tests`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

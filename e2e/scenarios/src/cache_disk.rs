@@ -22,7 +22,7 @@ const BUCKET: &str = "disk";
 const SEED: u64 = 20_261_121;
 const STATE_BYTES: u64 = 1 << 30;
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"4Mi\"";
-/// Where the node keeps its volumes.
+/// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
 /// Uploaded at once.
 const CLEAN: &str = "clean";
@@ -256,7 +256,7 @@ fn wait_counted(node: &Node, counter: &str, volume: &str) -> Result<()> {
     until(counter, LIMIT, || Ok((node.metric(counter, volume)? > Some(0.0)).then_some(())))
 }
 
-/// Where on the state disk both sides of a volume keep [`DAMAGED`].
+/// Places on the state disk where both sides of a volume keep [`DAMAGED`].
 fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
     let text = vm.exec(&format!("cd {LOCAL}/{name}; filefrag -v -b{EXTENT_BYTES} a.data b.data"))?;
     let found: Vec<Range<u64>> = text.lines().filter_map(extent).collect();

@@ -17,7 +17,7 @@ const VOLUME: &str = "disk";
 const SCRUBBED: &str = "scrubbed";
 /// Bytes of an index with two frames: envelope, count, entries.
 const INDEX_BYTES: u64 = 32 + 4 + 2 * 48;
-/// Where the node keeps what it has of the volume.
+/// Directory of the node's data of the volume.
 const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
 /// Bytes of a block, the unit of a read from S3.
 const BLOCK_BYTES: u64 = 128 << 10;
@@ -27,7 +27,7 @@ const DAMAGED_BLOCK: u64 = 8;
 const SOUND_BLOCK: u64 = 16;
 /// The two slots of the durable map's first page.
 const PAGE_SLOTS: [u64; 2] = [8192, 8192 + 4096];
-/// Where the generation of a slot lies in it.
+/// Offset of the generation of a slot in it.
 const GENERATION: u64 = 32 + 8;
 /// The part of a slot that is damaged: one that a power cut leaves old or new as a whole.
 const UNIT_BYTES: u64 = 512;

@@ -15,7 +15,7 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "identity";
 const DEVICE: &str = "/dev/ublkb0";
 const LIMIT: Duration = Duration::from_secs(120);
-/// What is written to each volume again and again.
+/// Text that is written to each volume again and again.
 const MARKS: [(&str, &str); 2] = [("x", "mark-of-x"), ("y", "mark-of-y")];
 
 pub(super) fn run(world: &World) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What an outage left dirty is uploaded by the daemon that took it, in little memory: its cgroup has a limit.
+//! Dirty data of an outage is uploaded by the daemon that took it, in little memory: its cgroup has a limit.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use holdfast_lab::world::World;
 const BUCKET: &str = "drain";
 const NAME: &str = "disk";
 const DATA: &str = "slab_size = \"64Mi\"\nmost_dirty = \"8Gi\"";
-/// What the daemon may use, in MiB: `MemoryMax=` of a unit.
+/// Memory that the daemon may use, in MiB: `MemoryMax=` of a unit.
 pub const MEMORY_MIB: u64 = 512;
 /// Dirty bytes of the scenario, in MiB.
 const LITTLE_MIB: u64 = 768;
@@ -33,7 +33,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// resident, in MiB.
 ///
 /// # Errors
-/// When the daemon ends, or not all is uploaded.
+/// If the daemon ends, or not all is uploaded.
 pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -74,9 +74,9 @@ pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
         );
         Ok((node.metric("holdfast_volume_dirty_bytes", NAME)? == Some(0.0)).then_some(()))
     })?;
-    let told = memory(&node, &pid)?;
-    report::step(&told);
-    let peak_kib = told.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let output = memory(&node, &pid)?;
+    report::step(&output);
+    let peak_kib = output.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
     let peak_kib: f64 = peak_kib.context("find VmHWM")?.trim().parse().context("read VmHWM")?;
     vm.exec(&format!("grep -x 'oom_kill 0' {CGROUP}/memory.events"))?;
     node.cli(&["detach", NAME])?;
@@ -93,7 +93,7 @@ fn confine(node: &Node) -> Result<String> {
     Ok(pid.trim().to_owned())
 }
 
-/// What the daemon uses, and used at most.
+/// Memory that the daemon uses, and its peak.
 fn memory(node: &Node, pid: &str) -> Result<String> {
     node.vm().exec(&format!(
         "grep -E '^(VmHWM|VmRSS|RssAnon|RssShmem|RssFile)' /proc/{pid}/status; cd {CGROUP}; \

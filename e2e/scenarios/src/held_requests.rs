@@ -20,7 +20,8 @@ const OTHER: &str = "other";
 const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"";
 /// Requests that a device has.
 const REQUESTS: u32 = 128;
-/// How many each of two programs sends at once: the first leaves some free, both together do not.
+/// Number of requests that each of two programs sends at once: the first leaves some free, both together do
+/// not.
 const SENT: [u32; 2] = [96, 64];
 /// Forced writes of each, in MiB.
 const WRITTEN_MIB: u32 = 1;

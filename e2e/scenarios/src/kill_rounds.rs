@@ -1,10 +1,11 @@
 //! The daemon is ended again and again, by kill -9 and SIGTERM in turns, while file systems and a raw device under it are
 //! written with forced writes (FUA): journal commits, and fio with `--sync=dsync`.
 //!
-//! What it looks for: a device that announces a volatile cache without FUA can be lost by the kernel when its server ends
-//! under such writes. It stays LIVE, cannot be recovered, and every task that waits for it waits until the host restarts
-//! (`docs/kernels.md`). All volumes are on one ring thread, so that the loss of one takes the others with it. With devices
-//! that did not announce FUA this scenario met it at the third end of the daemon (zero copy, Linux 7.3.4).
+//! Fault that it looks for: the kernel can lose a device that announces a volatile cache without FUA when its
+//! server ends under such writes. The device stays LIVE, cannot be recovered, and every task that waits for
+//! it waits until the host restarts (`docs/kernels.md`). All volumes are on one ring thread, so that the loss
+//! of one takes the others with it. With devices that did not announce FUA this scenario met it at the third
+//! end of the daemon (zero copy, Linux 7.3.4).
 //!
 //! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find nothing, and each file whose flush
 //! was reported is there.
@@ -38,7 +39,7 @@ const SIZE: &str = "320Mi";
 const DATA: &str = "ring_threads = 1\nslab_size = \"64Mi\"\nseal_size = \"8Mi\"\nmax_dirty_age = \"2s\"";
 /// Threads that work on each file system.
 const WORKERS: u32 = 2;
-/// How many writes each device completes between two ends of the daemon, at least and at most.
+/// Number of writes that each device completes between two ends of the daemon, at least and at most.
 const APART: [u64; 2] = [20, 150];
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
@@ -56,12 +57,13 @@ impl FileSystem {
     }
 }
 
-/// What came of the rounds.
+/// Result of the rounds.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// How many ends of the daemon all volumes outlived.
+    /// Number of ends of the daemon that all volumes outlived.
     pub rounds: usize,
-    /// What did not: devices that hang, programs that saw an error, file systems that are damaged, files that are missing.
+    /// Failures: devices that hang, programs that saw an error, file systems that are damaged, files that are
+    /// missing.
     pub errors: Vec<String>,
 }
 
@@ -94,7 +96,7 @@ fn few(world: &World, kernel: KernelPin, transport: &str) -> Result<()> {
 /// Ends the daemon `due` times and compares.
 ///
 /// # Errors
-/// When something else failed than what the rounds are about.
+/// If something else failed than what the rounds are about.
 pub fn rounds(world: &World, kernel: KernelPin, transport: &str, due: usize) -> Result<Outcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;

@@ -33,11 +33,11 @@ mod volumes;
 /// Something a user would notice, played on real parts.
 #[derive(Debug, Clone, Copy)]
 pub struct Scenario {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// What holds when it passes.
+    /// The property that holds when it passes.
     pub about: &'static str,
-    /// How long it takes on two quiet cores, set-up of the host excepted.
+    /// Duration on two quiet cores, set-up of the host excepted.
     pub expected: Duration,
     /// Plays it in a world of its own.
     pub run: fn(&World) -> Result<()>,
@@ -49,7 +49,7 @@ const LIMIT_FACTOR: u32 = 5;
 const LEAST_LIMIT: Duration = Duration::from_secs(300);
 
 impl Scenario {
-    /// How long it may take, set-up of the host excepted.
+    /// Time limit, set-up of the host excepted.
     pub fn limit(&self) -> Duration {
         (self.expected * LIMIT_FACTOR).max(LEAST_LIMIT)
     }

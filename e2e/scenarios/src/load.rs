@@ -6,12 +6,12 @@ use anyhow::{Result, ensure};
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 
-/// What fio is called among the machine's programs.
+/// Name of fio among the machine's programs.
 const PROGRAM: &str = "fio";
 const SIGINT: i32 = 2;
-/// How fio ends on that signal.
+/// Exit of fio on that signal.
 const INTERRUPTED: Exit = Exit::Code(128);
-/// How long fio may take after the time it was given.
+/// Longest time of fio after the time it was given.
 const END_LIMIT: Duration = Duration::from_secs(300);
 
 /// fio at work on a device.

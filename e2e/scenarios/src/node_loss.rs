@@ -157,8 +157,8 @@ fn check_state_disks(world: &World, b: &Node) -> Result<()> {
         let object = format!("storagenode/{node}");
         world.wait_for(&object, "create")?;
         world.wait_for(&object, &format!("condition=SectorsAtomic={holds}"))?;
-        let told = condition(world, &object, "SectorsAtomic")?;
-        ensure!(told.starts_with(why), "SectorsAtomic of node {node} is {told:?}");
+        let reported = condition(world, &object, "SectorsAtomic")?;
+        ensure!(reported.starts_with(why), "SectorsAtomic of node {node} is {reported:?}");
     }
     let capabilities = b.cli(&["capabilities"])?;
     ensure!(capabilities.contains("physical blocks of 512 bytes: a power cut may tear"), "{capabilities}");

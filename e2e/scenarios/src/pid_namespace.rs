@@ -10,7 +10,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "pids";
-/// How long fio runs at most, in seconds of the machine's time.
+/// Longest run of fio, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 300;
 const LIMIT: Duration = Duration::from_secs(60);
 

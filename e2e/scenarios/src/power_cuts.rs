@@ -37,13 +37,13 @@ const LOAD: &str = "load";
 const VOLUMES: [(&str, &str); 3] = [(STAMPS, "4Mi"), (FILES, "64Mi"), (LOAD, "2Mi")];
 /// Seals and commits all the time.
 const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
-/// What must happen between two cuts: rounds of the stamp writers.
+/// Least distance between two cuts: rounds of the stamp writers.
 const ROUNDS_APART: usize = 15;
-/// How many writes and flushes a moment has at least.
+/// Least number of writes and flushes of a moment.
 const WINDOW: usize = 60;
 /// A cut is fewer writes and flushes than this after a report.
 const SOON: usize = 12;
-/// How many places a cut is looked for at which something would be lost.
+/// Number of places that are tried for a cut at which something would be lost.
 const MOST_DRAWS: u32 = 100;
 const LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
@@ -56,11 +56,11 @@ struct Moment {
     bucket: PathBuf,
 }
 
-/// What came of the cuts.
+/// Result of the cuts.
 pub struct Outcome {
-    /// How many there were.
+    /// Number of cuts.
     pub cuts: usize,
-    /// How many lost something, and what.
+    /// Losses, one for each cut that lost something.
     pub lost: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Makes `cuts` power cuts and compares.
 ///
 /// # Errors
-/// When something else failed than what the cuts are about.
+/// If something else failed than what the cuts are about.
 pub fn cut(world: &World, cuts: usize) -> Result<Outcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
@@ -198,7 +198,7 @@ fn moment(
     Ok(Moment { positions, bucket })
 }
 
-/// What comes after the cuts.
+/// Steps after the cuts.
 struct Aftermath<'a> {
     world: &'a World,
     recorded: &'a Vm,

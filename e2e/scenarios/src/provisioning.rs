@@ -9,7 +9,7 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "volumes";
 
-/// What an object store must be given to be refused, why, and what the user is told to look at.
+/// A configuration that makes an object store unfit, the reason, and the field that the user is pointed to.
 struct Unfit {
     name: &'static str,
     bucket: &'static str,

@@ -27,16 +27,18 @@ const VOLUMES: [(&str, Fault); 6] = [
     ("lost-reply", Fault::LostReply),
     ("black-hole", Fault::BlackHole),
 ];
-/// How often a volume is written and waited for until all is committed; once where every request costs seconds.
+/// Number of rounds: a volume is written and waited for until all is committed. Once where every request
+/// costs seconds.
 const ROUNDS: u32 = 3;
-/// How often a user who is told of a failure asks again.
+/// Number of retries of a user who sees a failure.
 const TRIES: u32 = 4;
-/// How long a commit may take whose every request is hit once; a request to a silent store fails after five seconds.
+/// Time limit of a commit whose every request is hit once; a request to a silent store fails after five
+/// seconds.
 const COMMIT_LIMIT: Duration = Duration::from_secs(180);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// Uploads begin soon after the writes.
 const DATA: &str = "seal_size = \"1Mi\"\nmax_dirty_age = \"1s\"";
-/// Where the node keeps what it has of its volumes.
+/// Directory of the node's data of its volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
 
 pub(super) fn run(world: &World) -> Result<()> {

@@ -14,7 +14,7 @@ use holdfast_lab::world::World;
 
 use super::load::Load;
 use super::story::provision_store_at;
-use super::volumes::{Served, Told, serve_all, told};
+use super::volumes::{Reported, Served, reported, serve_all};
 
 mod full_cache;
 
@@ -30,7 +30,7 @@ const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"4M
 /// Conditions of a Volume.
 const STORE_REACHABLE: &str = "StoreReachable";
 const WRITABLE: &str = "Writable";
-/// How long the store stays away in the scenario, in real time, once writes wait.
+/// Duration of the outage in the scenario, in real time, once writes wait.
 const SHORT: Duration = Duration::from_secs(45);
 /// Longer than the scenario, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 3600;
@@ -49,7 +49,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Plays it with the store away for `away` and returns how many requests of guests failed.
 ///
 /// # Errors
-/// What else a user would have noticed.
+/// If a user would have noticed anything else.
 pub fn outage(world: &World, away: Duration) -> Result<u64> {
     let s3 = world.s3()?;
     let proxy = FaultProxy::start(s3.port())?;
@@ -115,12 +115,16 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
     ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
     for volume in [busy, calm[0]] {
-        let told = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
-        ensure!(told >= Some(away.as_secs_f64()), "{} says that the store is away for {told:?} s", volume.id);
+        let reported = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
+        ensure!(
+            reported >= Some(away.as_secs_f64()),
+            "{} says that the store is away for {reported:?} s",
+            volume.id
+        );
     }
     let delayed = node.metric("holdfast_volume_writes_delayed_seconds", &busy.id)?;
     ensure!(delayed > Some(0.0), "the volume does not say that its writes wait: {delayed:?}");
-    let during = check_told(world, &before)?;
+    let during = check_reported(world, &before)?;
     let attempts = proxy.turned_away() - from.1;
     let a_second = attempts as f64 / from.0.elapsed().as_secs_f64();
     report::step(format_args!(
@@ -147,8 +151,9 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     sum_of(node, "holdfast_volume_failed_requests_total", served.values())
 }
 
-/// What the Volumes say while the store is away: returns it of [`BUSY`], which said `before` until then.
-fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
+/// Checks the conditions of the Volumes during the outage. Returns those of [`BUSY`], which were `before`
+/// until then.
+fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]> {
     report::step(format_args!("kubectl get volumes\n{}", world.kubectl(["get", "volumes"])?));
     let busy = conditions(world, BUSY)?;
     for condition in &busy {
@@ -178,7 +183,7 @@ fn check_told(world: &World, before: &[Told; 2]) -> Result<[Told; 2]> {
     Ok(busy)
 }
 
-/// Waits until these events are told of a volume: they are written after the conditions.
+/// Waits until these events of a volume are reported: they are written after the conditions.
 fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
     let about = format!("--field-selector=involvedObject.kind=Volume,involvedObject.name={volume}");
     let path = "--output=jsonpath={range .items[*]}{.type}/{.reason} {end}";
@@ -188,12 +193,12 @@ fn wait_events(world: &World, volume: &str, wanted: &[&str]) -> Result<()> {
     })
 }
 
-/// Whether a volume's store answers, and whether its writes continue.
-fn conditions(world: &World, volume: &str) -> Result<[Told; 2]> {
-    Ok([told(world, volume, STORE_REACHABLE)?, told(world, volume, WRITABLE)?])
+/// Conditions of a volume: its store answers, and its writes continue.
+fn conditions(world: &World, volume: &str) -> Result<[Reported; 2]> {
+    Ok([reported(world, volume, STORE_REACHABLE)?, reported(world, volume, WRITABLE)?])
 }
 
-fn turned_later(before: &[Told; 2], after: &[Told; 2]) -> bool {
+fn turned_later(before: &[Reported; 2], after: &[Reported; 2]) -> bool {
     before.iter().zip(after).all(|(before, after)| after.since > before.since)
 }
 
@@ -219,7 +224,7 @@ fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a S
     volumes.into_iter().map(|volume| Ok(node.metric(figure, &volume.id)?.unwrap_or(0.0))).sum()
 }
 
-/// How the node fell upon the store that came back.
+/// Checks the load of the node on the store that came back.
 fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
     let since: Vec<_> = proxy.passed().into_iter().filter(|passed| passed.at >= back).collect();
     let first = since.iter().filter(|passed| passed.at - back <= Duration::from_secs(1)).count();

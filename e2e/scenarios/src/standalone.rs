@@ -11,7 +11,7 @@ use holdfast_lab::world::World;
 use super::load::Load;
 
 const BUCKET: &str = "standalone";
-/// How long fio may run, in seconds of the machine's time: it is ended before.
+/// Longest run of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
 const LIMIT: Duration = Duration::from_secs(60);
 

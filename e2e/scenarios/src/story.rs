@@ -15,13 +15,13 @@ use holdfast_lab::world::World;
 use super::load::Load;
 use super::provisioning::{apply, object_store, volume};
 
-/// How long it takes on two quiet cores, set-up of the host excepted.
+/// Duration on two quiet cores, set-up of the host excepted.
 pub const EXPECTED: Duration = Duration::from_secs(100);
 
 const BUCKET: &str = "volumes";
 const ATTACH_LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
-/// How long fio runs, in seconds of the machine's time.
+/// Run time of fio, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 30;
 /// A real tree to copy: kernel modules and a language's library.
 const TREE: &str = "/usr/lib/modules/*/kernel/fs /usr/share/perl*";
@@ -39,7 +39,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 /// Plays the story with this transport.
 ///
 /// # Errors
-/// What a user would have noticed.
+/// If a user would have noticed anything.
 pub fn run(world: &World, transport: &str) -> Result<()> {
     let s3 = world.s3()?;
     let operator = world.operator()?;

@@ -12,7 +12,7 @@ use super::load::Load;
 
 /// Time limit for the server to start or recover its devices in an emulated machine.
 const READY: Duration = Duration::from_secs(120);
-/// How long fio writes and verifies, in seconds of the machine's clock.
+/// Time for which fio writes and verifies, in seconds of the machine's clock.
 const LOAD_SECONDS: u32 = 20;
 
 /// Numbers of signals.

@@ -13,7 +13,7 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A volume that a node serves.
 pub(super) struct Served {
-    /// What the daemon's figures and files call it.
+    /// Name of the volume in the daemon's figures and files.
     pub(super) id: String,
     /// Its device.
     pub(super) device: String,
@@ -21,12 +21,12 @@ pub(super) struct Served {
 
 /// One condition as it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct Reported {
     /// Its status and its reason, as in `False/StoreUnreachable`.
     pub(super) what: String,
-    /// What a person reads.
+    /// Message for a person.
     pub(super) message: String,
-    /// When its status turned last, as RFC 3339: later times are greater.
+    /// Time at which its status changed last, as RFC 3339: later times are greater.
     pub(super) since: String,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn release(world: &World, name: &str) -> Result<()> {
 }
 
 /// Reads a condition of a volume; it must speak of the spec that stands.
-pub(super) fn told(world: &World, volume: &str, type_: &str) -> Result<Told> {
+pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Reported> {
     let path = format!(
         "{{.metadata.generation}}{{range .status.conditions[?(@.type==\"{type_}\")]}} {{.observedGeneration}} \
          {{.status}}/{{.reason}} {{.lastTransitionTime}} {{.message}}{{end}}"
@@ -80,5 +80,5 @@ pub(super) fn told(world: &World, volume: &str, type_: &str) -> Result<Told> {
         anyhow::bail!("volume {volume} has no condition {type_}: {text}");
     };
     ensure!(generation == observed, "{type_} of {volume} is of another generation: {text}");
-    Ok(Told { what: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
+    Ok(Reported { what: what.to_owned(), message: message.to_owned(), since: since.to_owned() })
 }

@@ -1,4 +1,4 @@
-//! What many volumes cost: the threads of the daemon, and the attach of one more.
+//! Costs of many volumes: the threads of the daemon, and the attach of one more.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::{Bar, Figure, median};
 const VOLUMES: u32 = 64;
 /// Attaches of which the median counts.
 const ATTACHES: u32 = 5;
-/// How much longer than the first the last may take.
+/// Largest ratio of the last one's time to the first one's.
 const MOST_RATIO: f64 = 2.0;
 
 /// Attaches the first volume, then all others, then the last one. No volume may be attached.

@@ -1,4 +1,4 @@
-//! What each step of a volume's life asks of S3, counted by the server.
+//! S3 requests of each step of a volume's life, counted by the server.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use crate::fio::{self, Job};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "cold";
-/// Where in the volume everything is written: its second chunk. The kernel looks for partitions in the first and the last
-/// sectors of a new device, and those reads are not to fetch anything.
+/// Offset of all writes: the second chunk of the volume. The kernel looks for partitions in the first and the
+/// last sectors of a new device, and those reads must not fetch anything.
 const WRITTEN_AT: u64 = 128 << 20;
-/// How much of it is noise: more than the scattered blocks need is not worth its upload.
+/// Amount of noise in it: more than the scattered blocks need is not worth its upload.
 const NOISE_MIB: u64 = 8;
 const WRITES: u32 = 6_000;
 /// Dirty blocks of one upload, a sector each.
 const SCATTERED: u32 = 500;
 const BLOCK_BYTES: u64 = 128 << 10;
-/// How long a checkpoint may take: it is made after tens of commits.
+/// Longest wait for a checkpoint: it is made after tens of commits.
 const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
 /// A LIST may look for the checkpoint, and one for the records after it.
 const MOST_LISTS: usize = 2;

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_p
 
 use crate::wire::{Exit, Program, log_of};
 
-/// Where programs are looked up.
+/// Search path of programs.
 pub(super) const PATH: &str = "/holdfast/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// All programs of the machine.
@@ -110,7 +110,7 @@ impl Programs {
         }
     }
 
-    /// How a spawned program ended, if it has.
+    /// Exit of a spawned program, if it ended.
     pub(super) fn status(&self, name: &str) -> Result<Option<Exit>> {
         let state = self.lock();
         let pid = state.pid(name)?;

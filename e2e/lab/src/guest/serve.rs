@@ -14,7 +14,7 @@ use super::programs::{Programs, pump, raw};
 use crate::wait::until;
 use crate::wire::{self, Exit, Kind, Program, Reply, Request};
 
-/// How long output may still come after a program has ended: a child it left behind may hold the pipe.
+/// Time for which output may still come after a program has ended: a child it left behind may hold the pipe.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 pub(super) fn serve(mut connection: TcpStream, programs: &Arc<Programs>) -> Result<()> {

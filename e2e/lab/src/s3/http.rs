@@ -65,7 +65,7 @@ impl Head {
         self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
     }
 
-    /// How long the body of a request is, in bytes.
+    /// Length of the body of a request, in bytes.
     pub(super) fn body_bytes(&self) -> Result<usize> {
         ensure!(self.get("transfer-encoding").is_none(), "a chunked request: {}", self.first);
         let length = self.get("content-length").unwrap_or("0");
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_passed_on_as_it_was_but_for_the_connection() {
+    fn an_answer_is_passed_on_except_for_its_connection() {
         let answer =
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\nEtag: x\r\n\r\nbody";
         let answer = Answer::read(&mut &answer[..]).unwrap();

@@ -18,12 +18,12 @@ use super::http::{Answer, Head, read_body};
 use crate::vm;
 use crate::wait::until;
 
-/// How long a held or black-holed request sleeps between two looks at whether its time is over.
+/// Time between two checks of a held or black-holed request for its end.
 const LOOK: Duration = Duration::from_millis(200);
-/// How long requests at the server may take to be answered once no more are passed on.
+/// Longest wait for the answers to requests at the server once no more are passed on.
 const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
-/// What happens to a request.
+/// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
     /// It is passed on late.
@@ -40,7 +40,7 @@ pub enum Fault {
     BlackHole,
 }
 
-/// Which requests a fault hits.
+/// Requests that a fault hits.
 #[derive(Debug, Clone)]
 pub struct Rule {
     /// The HTTP method; any if absent.
@@ -49,20 +49,20 @@ pub struct Rule {
     pub target: String,
     /// Only the first request for each thing in each way: the repetition passes.
     pub first_only: bool,
-    /// What happens to it.
+    /// The fault.
     pub fault: Fault,
 }
 
 /// A request that came to the proxy.
 #[derive(Debug, Clone)]
 pub struct Passed {
-    /// When its head was there.
+    /// Time at which its head was there.
     pub at: Instant,
     /// Its HTTP method.
     pub method: String,
     /// Its target.
     pub target: String,
-    /// What was done to it.
+    /// The fault that hit it.
     pub fault: Option<Fault>,
     /// Requests in flight when it came, itself included.
     pub in_flight: usize,
@@ -85,7 +85,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     rules: Vec<Rule>,
-    /// What was asked for in each way since the rules were set.
+    /// Method and target of the requests since the rules were set.
     asked: HashSet<(String, String)>,
     passed: Vec<Passed>,
     connections: HashMap<u64, TcpStream>,
@@ -103,7 +103,7 @@ impl FaultProxy {
     /// A proxy to the server on this port of the loopback.
     ///
     /// # Errors
-    /// When no port is free.
+    /// If no port is free.
     pub fn start(server_port: u16) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a port for the proxy")?;
         let port = listener.local_addr().context("read the proxy's port")?.port();
@@ -160,7 +160,7 @@ impl FaultProxy {
     /// buckets do not change any more.
     ///
     /// # Errors
-    /// When the server does not answer.
+    /// If the server does not answer.
     pub fn hold_requests(&self) -> Result<()> {
         {
             let mut state = self.shared.lock();
@@ -188,7 +188,7 @@ impl FaultProxy {
         self.shared.lock().turned_away
     }
 
-    /// How often each fault was done so far.
+    /// Number of times that each fault was done so far.
     pub fn faults(&self) -> BTreeMap<Fault, usize> {
         let mut counts = BTreeMap::new();
         for fault in self.shared.lock().passed.iter().filter_map(|passed| passed.fault) {

@@ -15,7 +15,7 @@ use crate::command::{as_root, output, show};
 use crate::pins::{GUEST_SUITE, HOST_PACKAGES};
 use crate::report;
 
-/// Where the signatures of Debian's archives are checked against.
+/// Keys of the signatures of Debian's archives.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Packages whose programs run on the host without being installed.
 const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
@@ -23,7 +23,7 @@ const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
 /// Installs what the host lacks of [`HOST_PACKAGES`].
 ///
 /// # Errors
-/// When this is not Debian, sudo asks for a password, or apt-get fails.
+/// If this is not Debian, sudo asks for a password, or apt-get fails.
 pub fn install_host_packages() -> Result<()> {
     let missing: Vec<&str> = HOST_PACKAGES.iter().copied().filter(|package| !installed(package)).collect();
     if missing.is_empty() {
@@ -47,7 +47,7 @@ pub fn install_host_packages() -> Result<()> {
 /// The unpacked packages of `TOOLS`; programs are below `usr/bin`.
 ///
 /// # Errors
-/// When they cannot be fetched.
+/// If they cannot be fetched.
 pub fn unpacked_tools(cache: &Cache) -> Result<PathBuf> {
     cache.entry(&format!("tools-{GUEST_SUITE}"), Duration::from_secs(20), |dir| {
         AptRoot::new(GUEST_SUITE)?.unpack(TOOLS, dir)
@@ -57,7 +57,7 @@ pub fn unpacked_tools(cache: &Cache) -> Result<PathBuf> {
 /// The URI of the Debian archive this machine's apt uses.
 ///
 /// # Errors
-/// When apt's configuration names none.
+/// If apt's configuration names none.
 pub fn mirror() -> Result<String> {
     let mut texts = Vec::new();
     for file in ["/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"] {
@@ -108,7 +108,7 @@ impl AptRoot {
     /// Makes the configuration and fetches the suite's package lists.
     ///
     /// # Errors
-    /// When the lists cannot be fetched.
+    /// If the lists cannot be fetched.
     pub fn new(suite: &str) -> Result<Self> {
         let dir = tempfile::tempdir().context("make a directory for apt")?;
         let path = dir.path().display().to_string();
@@ -152,7 +152,7 @@ impl AptRoot {
     /// runs.
     ///
     /// # Errors
-    /// When one cannot be fetched.
+    /// If one cannot be fetched.
     pub fn unpack(&self, packages: &[&str], into: &Path) -> Result<()> {
         let debs = tempfile::tempdir().context("make a directory for packages")?;
         output(self.apt("apt-get").current_dir(debs.path()).args(["-qq", "download"]).args(packages))
@@ -166,7 +166,7 @@ impl AptRoot {
     /// The names of packages that begin with `prefix`.
     ///
     /// # Errors
-    /// When apt-cache fails.
+    /// If apt-cache fails.
     pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
         let names = output(self.apt("apt-cache").args(["pkgnames", prefix]))?;
         Ok(names.lines().map(str::to_owned).collect())

@@ -15,10 +15,10 @@ use crate::wait::until;
 
 /// The emulator.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// How long a kernel may take to say that it boots under KVM; it needs one second.
+/// Longest wait for a kernel to report its boot under KVM; it needs one second.
 const PROBE_LIMIT: Duration = Duration::from_secs(20);
 
-/// What executes the machine's instructions.
+/// Executor of the machine's instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accelerator {
     /// The processor.
@@ -27,7 +27,7 @@ pub enum Accelerator {
     Tcg,
 }
 
-/// What every machine boots from.
+/// Files that every machine boots from.
 #[derive(Debug, Clone)]
 pub struct BootFiles {
     /// The uncompressed kernel.
@@ -36,7 +36,7 @@ pub struct BootFiles {
     pub initramfs: PathBuf,
     /// The root file system; machines write to a snapshot of it.
     pub root_fs: PathBuf,
-    /// What executes the machine's instructions.
+    /// Executor of the machine's instructions.
     pub accelerator: Accelerator,
 }
 
@@ -45,7 +45,7 @@ impl Accelerator {
     /// can be opened does not promise it.
     ///
     /// # Errors
-    /// When the answer cannot be kept in the cache.
+    /// If the answer cannot be kept in the cache.
     pub fn probe(cache: &Cache, kernel: &Kernel) -> Result<Self> {
         let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let key = format!("accelerator-{}-on-{}", kernel.release, host.trim());

@@ -14,7 +14,7 @@ use crate::setup::apt::AptRoot;
 /// versitygw: an S3 server over a directory.
 ///
 /// # Errors
-/// When Go is not to be had or the build fails.
+/// If Go is not to be had or the build fails.
 pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
     install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", 120)
 }
@@ -22,7 +22,7 @@ pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
 /// helm: renders and checks charts.
 ///
 /// # Errors
-/// When Go is not to be had or the build fails.
+/// If Go is not to be had or the build fails.
 pub fn helm(cache: &Cache) -> Result<PathBuf> {
     install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", 240)
 }
@@ -45,7 +45,7 @@ fn install(cache: &Cache, name: &str, version: &str, package: &str, expected_s: 
 /// its own module cannot be installed from outside because it replaces the staging modules.
 ///
 /// # Errors
-/// When Go is not to be had or the build fails.
+/// If Go is not to be had or the build fails.
 pub fn kube_apiserver(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
     let dir = cache.entry(&format!("kube-apiserver-{KUBERNETES}"), Duration::from_secs(400), |dir| {
         let mut minor = KUBERNETES.split('.').skip(1);

@@ -21,10 +21,10 @@ const PREFIX: &str = "linux-binary-";
 const SUFFIX: &str = "-cloud-amd64";
 /// Set on the kernel command line: say that the kernel boots, and turn the machine off.
 pub const PROBE: &str = "holdfast.probe";
-/// What the initramfs prints when [`PROBE`] is set.
+/// Line that the initramfs prints when [`PROBE`] is set.
 pub const PROBE_ANSWER: &str = "HOLDFAST-KERNEL-BOOTS";
 
-/// Where the share disk with the agent is mounted in a test machine.
+/// Mount point of the share disk with the agent in a test machine.
 pub const SHARE: &str = "/holdfast";
 
 /// A kernel ready to boot.
@@ -45,7 +45,7 @@ pub struct Kernel {
 /// Fetches kernel and modules and makes the initramfs.
 ///
 /// # Errors
-/// When no suite holds such a kernel any more, or a step fails.
+/// If no suite holds such a kernel any more, or a step fails.
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     let key = format!("kernel-{}-{}", pin.suite, pin.release);
     let dir = cache.entry(&key, Duration::from_secs(30), |dir| {

@@ -16,7 +16,7 @@ use crate::setup::kernel::Kernel;
 /// Builds kublk, static, from the source of the kernel's own version.
 ///
 /// # Errors
-/// When the source package is gone or the compiler fails.
+/// If the source package is gone or the compiler fails.
 pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     let version = kernel.release.split('.').take(2).collect::<Vec<_>>().join(".");
     let dir = cache.entry(&format!("kublk-{version}"), Duration::from_secs(60), |dir| {

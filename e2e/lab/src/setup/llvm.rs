@@ -22,7 +22,7 @@ impl Llvm {
     /// Fetches them for the LLVM that `rustc` is built with.
     ///
     /// # Errors
-    /// When rustc names no LLVM, or the suite has none of that version.
+    /// If rustc names no LLVM, or the suite has none of that version.
     pub fn prepare(cache: &Cache) -> Result<Self> {
         let rustc = output(Command::new("rustc").arg("-vV"))?;
         let version = rustc.lines().find_map(|line| line.strip_prefix("LLVM version: "));

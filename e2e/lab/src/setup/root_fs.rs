@@ -19,7 +19,7 @@ const SIZE: &str = "2G";
 /// Makes an ext4 image with the guest's packages and the kernel's modules.
 ///
 /// # Errors
-/// When a package cannot be fetched or the image cannot be made.
+/// If a package cannot be fetched or the image cannot be made.
 pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     // The list of packages is part of the key: FNV-1a, so that the key does not depend on the compiler.
     let packages = GUEST_PACKAGES.join(",");

@@ -11,7 +11,7 @@ use super::write::NOTED;
 use super::{LANE_SECTORS, round};
 use crate::vm;
 
-/// How many wrong sectors are named.
+/// Number of wrong sectors that are named.
 const MOST_NAMED: usize = 8;
 
 /// Notes reports with the position of a record at that time.
@@ -44,7 +44,7 @@ impl Reports {
     /// Listens for the writers of `lanes` lanes; `position` is asked at each report.
     ///
     /// # Errors
-    /// When no port is free.
+    /// If no port is free.
     pub fn listen(
         seed: u64,
         lanes: u32,
@@ -70,7 +70,7 @@ impl Reports {
         Ok(Self { port, seed, lanes, shared })
     }
 
-    /// Where writers in a test machine report.
+    /// Address to which writers in a test machine report.
     pub fn address_in_vm(&self) -> String {
         format!("{}:{}", vm::HOST, self.port)
     }
@@ -86,8 +86,9 @@ impl Reports {
         state.noted.iter().map(|report| report.position).filter(|position| range.contains(position)).collect()
     }
 
-    /// Whether lanes read as `text` (see [`super::write::read`]) are what a cut at `position` may leave: all that had been
-    /// reported by then, and of what came later only what the next round did.
+    /// Checks that lanes that read as `text` (see [`super::write::read`]) are a state that a cut at
+    /// `position` may leave: all that had been reported by then, and later only the changes of the next
+    /// round.
     ///
     /// # Errors
     /// Names lanes and sectors that are not.
@@ -118,7 +119,7 @@ impl Reports {
         reported.map(|report| report.round).max().unwrap_or(0)
     }
 
-    /// What each sector may hold: its state after round `done`, or what the next round made of it.
+    /// Allowed content of each sector: its state after round `done`, or after the next round's change.
     fn allowed(&self, lane: u32, done: u32) -> Vec<Vec<u32>> {
         let mut allowed = vec![vec![0]; LANE_SECTORS as usize];
         for number in 1..=done + 1 {
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_reported_must_be_there_and_the_next_round_may() {
+    fn reported_rounds_must_be_there_and_the_next_may() {
         let reports = reports();
         let check = |position, lane: &[String]| reports.check(position, &lane.join(" "));
         check(20, &lane([1, 2])).unwrap();

@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 
 use super::{Change, LANE_SECTORS, SECTOR_BYTES, read_stamp, round, stamp};
 
-/// What the harness answers to a report it has noted.
+/// The harness's answer to a report it has noted.
 pub const NOTED: &str = "noted";
 
 /// Direct I/O needs memory at an address of this alignment.
@@ -74,7 +74,7 @@ fn write_lane(device: &Path, lane: u32, seed: u64, report_to: &str) -> Result<()
 /// Reads all lanes; a line a lane, which names the round of each sector, `x` where there is none.
 ///
 /// # Errors
-/// When a read fails.
+/// If a read fails.
 pub fn read(device: &Path, lanes: u32, seed: u64) -> Result<String> {
     let disk = open(device)?;
     let mut buffer = Box::new(Aligned([0; 32 * SECTOR_BYTES]));

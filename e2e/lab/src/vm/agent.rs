@@ -10,7 +10,7 @@ use crate::process::Process;
 use crate::wait::until;
 use crate::wire::{self, Kind, Program, Reply, Request};
 
-/// How long one attempt to reach an agent that may not be there yet takes.
+/// Time limit of one attempt to reach an agent that may not be there yet.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
 /// Talks to the agent of one booted machine.
@@ -43,7 +43,7 @@ impl Agent {
     /// Sends a request that has nothing to return.
     ///
     /// # Errors
-    /// When it failed.
+    /// If it failed.
     pub fn done(&self, request: &Request, limit: Duration) -> Result<()> {
         match self.ask(request, limit)? {
             Reply::Done => Ok(()),
@@ -54,7 +54,7 @@ impl Agent {
     /// Sends a request and returns the reply.
     ///
     /// # Errors
-    /// When no reply comes within `limit`.
+    /// If no reply comes within `limit`.
     pub fn ask(&self, request: &Request, limit: Duration) -> Result<Reply> {
         let mut connection = self.connect(limit)?;
         wire::send_json(&mut connection, request)?;
@@ -65,7 +65,7 @@ impl Agent {
     /// Runs a program to its end.
     ///
     /// # Errors
-    /// When it cannot be started or runs longer than `limit`; then it is killed.
+    /// If it cannot be started or runs longer than `limit`; then it is killed.
     pub fn exec(&self, program: &Program, limit: Duration) -> Result<Finished> {
         let started = Instant::now();
         let mut connection = self.connect(limit)?;

@@ -14,7 +14,7 @@ const SHARE_SLACK_BYTES: u64 = 32 << 20;
 /// Makes an image that holds a copy of directory `tree`.
 ///
 /// # Errors
-/// When the tree cannot be read or the image cannot be written.
+/// If the tree cannot be read or the image cannot be written.
 pub fn share(image: &Path, tree: &Path) -> Result<()> {
     let used = output(Command::new("du").args(["-sb", "--"]).arg(tree))?;
     let used: u64 = used
@@ -28,7 +28,7 @@ pub fn share(image: &Path, tree: &Path) -> Result<()> {
 /// Makes an empty image of `size_bytes`.
 ///
 /// # Errors
-/// When it cannot be written.
+/// If it cannot be written.
 pub fn empty(image: &Path, size_bytes: u64) -> Result<()> {
     make(image, size_bytes, None)
 }

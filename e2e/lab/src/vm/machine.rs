@@ -1,4 +1,4 @@
-//! How QEMU is called.
+//! Command line of QEMU.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,14 @@ use crate::wire;
 
 /// The state disk's image, in the machine's directory.
 pub(super) const STATE_IMAGE: &str = "state.ext4";
-/// What a state disk usually announces, in bytes: a sector of a volume, as nodes should have it.
+/// Physical block that a state disk usually announces, in bytes: a sector of a volume, as nodes should have
+/// it.
 const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
-/// What one machine is like.
+/// Properties of one machine.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What it boots.
+    /// Kernel that it boots.
     pub kernel: KernelPin,
     /// Memory in MiB.
     pub memory_mib: u32,
@@ -38,14 +39,14 @@ pub struct Options {
     pub modules: Vec<String>,
 }
 
-/// What a machine's state disk is.
+/// State disk of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// An empty file system of so many bytes (sparse).
     Empty(u64),
     /// The same, on a [`RecordedDisk`].
     Recorded(u64),
-    /// What this image holds; the machine writes to it.
+    /// The content of this image; the machine writes to it.
     Image(PathBuf),
 }
 
@@ -140,7 +141,7 @@ fn disk(qemu: &mut Command, id: &str, file: &Path, settings: &str, announced: &s
 /// A TCP port of the loopback that was free a moment ago.
 ///
 /// # Errors
-/// When the host has none left.
+/// If the host has none left.
 pub fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("find a free port")?;
     Ok(listener.local_addr().context("read the free port")?.port())

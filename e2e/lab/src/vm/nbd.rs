@@ -29,7 +29,7 @@ const MOST_REQUEST_BYTES: u32 = 64 << 20;
 /// The disk failed to do it.
 pub(super) const EIO: u32 = 5;
 
-/// What is asked of the disk.
+/// Requests to the disk.
 #[derive(Debug)]
 pub(super) enum Request {
     /// Read so many bytes.

@@ -31,12 +31,12 @@ use crate::command::output;
 pub struct RecordedDisk {
     port: u16,
     before: PathBuf,
-    /// What a power cut leaves as it was or as it was written, in bytes.
+    /// Unit that a power cut leaves as it was or as it was written, in bytes.
     block_bytes: usize,
     shared: Arc<Shared>,
 }
 
-/// What a power cut leaves of the writes that no flush covers.
+/// Writes that a power cut leaves of those that no flush covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Survivors {
     /// None.
@@ -45,7 +45,7 @@ pub enum Survivors {
     Some,
 }
 
-/// What one rebuilt disk is made of.
+/// Composition of one rebuilt disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     /// Writes that a flush had made durable.
@@ -94,7 +94,7 @@ impl RecordedDisk {
     /// Serves the image; its record and a copy of it go beside it. Writes tear between blocks of `block_bytes`.
     ///
     /// # Errors
-    /// When a file cannot be made or no port is free.
+    /// If a file cannot be made or no port is free.
     pub fn start(image: &Path, block_bytes: u32) -> Result<Self> {
         let before = image.with_extension("before");
         copy_sparse(image, &before)?;
@@ -114,7 +114,7 @@ impl RecordedDisk {
         Ok(Self { port, before, block_bytes, shared })
     }
 
-    /// Where QEMU finds it.
+    /// Address by which QEMU reaches it.
     pub fn url(&self) -> String {
         format!("nbd://127.0.0.1:{}", self.port)
     }
@@ -127,7 +127,7 @@ impl RecordedDisk {
     /// Writes to `to` the disk as a power cut at `position` would have left it.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub fn rebuild(&self, position: usize, left: Survivors, chance: &mut Chance, to: &Path) -> Result<Cut> {
         copy_sparse(&self.before, to)?;
         let disk = File::options().write(true).open(to).with_context(|| format!("open {}", to.display()))?;
@@ -159,12 +159,12 @@ impl RecordedDisk {
         self.shared.lock().failing_reads = ranges;
     }
 
-    /// How many reads failed so far.
+    /// Number of reads that failed so far.
     pub fn failed_reads(&self) -> usize {
         self.shared.lock().failed_reads
     }
 
-    /// Whether flushes fail from now on.
+    /// Sets if flushes fail from now on.
     pub fn fail_flushes(&self, fail: bool) {
         self.shared.lock().failing_flushes = fail;
     }
@@ -284,7 +284,7 @@ fn durable(record: &[Entry]) -> Vec<bool> {
     durable
 }
 
-/// What becomes of a write in a power cut.
+/// Fate of a write in a power cut.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Left,
@@ -310,7 +310,7 @@ impl Fate {
 /// Copies a file without its holes.
 ///
 /// # Errors
-/// When `cp` fails.
+/// If `cp` fails.
 fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     output(Command::new("cp").args(["--sparse=always", "--"]).arg(from).arg(to)).map(drop)
 }
@@ -325,8 +325,9 @@ mod tests {
         std::fs::read(to).unwrap().chunks(4096).map(|sector| sector[0]).collect()
     }
 
+    /// Chance decides which of the writes that no flush covers survive.
     #[test]
-    fn a_cut_keeps_what_was_flushed_before_it_and_what_chance_leaves_of_the_rest() {
+    fn a_cut_keeps_flushed_writes_and_some_others() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 4 * 4096]).unwrap();
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_flush_was_to_make_durable_no_later_one_does() {
+    fn no_later_flush_repairs_a_failed_one() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, [1; 2 * 4096]).unwrap();

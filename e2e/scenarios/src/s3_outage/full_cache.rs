@@ -13,7 +13,7 @@ use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
 use super::{COLD, LIMIT, STORE_REACHABLE, WRITABLE, all_answer, sum_of, wait_committed};
-use crate::volumes::{release, serve_all, told};
+use crate::volumes::{release, reported, serve_all};
 
 /// A cache of half of what is written.
 pub(super) const DATA: &str =
@@ -23,10 +23,10 @@ const COLD_MIB: u32 = 4;
 const WIDE_MIB: u32 = 12;
 /// Written while the store is away.
 const WIDE: &str = "wide";
-/// Where the node keeps its volumes.
+/// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";
-/// How soon the user is told.
-const TOLD_LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait for the report to the user.
+const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Writes [`COLD`] and [`WIDE`]; returns how many requests failed.
 pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result<f64> {
@@ -39,7 +39,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
         cold.device
     ))?;
     wait_committed(node, [cold])?;
-    let before = told(world, WIDE, WRITABLE)?;
+    let before = reported(world, WIDE, WRITABLE)?;
 
     report::step("the store becomes unreachable; writes continue until the node's cache is full");
     proxy.go_away();
@@ -50,17 +50,17 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
             wide.device
         )),
     )?;
-    let full = until("the Volume to say that the cache is full", TOLD_LIMIT, || {
+    let full = until("the Volume to say that the cache is full", REPORT_LIMIT, || {
         let ended = vm.status("dd")?;
         ensure!(ended.is_none(), "dd ended: {ended:?} {}", vm.log("dd")?);
-        let now = told(world, WIDE, WRITABLE)?;
+        let now = reported(world, WIDE, WRITABLE)?;
         Ok((now.what == "False/CacheFull").then_some(now))
     })?;
     report::step(&full.message);
     ensure!(full.since > before.since, "{full:?} is not later than {before:?}");
-    let away = told(world, WIDE, STORE_REACHABLE)?;
+    let away = reported(world, WIDE, STORE_REACHABLE)?;
     ensure!(away.what == "False/StoreUnreachable", "nothing can be evicted, and {away:?}");
-    let idle = told(world, COLD, WRITABLE)?;
+    let idle = reported(world, COLD, WRITABLE)?;
     ensure!(idle.what == "True/Serving", "nothing is written to {COLD}, and {idle:?}");
     check_held(node)?;
 
@@ -68,7 +68,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
     let exit = vm.wait("dd", LIMIT)?;
     ensure!(exit == Exit::Code(0), "dd ended by {exit:?}: {}", vm.log("dd")?);
     all_answer(world)?;
-    let after = told(world, WIDE, WRITABLE)?;
+    let after = reported(world, WIDE, WRITABLE)?;
     ensure!(after.since > full.since, "{after:?} is not later than {full:?}");
     wait_committed(node, [cold, wide])?;
     check_held(node)?;
