@@ -10,7 +10,7 @@ const LINE_EVERY_MS: u64 = 1000;
 /// Log lines of one kind: the first at once, then one a second with the count of those between.
 #[derive(Debug, Default)]
 pub struct LineLimit {
-    /// When the last one was written, in milliseconds of the caller's clock, plus one; 0 before the first.
+    /// Time of the last one, in milliseconds of the caller's clock, plus one; 0 before the first.
     last: AtomicU64,
     held_back: AtomicU64,
 }

@@ -59,8 +59,8 @@ pub trait LocalState: Send + Sync {
     /// The open files.
     type Files: Send + Sync;
 
-    /// Syncs the durable map and reads it; nothing when the volume was never here. What is read without the sync may be
-    /// gone after the next power cut, and is no ground to write the other slot on.
+    /// Syncs the durable map and reads it; `None` when the volume was never here. What is read without the
+    /// sync may be gone after the next power cut, and does not justify a write to the other slot.
     ///
     /// # Errors
     /// The local disk's, or that the map is damaged.

@@ -67,7 +67,7 @@ async fn bury(
         };
         match read_record(objects, volume, last).await {
             Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
-            // What is damaged is no tombstone, and is about to be deleted.
+            // A damaged record is not a tombstone, and is about to be deleted.
             Ok(_) | Err(LogFailure::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }

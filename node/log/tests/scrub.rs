@@ -206,7 +206,7 @@ async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
     assert!(matches!(report.findings[0].fault, Fault::Missing));
     assert_eq!(report.findings[0].effect, Effect::NoAttach);
     assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
-    // What lies before the oldest checkpoint is no loss: a log may be truncated.
+    // A missing record before the oldest checkpoint is not damage: a log may be truncated.
     let stored = Stored::new().await;
     for seq in 1..3 {
         stored.store.delete(&log_key(seq)).await.unwrap();
@@ -214,8 +214,8 @@ async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
 }
 
-/// A writer that stood still creates its attach record where another had been truncated: it is no part of the
-/// log.
+/// A writer that stood still creates its attach record where another had been truncated: it does not belong
+/// to the log.
 #[tokio::test]
 async fn a_record_that_came_too_late_is_nothing_to_find() {
     let mut stored = Stored::new().await;

@@ -1,7 +1,8 @@
 //! Object-store vocabulary, retry policy, reference store and conformance suite.
 //!
-//! Owns: the [`ObjectStore`] trait and what its answers mean, the errors and their kinds, when a request is tried
-//! again, how requests are counted, the in-memory reference store with its faults, and the suite every store passes.
+//! Owns: the [`ObjectStore`] trait and the meaning of its answers, the errors and their kinds, the retry
+//! policy, the request counters. Also the in-memory reference store with its faults, and the suite every
+//! store passes.
 //! Does not own: object names (`holdfast_types::key`), any network protocol, any policy of a volume.
 //! Invariants: objects are immutable; the only conditional request is a create-once PUT.
 

@@ -145,7 +145,7 @@ pub(crate) struct SyncMark(u64);
 #[derive(Clone)]
 pub(crate) struct SideFile {
     cells: Cells<Stamp>,
-    /// Sectors that are no hole.
+    /// Sectors that are not a hole.
     pub(crate) held: u64,
     /// A sync failed and the process that had asked for it died: the kernel reports it to the next process that syncs.
     pub(crate) failed_unheard: bool,

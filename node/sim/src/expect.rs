@@ -2,8 +2,8 @@
 //!
 //! Times are ticks of the model's own clock, which moves with everything the client sees. A write is
 //! *superseded* by a write that succeeded and was issued after the first one had ended. A read sees a write
-//! that is not superseded. After the loss of the host it sees one not superseded by a write that a successful
-//! flush, issued after that write ended, vouches for, nor by a FUA write that succeeded.
+//! that is not superseded. After the loss of the host the superseding write must be durable: a FUA write that
+//! succeeded, or one covered by a successful flush that was issued after that write ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

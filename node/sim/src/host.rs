@@ -94,7 +94,7 @@ pub(crate) struct Host {
     /// End times of the writes that no commit captured yet, oldest first: by the model's clock, and by the
     /// virtual one.
     pub(crate) uncommitted: VecDeque<(u64, Millis)>,
-    /// Until when its process did not run, or had not heard of the log.
+    /// Time until which its process did not run, or had not reached the log.
     pub(crate) away_until: Millis,
     /// Result of the last attach, until it is asked for.
     pub(crate) came_of: Option<Attach>,

@@ -14,7 +14,7 @@ use holdfast_sim::case::{Case, Outcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
 use holdfast_sim::fleet::FleetCase;
 
-/// Lines told of a run that ends in a violation.
+/// Lines printed of a run that ends in a violation.
 const STORY: usize = 120;
 /// Runs spent on leaving steps out of it.
 const SHRINKING: usize = 400;

@@ -144,7 +144,7 @@ impl Schedule {
             op = Op::WriteFua;
         }
         let mut range = range(self.rng(), sectors);
-        // Who is told that something cannot be read writes there.
+        // A client that gets a read error writes there.
         let lost = self.world.status(host).and_then(|status| status.unreadable);
         if let Some(lost) = lost
             && self.rng().once_in(4)

@@ -218,7 +218,7 @@ impl World {
         self.tell(host, Event::Repair { ranges, checkpoint });
     }
 
-    /// Time passes, and the engine of `host` hears of it.
+    /// Time passes, and the engine of `host` gets the new time.
     pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
         self.tell_time(host);
@@ -260,7 +260,7 @@ impl World {
         })
     }
 
-    /// Does one job that was not done yet, or tells of one that was.
+    /// Does one job that was not done yet, or delivers the answer of one that was.
     pub(crate) fn step_job(&mut self, host: usize, index: usize) {
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");
         if process.jobs[index].fetches() && process.jobs.iter().filter(|job| job.fetches()).count() > 1 {

@@ -3,9 +3,9 @@
 //! The corpus of a target is what engines store in a simulated life, and the files of `node/sim/fuzz/<target>`: what earlier
 //! versions stored, which must stay readable, and what once broke the decoder.
 //!
-//! Two kinds of change: *decay*, which leaves the checksum as it was and must never be taken for what was written, and
-//! *forgery*, which makes the checksum right again, so that the fields behind it are reached: a decoder may take or refuse
-//! it and must not panic, nor take long.
+//! Two kinds of change. *Decay* leaves the checksum as it was, and must never be taken for what was written.
+//! *Forgery* corrects the checksum, so that the fields behind it are reached: a decoder may take or refuse
+//! it, and must not panic, nor take long.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its parts too
 

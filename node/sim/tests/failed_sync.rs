@@ -146,8 +146,8 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     }
 }
 
-/// Found by reading: an attach that was shown the log as of before the volume was taken over noted in the header what the
-/// log called void, and with that forgot what the last round of the fenced writer had named since.
+/// Found by reading: an attach read the log as of before a takeover, and noted in the header the sides that
+/// this log called void. With that it forgot what the last round of the fenced writer had named since.
 #[test]
 fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     for seed in 0..16 {
@@ -162,8 +162,8 @@ fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     }
 }
 
-/// Found by reading: a header whose sync failed was read back at the next attach and taken for the newest, and the power went
-/// while the other slot, the only one that was synced, was written.
+/// Found by reading: a header whose sync failed was read back at the next attach and taken for the newest.
+/// The power went while the other slot, the only one that was synced, was written.
 #[test]
 fn a_failed_header_sync_does_not_free_the_other_slot() {
     for seed in 0..1500 {

@@ -83,8 +83,8 @@ pub enum QueueEvent {
     },
 }
 
-/// `UBLK_AUTO_BUF_REG_FALLBACK` where a command carries it: pages that the kernel cannot register (no memory, an index in
-/// use) are no error of the request; it is marked, and its data is copied.
+/// `UBLK_AUTO_BUF_REG_FALLBACK` where a command carries it. Pages that the kernel cannot register (no memory,
+/// an index in use) do not fail the request; it is marked, and its data is copied.
 const COPY_IF_NOT_REGISTERED: u64 = (sys::UBLK_AUTO_BUF_REG_FALLBACK as u64) << 16;
 
 /// One queue of a device, on one ring.
@@ -182,7 +182,7 @@ impl Queue {
     /// Moves a part of a read request's memory out of a file.
     ///
     /// # Panics
-    /// If the request is no read, or the part does not lie inside it.
+    /// If the request is not a read, or the part does not lie inside it.
     pub fn read_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         Self::check(request, part);
@@ -202,7 +202,7 @@ impl Queue {
     /// Moves a part of a write request's memory into a file.
     ///
     /// # Panics
-    /// If the request is no write, or the part does not lie inside it.
+    /// If the request is not a write, or the part does not lie inside it.
     pub fn write_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         Self::check(request, part);

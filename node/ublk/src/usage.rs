@@ -32,7 +32,7 @@ fn is_backing(block_devices: &Path, device: &Path) -> Result<bool, ControlError>
         match fs::read_to_string(&path) {
             Ok(backing) if Path::new(backing.trim_end()) == device => return Ok(true),
             Ok(_) => {}
-            // It is no loop device, or has gone.
+            // It is not a loop device, or has gone.
             Err(error)
                 if error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV) => {}
             Err(source) => return Err(failed(&path, "opened")(source)),

@@ -97,7 +97,7 @@ async fn look_at_chunk(
     Ok(())
 }
 
-/// The index of a segment; nothing where it is damaged, which is a finding of its own.
+/// The index of a segment; `None` where it is damaged, which is a finding of its own.
 async fn index(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

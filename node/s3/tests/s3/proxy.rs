@@ -32,7 +32,7 @@ async fn a_read_survives_what_a_proxy_answers() {
     }
 }
 
-/// The same while the proxy stays: the object is not reachable, which is no word on whether it exists.
+/// The same while the proxy stays: the object is not reachable, which does not say if it exists.
 #[tokio::test]
 async fn a_proxy_that_stays_is_an_unreachable_store() {
     let server = Server::start().await;

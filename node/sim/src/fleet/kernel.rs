@@ -1,6 +1,7 @@
 //! The ublk driver of one host: devices under small numbers, each with a tag of its server's choice.
 //!
-//! Owns: whose each device truly is, which no program is told. Each command is checked against it (invariant 26).
+//! Owns: the true owner of each device, which no program can ask for. Each command is checked against it
+//! (invariant 26).
 
 use std::collections::BTreeMap;
 

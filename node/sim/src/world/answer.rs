@@ -202,7 +202,7 @@ fn denied(ask: &StoreAsk) -> Answer {
     failed(ask, StoreError::Denied { code: "AccessDenied".to_owned(), source })
 }
 
-/// The sender cannot tell whether it was done.
+/// The sender cannot know if it was done.
 fn unanswered(ask: &StoreAsk) -> Answer {
     match ask {
         StoreAsk::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),

@@ -66,7 +66,7 @@ pub(crate) enum Displaces {
     None,
     /// The one of this epoch.
     Epoch(Epoch),
-    /// The model cannot tell whether what the disk has is all that the writer had.
+    /// The model cannot know if what the disk has is all that the writer had.
     Unclear,
 }
 

@@ -11,7 +11,7 @@ use crate::disk::{SyncMark, sectors};
 use crate::invariant::Invariant;
 
 impl World {
-    /// Does it; the event is what the engine hears of it.
+    /// Does it; returns the event for the engine.
     pub(super) fn perform(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) -> Option<Event> {
         let here = &mut self.hosts[host];
         let local = Self::fails(&mut self.rng, self.faults.local);

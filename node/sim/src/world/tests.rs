@@ -1,4 +1,4 @@
-//! Stories that random runs told, kept as they are.
+//! Traces of random runs that found a fault, kept as they are.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::DirtyLimits;
