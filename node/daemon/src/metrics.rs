@@ -12,12 +12,13 @@ use holdfast_objects::RequestCounts;
 use holdfast_service::logs::DroppedLines;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::node::{VolumeState, VolumeStatus};
+use crate::node::{RingStatus, VolumeState, VolumeStatus};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
@@ -26,6 +27,22 @@ use crate::volumes::Volumes;
 enum Kind {
     Gauge,
     Counter,
+}
+
+impl Kind {
+    fn of(self) -> MetricType {
+        match self {
+            Self::Gauge => ConstGauge::new(0.0).metric_type(),
+            Self::Counter => ConstCounter::new(0.0).metric_type(),
+        }
+    }
+
+    fn sample(self, value: f64, sample: MetricEncoder<'_>) -> fmt::Result {
+        match self {
+            Self::Gauge => ConstGauge::new(value).encode(sample),
+            Self::Counter => ConstCounter::new(value).encode(sample),
+        }
+    }
 }
 
 /// One metric of a volume; its label is `volume`. It is absent while `value` is.
@@ -56,7 +73,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 26] = [
+const VOLUME_METRICS: [VolumeMetric; 27] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -174,6 +191,36 @@ const VOLUME_METRICS: [VolumeMetric; 26] = [
     counter("holdfast_volume_failed_requests", None, "Requests that failed", |v| {
         Some(v.served.errors as f64)
     }),
+    gauge(
+        "holdfast_volume_waiting_work_most",
+        None,
+        "Pieces of background work that waited to be begun at a time, at most",
+        |v| Some(v.served.most_waiting_work as f64),
+    ),
+];
+
+/// One metric of a ring thread; its label is `ring`.
+struct RingMetric {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&RingStatus) -> u64,
+}
+
+/// Metrics of each ring thread.
+const RING_METRICS: [RingMetric; 2] = [
+    RingMetric {
+        name: "holdfast_ring_waiting_messages_most",
+        kind: Kind::Gauge,
+        help: "Messages that waited for the ring thread at a time, at most; its inbox holds 1024",
+        value: |ring| ring.most_messages,
+    },
+    RingMetric {
+        name: "holdfast_ring_full_inbox",
+        kind: Kind::Counter,
+        help: "Messages that waited for room in the inbox of the ring thread",
+        value: |ring| ring.full_inbox,
+    },
 ];
 
 /// One operation of a store. Its volumes share one connection, so each knows the same figures.
@@ -211,20 +258,12 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let volumes = self.0.volumes();
         for metric in &VOLUME_METRICS {
-            let kind = match metric.kind {
-                Kind::Gauge => ConstGauge::new(0.0).metric_type(),
-                Kind::Counter => ConstCounter::new(0.0).metric_type(),
-            };
-            let mut family =
-                encoder.encode_descriptor(metric.name, metric.help, metric.unit.as_ref(), kind)?;
+            let (unit, kind) = (metric.unit.as_ref(), metric.kind.of());
+            let mut family = encoder.encode_descriptor(metric.name, metric.help, unit, kind)?;
             for volume in &volumes {
                 let Some(value) = (metric.value)(volume) else { continue };
                 let labels = [("volume", volume.volume.as_str())];
-                let sample = family.encode_family(&labels)?;
-                match metric.kind {
-                    Kind::Gauge => ConstGauge::new(value).encode(sample)?,
-                    Kind::Counter => ConstCounter::new(value).encode(sample)?,
-                }
+                metric.kind.sample(value, family.encode_family(&labels)?)?;
             }
         }
         let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
@@ -251,9 +290,33 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
     }
 }
 
+/// Reads the figures off the ring threads.
+struct RingCollector<V>(Readiness<V>);
+
+impl<V> fmt::Debug for RingCollector<V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RingCollector")
+    }
+}
+
+impl<V: Volumes> Collector for RingCollector<V> {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let rings = self.0.rings();
+        for metric in &RING_METRICS {
+            let mut family = encoder.encode_descriptor(metric.name, metric.help, None, metric.kind.of())?;
+            for (number, ring) in rings.iter().enumerate() {
+                let (number, value) = (number.to_string(), (metric.value)(ring) as f64);
+                metric.kind.sample(value, family.encode_family(&[("ring", number.as_str())])?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// The metrics as OpenMetrics text.
 pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
+    registry.register_collector(Box::new(RingCollector(volumes.clone())));
     registry.register_collector(Box::new(VolumeCollector(volumes)));
     registry.register_collector(Box::new(DroppedLines));
     let mut text = String::new();
@@ -282,6 +345,8 @@ mod tests {
         for line in [
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
+            "holdfast_ring_waiting_messages_most{ring=\"1\"} 4.0",
+            "holdfast_ring_full_inbox_total{ring=\"1\"} 2.0",
             "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
             "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",
             "holdfast_volume_cached_bytes{volume=\"vol-1\"} 12288.0",

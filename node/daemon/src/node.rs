@@ -10,6 +10,7 @@ mod device;
 mod ends_process;
 mod error;
 pub(crate) mod fenced;
+mod limit;
 mod local;
 mod off_runtime;
 mod ring;
@@ -39,6 +40,7 @@ pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
 pub(crate) use off_runtime::off_runtime;
+pub(crate) use ring::handle::RingStatus;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 pub(crate) use volume::status::{ServedCounts, VolumeState, VolumeStatus};
@@ -51,8 +53,10 @@ use local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use local::file::{open_direct, random};
 use local::volume_files::Local;
 use ring::board::Board;
+use ring::handle::RingHandle;
+use ring::message::{Message, VolumeKey};
 use ring::placement::Rings;
-use ring::thread::{self, Message, RingHandle, VolumeKey};
+use ring::thread;
 use store::block_cache::Slab;
 use store::clients::Stores;
 use store::cold_reads::ColdReads;
@@ -292,7 +296,7 @@ impl Node {
             loop {
                 ticks.tick().await;
                 for ring in ticking.0.rings.iter() {
-                    ring.send(Message::Tick);
+                    ring.send(Message::Tick).await;
                 }
             }
         });
@@ -325,6 +329,11 @@ impl Node {
         entries.into_iter().filter_map(|(volume, entry)| VolumeStatus::of(volume, &entry)).collect()
     }
 
+    /// What each ring thread did.
+    pub(crate) fn rings(&self) -> Vec<RingStatus> {
+        self.0.rings.status()
+    }
+
     /// What the node can do.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let check = |transport| match &self.0.features {
@@ -343,7 +352,7 @@ impl Node {
     /// released once nothing else of this process can touch them: the process should end now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
         for ring in self.0.rings.iter() {
-            ring.send(Message::Leave);
+            ring.send(Message::Leave).await;
         }
         let threads = std::mem::take(&mut *self.0.threads.lock());
         let joined =

@@ -7,7 +7,7 @@ use holdfast_service::admin::Program;
 use parking_lot::Mutex;
 
 use crate::metrics;
-use crate::node::{VolumeState, VolumeStatus};
+use crate::node::{RingStatus, VolumeState, VolumeStatus};
 use crate::volumes::Volumes;
 
 /// What the process does.
@@ -50,14 +50,18 @@ impl<V: Volumes> Readiness<V> {
 
     /// The volumes of the node; none before they are recovered.
     pub(crate) fn volumes(&self) -> Vec<VolumeStatus> {
-        let stage = self.0.lock();
-        match &*stage {
-            Stage::WaitsForLock | Stage::Recovers => Vec::new(),
-            Stage::Serves(volumes) => {
-                let volumes = volumes.clone();
-                drop(stage);
-                volumes.list()
-            }
+        self.served().map_or_else(Vec::new, |volumes| volumes.list())
+    }
+
+    /// What each ring thread did; nothing before the volumes are recovered.
+    pub(crate) fn rings(&self) -> Vec<RingStatus> {
+        self.served().map_or_else(Vec::new, |volumes| volumes.rings())
+    }
+
+    fn served(&self) -> Option<V> {
+        match &*self.0.lock() {
+            Stage::WaitsForLock | Stage::Recovers => None,
+            Stage::Serves(volumes) => Some(volumes.clone()),
         }
     }
 }

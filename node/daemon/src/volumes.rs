@@ -7,7 +7,9 @@ use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
 use crate::failure::Failure;
-use crate::node::{AttachRequest, Attached, Capabilities, Node, ScrubRequest, Scrubbed, VolumeStatus};
+use crate::node::{
+    AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeStatus,
+};
 
 /// The volumes of this node. Clones speak of the same node.
 pub(crate) trait Volumes: Clone + Send + Sync + 'static {
@@ -53,6 +55,9 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
 
     /// The volumes this node serves.
     fn list(&self) -> Vec<VolumeStatus>;
+
+    /// What each ring thread did.
+    fn rings(&self) -> Vec<RingStatus>;
 
     /// What this node can do.
     fn capabilities(&self) -> Capabilities;
@@ -108,6 +113,10 @@ impl Volumes for Node {
 
     fn list(&self) -> Vec<VolumeStatus> {
         Self::list(self)
+    }
+
+    fn rings(&self) -> Vec<RingStatus> {
+        Self::rings(self)
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -10,7 +10,7 @@ use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
 use holdfast_log::LogFailure;
-use holdfast_ring::Errno;
+use holdfast_ring::{Errno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
@@ -322,7 +322,16 @@ pub(crate) enum NodeError {
          the daemon, or detach a volume"
     )]
     RingsFull(usize),
-    /// The ring could not be made or has failed.
+    /// The volume was released from its ring before.
+    #[error("volume {0} is not on its ring any more; nothing was done; attach it again")]
+    NotOnRing(VolumeId),
+    /// A ring thread could not be started.
+    #[error("a ring thread could not be started; raise the process's limit of threads")]
+    RingThread(#[source] io::Error),
+    /// A ring could not be created.
+    #[error("an I/O ring could not be created")]
+    RingSetup(#[source] RingError),
+    /// A ring thread has ended.
     #[error("the I/O ring does not answer: the daemon must be restarted")]
     RingLost,
     /// Size asked for at creation.
@@ -423,6 +432,9 @@ impl NodeError {
             | Self::QueueRefused { .. }
             | Self::StillArmed(_)
             | Self::Queue(_)
+            | Self::NotOnRing(_)
+            | Self::RingThread(_)
+            | Self::RingSetup(_)
             | Self::RingLost => ErrorKind::Local,
         }
     }

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, ScrubRequest, Scrubbed, ServedCounts, StateDisk,
-    StoreHealth, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, ErrorKind, RingStatus, ScrubRequest, Scrubbed, ServedCounts,
+    StateDisk, StoreHealth, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -194,6 +194,10 @@ impl Volumes for Fake {
 
     fn list(&self) -> Vec<VolumeStatus> {
         self.inner.lock().attached.values().rev().cloned().collect()
+    }
+
+    fn rings(&self) -> Vec<RingStatus> {
+        vec![RingStatus::default(), RingStatus { most_messages: 4, full_inbox: 2 }]
     }
 
     fn capabilities(&self) -> Capabilities {

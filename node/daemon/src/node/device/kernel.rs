@@ -8,13 +8,13 @@ use std::io;
 use std::process::Command;
 use std::time::Duration;
 
-use holdfast_ring::Ring;
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, Queue, QueueError,
-    QueueSpec, Transport, Unsupported, flush_from_outside,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, Queue, QueueSpec,
+    Transport, Unsupported, flush_from_outside,
 };
 
 use crate::node::TransportChoice;
+use crate::node::ring::message::OpenQueues;
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";
@@ -22,10 +22,6 @@ pub(crate) const FLUSH_DEVICE: &str = "flush-device";
 const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The longest wait for the flush of a lost device.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
-
-/// Opens the queues of a device on a ring thread, under the volume's index there.
-pub(in crate::node) type OpenQueues =
-    Box<dyn FnOnce(&mut Ring, u16) -> Result<Vec<Queue>, QueueError> + Send>;
 
 /// What the kernel does with devices. Each function blocks.
 pub(in crate::node) trait Devices: Send + Sync {

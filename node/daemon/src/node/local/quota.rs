@@ -19,7 +19,7 @@ use crate::node::ends_process::EndsProcess;
 use crate::node::error::{NodeError, file};
 use crate::node::local::detached_cache::{Leftovers, Needed, bury};
 use crate::node::off_runtime::blocking;
-use crate::node::ring::thread::Message;
+use crate::node::ring::message::Message;
 use crate::node::{Entry, Node, NodeConfig, Present, TICK};
 
 /// What a volume may do before the next measurement.
@@ -81,7 +81,7 @@ impl Node {
             present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
-            present.ring.send(Message::Event { key: present.key, event });
+            present.ring.send_blocking(Message::Event { key: present.key, event });
         }
         Ok(has_trash)
     }

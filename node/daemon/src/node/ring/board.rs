@@ -38,6 +38,7 @@ pub(crate) struct Counters {
     pub(crate) cold_reads: AtomicU64,
     pub(crate) local_read_errors: AtomicU64,
     pub(crate) errors: AtomicU64,
+    pub(crate) most_waiting_work: AtomicU64,
     pub(crate) cached_bytes: AtomicU64,
 }
 

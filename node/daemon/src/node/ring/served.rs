@@ -14,18 +14,18 @@ use holdfast_engine::manifest::Layers;
 use holdfast_engine::volume::Volume;
 use holdfast_ring::{FileSlot, Ring, RingError};
 use holdfast_types::SectorRange;
-use holdfast_ublk::{Device, Queue, QueueError, Request};
-use tokio::sync::{mpsc, oneshot};
+use holdfast_ublk::{Device, Queue, Request};
+use tokio::sync::mpsc;
 
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::local::live_map::LiveMap;
 use crate::node::ring::board::Board;
 use crate::node::ring::label::Label;
-use crate::node::ring::placement::Place;
+use crate::node::ring::message::{Reply, RingRefusal};
 use crate::node::ring::planned::Planned;
-use crate::node::ring::thread::SharedFiles;
+use crate::node::ring::room::Place;
+use crate::node::ring::work::Work;
 use crate::node::store::block_cache::SlabSlot;
-use crate::node::volume::background::Work;
 
 mod completion;
 mod kind;
@@ -34,6 +34,13 @@ mod perform;
 mod report;
 
 use lines::Lines;
+
+/// Files every volume reads from, in the ring's table.
+#[derive(Clone, Copy)]
+pub(in crate::node) struct SharedFiles {
+    pub(in crate::node) slab: FileSlot,
+    pub(in crate::node) zeros: FileSlot,
+}
 
 /// The volume's own files in the ring's table.
 pub(in crate::node) struct Slots {
@@ -73,6 +80,7 @@ struct Tally {
     cold_reads: u64,
     local_read_errors: u64,
     errors: u64,
+    most_waiting_work: u64,
 }
 
 /// One volume on a ring thread.
@@ -94,9 +102,9 @@ pub(in crate::node) struct Served {
     operations: u32,
     actions: Vec<Action>,
     tally: Tally,
-    work: mpsc::UnboundedSender<Work>,
+    work: mpsc::Sender<Work>,
     board: Arc<Board>,
-    closing: Option<oneshot::Sender<Result<(), QueueError>>>,
+    closing: Option<Reply>,
     /// The device's queues are with the kernel.
     is_open: bool,
     _place: Place,
@@ -109,7 +117,7 @@ pub(in crate::node) struct Made {
     pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
-    pub(in crate::node) work: mpsc::UnboundedSender<Work>,
+    pub(in crate::node) work: mpsc::Sender<Work>,
     pub(in crate::node) board: Arc<Board>,
     pub(in crate::node) place: Place,
 }
@@ -190,13 +198,14 @@ impl Served {
             (tally.cold_reads, &shown.cold_reads),
             (tally.local_read_errors, &shown.local_read_errors),
             (tally.errors, &shown.errors),
+            (tally.most_waiting_work, &shown.most_waiting_work),
         ] {
             counter.store(value, Ordering::Relaxed);
         }
     }
 
     /// Releases the device's queues once all tags are back; the device was told to stop.
-    pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: oneshot::Sender<Result<(), QueueError>>) {
+    pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.closing = Some(done);
         self.finish_closing(ring);
     }
@@ -208,7 +217,9 @@ impl Served {
             return;
         }
         if let Some(done) = self.closing.take() {
-            let closed = self.queues.drain(..).try_for_each(|queue| queue.close(ring));
+            let mut queues = self.queues.drain(..);
+            let closed = queues.try_for_each(|queue| queue.close(ring)).map_err(RingRefusal::from);
+            drop(queues);
             self.is_open = false;
             // The caller may have stopped waiting.
             drop(done.send(closed));

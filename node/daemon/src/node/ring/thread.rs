@@ -4,174 +4,67 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use holdfast_engine::event::{Errno, Event, Millis};
-use holdfast_ring::{Completion, FileSlot, Ring, RingError, RingOptions, Waker};
-use holdfast_ublk::{COMMAND_KIND, Device, QueueError};
-use tokio::sync::{mpsc, oneshot};
+use holdfast_engine::event::Millis;
+use holdfast_ring::{Completion, Ring, RingError, RingOptions};
+use holdfast_ublk::COMMAND_KIND;
+use tokio::sync::mpsc::{self, Receiver};
 
 use crate::node::clock::now;
-use crate::node::device::kernel::OpenQueues;
 use crate::node::ends_process::{EndsProcess, end_process};
 use crate::node::error::NodeError;
-use crate::node::ring::board::Board;
-use crate::node::ring::label::Label;
-use crate::node::ring::placement::Place;
-use crate::node::ring::planned::Planned;
-use crate::node::ring::served::{Made, Served, Slots};
-use crate::node::store::block_cache::SlabSlot;
-use crate::node::volume::background::Work;
+use crate::node::limit::RING_MESSAGES;
+use crate::node::ring::handle::RingHandle;
+use crate::node::ring::message::{Message, NewVolume, Reply, RingRefusal, VolumeKey};
+use crate::node::ring::served::{Made, Served, SharedFiles, Slots};
 
 /// How long a leaving thread waits for file operations in flight.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
-/// Tells one stay of a volume on a ring thread from every other: late answers of an earlier one are dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct VolumeKey {
-    index: u16,
-    serial: u64,
-}
-
-/// A volume for a ring thread.
-pub(crate) struct NewVolume {
-    pub(crate) planned: Planned,
-    /// Of its log lines.
-    pub(crate) label: Arc<Label>,
-    /// The live map's file, for allocating chunks.
-    pub(crate) live: File,
-    pub(crate) sides: [File; 2],
-    pub(crate) map: File,
-    pub(crate) work: mpsc::UnboundedSender<Work>,
-    pub(crate) board: Arc<Board>,
-    /// Free again once the thread has released the volume.
-    pub(crate) place: Place,
-}
-
-/// Why a volume stays on its ring.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum RemoveError {
-    /// The kernel has its queues.
-    #[error("its queues are with the kernel")]
-    Armed,
-    #[error(transparent)]
-    Ring(#[from] RingError),
-}
-
-/// What a ring thread is told.
-pub(crate) enum Message {
-    Add {
-        volume: Box<NewVolume>,
-        done: oneshot::Sender<Result<VolumeKey, RingError>>,
-    },
-    Open {
-        key: VolumeKey,
-        device: Device,
-        queues: OpenQueues,
-        done: oneshot::Sender<Result<(), QueueError>>,
-    },
-    Close {
-        key: VolumeKey,
-        done: oneshot::Sender<Result<(), QueueError>>,
-    },
-    /// Releases a volume whose queues are closed; one that was released before is no error.
-    Remove {
-        key: VolumeKey,
-        done: oneshot::Sender<Result<(), RemoveError>>,
-    },
-    Event {
-        key: VolumeKey,
-        event: Event,
-    },
-    Cold {
-        key: VolumeKey,
-        ticket: u32,
-        slot: Result<SlabSlot, Errno>,
-    },
-    Tick,
-    Leave,
-}
-
-/// Files every volume reads from, in the ring's table.
-#[derive(Clone, Copy)]
-pub(crate) struct SharedFiles {
-    pub(crate) slab: FileSlot,
-    pub(crate) zeros: FileSlot,
-}
-
-/// A ring thread, seen from elsewhere.
-#[derive(Clone)]
-pub(crate) struct RingHandle {
-    inbox: Sender<Message>,
-    waker: Waker,
-}
-
-impl RingHandle {
-    /// Sends a message; it is lost only when the thread has ended, with the process about to follow.
-    pub(crate) fn send(&self, message: Message) {
-        drop(self.inbox.send(message));
-        self.waker.wake();
-    }
-
-    /// Sends a message that carries a reply channel, and waits for the reply.
-    pub(crate) async fn call<T>(
-        &self,
-        message: impl FnOnce(oneshot::Sender<T>) -> Message,
-    ) -> Result<T, NodeError> {
-        let (done, answer) = oneshot::channel();
-        self.send(message(done));
-        answer.await.map_err(|_gone| NodeError::RingLost)
-    }
-}
-
 /// Starts a ring thread that reads from these shared files.
 ///
 /// # Errors
-/// [`NodeError::RingLost`] after the reason was logged.
-pub(crate) fn spawn(
+/// [`NodeError::RingThread`], [`NodeError::RingSetup`].
+pub(in crate::node) fn spawn(
     number: usize,
     slab: File,
     zeros: File,
 ) -> Result<(RingHandle, JoinHandle<()>), NodeError> {
-    let (inbox, messages) = channel();
-    let (ready, started) = channel();
+    let (inbox, messages) = mpsc::channel(RING_MESSAGES);
+    let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
-        let made = RingThread::new(&slab, &zeros, messages);
-        match made {
+        match RingThread::new(&slab, &zeros, messages) {
             Ok(mut thread) => {
-                drop(ready.send(Some(thread.ring.waker())));
+                drop(ready.send(Ok(thread.ring.waker())));
                 let _alone = EndsProcess("a ring thread");
                 if let Err(error) = thread.run() {
-                    // Devices stay quiesced; a restarted daemon takes them up.
+                    // Devices stay quiesced; a restarted daemon recovers them.
                     tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");
                     end_process();
                 }
             }
-            Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring could not be made");
-                drop(ready.send(None));
-            }
+            Err(error) => drop(ready.send(Err(error))),
         }
     });
-    let thread = thread.map_err(|_error| NodeError::RingLost)?;
-    let waker = started.recv().ok().flatten().ok_or(NodeError::RingLost)?;
-    Ok((RingHandle { inbox, waker }, thread))
+    let thread = thread.map_err(NodeError::RingThread)?;
+    let made = started.recv().map_err(|_panicked| NodeError::RingLost)?;
+    Ok((RingHandle::new(inbox, made.map_err(NodeError::RingSetup)?), thread))
 }
 
-static SERIALS: AtomicU64 = AtomicU64::new(0);
+static SERIALS: AtomicU32 = AtomicU32::new(0);
 
 struct RingThread {
     ring: Ring,
     shared: SharedFiles,
-    served: Vec<Option<(u64, Served)>>,
+    served: Vec<Option<(u32, Served)>>,
     messages: Receiver<Message>,
     leaving: Option<Instant>,
     /// Volumes to release once no operation of theirs is in flight: its answer would be taken for another's.
-    removed: Vec<(VolumeKey, oneshot::Sender<Result<(), RemoveError>>)>,
+    removed: Vec<(VolumeKey, Reply)>,
 }
 
 impl RingThread {
@@ -201,7 +94,9 @@ impl RingThread {
                 }
             }
             if woken {
-                while let Ok(message) = self.messages.try_recv() {
+                // What comes meanwhile wakes the thread again.
+                for _ in 0..RING_MESSAGES {
+                    let Ok(message) = self.messages.try_recv() else { break };
                     self.on_message(message, now);
                 }
             }
@@ -223,7 +118,7 @@ impl RingThread {
                     !served.is_open(),
                     "completions of its queues would reach the next volume of its index"
                 );
-                drop(done.send(served.release(&mut self.ring).map_err(RemoveError::from)));
+                drop(done.send(served.release(&mut self.ring).map_err(RingRefusal::from)));
             } else {
                 waiting.push((key, done));
             }
@@ -252,18 +147,22 @@ impl RingThread {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume))),
             Message::Open { key, device, queues, done } => {
-                let Some((ring, served)) = self.find(key) else { return };
-                drop(done.send(queues(ring, key.index).map(|queues| served.open(ring, device, queues))));
+                let opened = match self.find(key) {
+                    Some((ring, served)) => queues(ring, key.index)
+                        .map(|queues| served.open(ring, device, queues))
+                        .map_err(RingRefusal::from),
+                    None => Err(RingRefusal::Gone),
+                };
+                drop(done.send(opened));
             }
-            Message::Close { key, done } => {
-                if let Some((ring, served)) = self.find(key) {
-                    served.close(ring, done);
-                }
-            }
+            Message::Close { key, done } => match self.find(key) {
+                Some((ring, served)) => served.close(ring, done),
+                None => drop(done.send(Err(RingRefusal::Gone))),
+            },
             Message::Remove { key, done } => match self.find(key).map(|(_, served)| served.is_open()) {
                 Some(false) => self.removed.push((key, done)),
-                Some(true) => drop(done.send(Err(RemoveError::Armed))),
-                None => drop(done.send(Ok(()))),
+                Some(true) => drop(done.send(Err(RingRefusal::Armed))),
+                None => drop(done.send(Err(RingRefusal::Gone))),
             },
             Message::Event { key, event } => {
                 if let Some((ring, served)) = self.find(key) {
@@ -321,3 +220,6 @@ impl RingThread {
         Ok(Slots { sides: [taken[0], taken[1]], map: taken[2], live: taken[3] })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -178,7 +178,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         let present = node.present(&full).unwrap();
         let range = SectorRange::new(CHUNK_SECTORS, 1);
         let event = Event::Request { id: RequestId(0), op: Op::Write, range };
-        present.ring.send(Message::Event { key: present.key, event });
+        present.ring.send(Message::Event { key: present.key, event }).await;
         let told = async {
             loop {
                 let status = node.list().into_iter().find(|status| status.volume == full).unwrap();

@@ -14,7 +14,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use crate::node::TransportChoice;
-use crate::node::device::kernel::{Devices, OpenQueues};
+use crate::node::device::kernel::Devices;
+use crate::node::ring::message::OpenQueues;
 
 /// When the process ends: before the command with this number took effect, or after it.
 #[derive(Debug, Clone, Copy)]

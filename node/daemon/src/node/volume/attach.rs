@@ -18,19 +18,21 @@ use tokio::sync::{mpsc, watch};
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::ends_process::EndsProcess;
 use crate::node::error::{Damage, NodeError, file};
+use crate::node::limit::waiting_work;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::off_runtime::blocking;
 use crate::node::ring::board::{Board, Phase};
+use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
-use crate::node::ring::placement::{Need, Place, VOLUME_FILES};
+use crate::node::ring::message::{Message, NewVolume, VolumeKey};
 use crate::node::ring::planned::Start;
-use crate::node::ring::thread::{Message, NewVolume, RingHandle, VolumeKey};
+use crate::node::ring::room::{Need, Place, VOLUME_FILES};
 use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
-use crate::node::volume::detach::or_gone;
+use crate::node::volume::detach::{or_gone, refused};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::{
     AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
@@ -246,7 +248,9 @@ impl Node {
     ) -> Result<(), NodeError> {
         let devices = Arc::clone(&self.0.devices);
         let queues = blocking(move || Ok(devices.open(device)?)).await?;
-        Ok(present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await??)
+        let opened =
+            present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await?;
+        opened.map_err(refused(present))
     }
 
     /// Puts a volume on a ring thread and starts its background work.
@@ -265,7 +269,7 @@ impl Node {
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let board = Arc::new(Board::new());
-        let (work, receiver) = mpsc::unbounded_channel();
+        let (work, receiver) = mpsc::channel(waiting_work(setup.requests));
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
             start.make(setup, live_map).map_err(|error| {

@@ -24,23 +24,11 @@ use crate::node::clock::{NodeTime, now};
 use crate::node::ends_process::EndsProcess;
 use crate::node::local::volume_files::Local;
 use crate::node::off_runtime::off_runtime;
+use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
-use crate::node::ring::thread::{Message, RingHandle, VolumeKey};
-use crate::node::store::block_cache::SlabSlot;
+use crate::node::ring::message::{Message, VolumeKey};
+use crate::node::ring::work::Work;
 use crate::node::store::cold_reads::ColdReads;
-
-/// A piece of work.
-#[derive(Debug)]
-pub(crate) enum Work {
-    /// Get a range, which lies in one block, into the slab; again when the disk cannot read the slot it was in.
-    Cold {
-        ticket: u32,
-        range: SectorRange,
-        layers: Layers,
-        unreadable: Option<SlabSlot>,
-    },
-    Other(holdfast_background::Work),
-}
 
 /// The sides of a volume, open, and its directory.
 pub(crate) struct LocalSides {
@@ -94,7 +82,7 @@ pub(crate) struct VolumeWork {
 
 impl VolumeWork {
     /// Takes work until the volume is gone; work still in progress then is dropped.
-    pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::UnboundedReceiver<Work>) {
+    pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<Work>) {
         let mut in_progress = JoinSet::new();
         loop {
             tokio::select! {
@@ -128,7 +116,7 @@ impl VolumeWork {
             Work::Other(work) => work,
         };
         let (event, tidy) = self.background.perform(work).await;
-        self.ring.send(Message::Event { key: self.key, event });
+        self.ring.send(Message::Event { key: self.key, event }).await;
         if let Some(tidy) = tidy {
             self.background.tidy(tidy).await;
         }
@@ -149,6 +137,6 @@ impl VolumeWork {
             );
         }
         let slot = result.map_err(|_logged| Errno::EIO);
-        self.ring.send(Message::Cold { key: self.key, ticket, slot });
+        self.ring.send(Message::Cold { key: self.key, ticket, slot }).await;
     }
 }

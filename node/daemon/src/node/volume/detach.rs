@@ -18,7 +18,7 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::volume_files::Local;
 use crate::node::off_runtime::{blocking, off_runtime};
 use crate::node::ring::board::Phase;
-use crate::node::ring::thread::{Message, RemoveError};
+use crate::node::ring::message::{Message, RingRefusal};
 use crate::node::{Node, Present, Serving};
 
 /// The longest wait of a detach for the deletion of its stopped device.
@@ -65,7 +65,7 @@ impl Node {
                 return Err(error);
             }
         }
-        present.ring.send(Message::Event { key: present.key, event: Event::Detach });
+        present.ring.send(Message::Event { key: present.key, event: Event::Detach }).await;
         let end = present.board.reach(|phase| matches!(phase, Phase::Detached | Phase::Kept { .. })).await;
         // Before anybody may take the files for those of a detached volume.
         if let Phase::Kept { whole } = end {
@@ -117,7 +117,8 @@ impl Node {
         device: Device,
     ) -> Result<(), NodeError> {
         present.set_serving(Serving::NotYet);
-        present.ring.call(|done| Message::Close { key: present.key, done }).await??;
+        let closed = present.ring.call(|done| Message::Close { key: present.key, done }).await?;
+        closed.map_err(refused(present))?;
         present.set_device(None);
         if let Err(error) = present.remember() {
             present.set_device(Some(device));
@@ -135,10 +136,10 @@ impl Node {
     /// Takes a volume off its ring. Again it changes nothing.
     pub(in crate::node) async fn remove_from_ring(&self, present: &Present) -> Result<(), NodeError> {
         let removed = present.ring.call(|done| Message::Remove { key: present.key, done }).await?;
-        removed.map_err(|error| match error {
-            RemoveError::Armed => NodeError::StillArmed(present.local.volume().clone()),
-            RemoveError::Ring(error) => NodeError::Queue(error.into()),
-        })
+        match removed {
+            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
+            Err(why @ (RingRefusal::Armed | RingRefusal::Queue(_))) => Err(refused(present)(why)),
+        }
     }
 }
 
@@ -179,6 +180,16 @@ pub(in crate::node) fn delete_stopped(devices: &dyn Devices, device: Device) {
             error = chain(&error),
             "a stopped device was not deleted; the next start deletes it"
         );
+    }
+}
+
+/// Why a ring thread refused something to a volume, ready for `map_err`.
+pub(in crate::node) fn refused(present: &Present) -> impl FnOnce(RingRefusal) -> NodeError {
+    let volume = present.local.volume().clone();
+    move |why| match why {
+        RingRefusal::Gone => NodeError::NotOnRing(volume),
+        RingRefusal::Armed => NodeError::StillArmed(volume),
+        RingRefusal::Queue(error) => NodeError::Queue(error),
     }
 }
 

@@ -27,9 +27,9 @@ use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::off_runtime::{blocking, off_runtime};
 use crate::node::ring::board::Phase;
-use crate::node::ring::placement::{Need, VOLUME_FILES};
+use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
-use crate::node::ring::thread::Message;
+use crate::node::ring::room::{Need, VOLUME_FILES};
 use crate::node::volume::attach::{Parts, need};
 use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
@@ -332,7 +332,7 @@ impl Node {
             tokio::select! {
                 manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
                     let event = Event::ManifestLoaded(Box::new(manifest));
-                    present.ring.send(Message::Event { key: present.key, event });
+                    present.ring.send(Message::Event { key: present.key, event }).await;
                 }
                 _ = present.board.reach(|phase| phase == Phase::Detached) => {}
             }

@@ -26,7 +26,7 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_mode;
 use crate::node::off_runtime::blocking;
 use crate::node::ring::board::Phase;
-use crate::node::ring::thread::Message;
+use crate::node::ring::message::Message;
 use crate::node::{Node, Present};
 
 /// How often a durable map that is being written is read before it counts as damaged.
@@ -190,7 +190,7 @@ async fn repair_found(
         .any(|finding| finding.effect == Effect::NoAttach && !removed.contains(&finding.key));
     let mut repairs = present.board.repairs();
     let event = Event::Repair { ranges, checkpoint };
-    present.ring.send(Message::Event { key: present.key, event });
+    present.ring.send(Message::Event { key: present.key, event }).await;
     tokio::select! {
         repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
         // The second look says what was done before that.

@@ -96,6 +96,8 @@ pub(crate) struct ServedCounts {
     pub(crate) local_read_errors: u64,
     /// Requests that failed.
     pub(crate) errors: u64,
+    /// Pieces of background work that waited to be begun at a time, at most.
+    pub(crate) most_waiting_work: u64,
 }
 
 impl VolumeStatus {
@@ -191,6 +193,7 @@ impl VolumeStatus {
                 cold_reads: Counters::get(&counters.cold_reads),
                 local_read_errors: Counters::get(&counters.local_read_errors),
                 errors: Counters::get(&counters.errors),
+                most_waiting_work: Counters::get(&counters.most_waiting_work),
             },
             store_requests: Some(present.objects.current().counts()),
         }

@@ -9,14 +9,15 @@ use holdfast_engine::volume::Pending;
 use holdfast_ring::{FileRange, FileSlot, HeapBuffer, Ring, UserData};
 use holdfast_types::{Chunk, SectorRange};
 use holdfast_ublk::Part;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::kind::{
     EVICT_KIND, LENGTH_BITS, MAP_WRITE_KIND, MOVE_KIND, PREPARE_DURABLE_KIND, PREPARE_KIND, PUNCH_KIND,
     SYNC_MAP_KIND, SYNC_SIDE_KIND, TURN_KIND, bytes,
 };
 use super::{Served, Ticket};
+use crate::node::ring::work::Work;
 use crate::node::store::block_cache::SlabSlot;
-use crate::node::volume::background::Work;
 
 impl Served {
     pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {
@@ -90,12 +91,20 @@ impl Served {
         }
     }
 
-    fn send(&self, work: Work) {
-        // The receiver lives as long as this sender, unless the runtime is shutting down: then no task waits any more.
-        drop(self.work.send(work));
+    fn send(&mut self, work: Work) {
+        match self.work.try_send(work) {
+            Ok(()) => {
+                let waiting = self.work.max_capacity() - self.work.capacity();
+                self.tally.most_waiting_work = self.tally.most_waiting_work.max(waiting as u64);
+            }
+            // The receiver lives as long as this sender, unless the runtime is shutting down: then no task
+            // waits any more.
+            Err(TrySendError::Closed(_)) => {}
+            Err(TrySendError::Full(_)) => panic!("a volume asked for more work than limit.rs says"),
+        }
     }
 
-    fn send_other(&self, work: background::Work) {
+    fn send_other(&mut self, work: background::Work) {
         self.send(Work::Other(work));
     }
 
@@ -156,7 +165,7 @@ impl Served {
     }
 
     /// Asks for the block of a ticket, which was not readable in the slot it was in.
-    pub(super) fn fetch(&self, number: u32, unreadable: Option<SlabSlot>) {
+    pub(super) fn fetch(&mut self, number: u32, unreadable: Option<SlabSlot>) {
         let ticket = self.tickets[number as usize].as_ref().expect("its read is in flight");
         let (range, layers) = (ticket.range, ticket.layers.clone());
         self.send(Work::Cold { ticket: number, range, layers, unreadable });

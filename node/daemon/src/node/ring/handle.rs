@@ -1,0 +1,137 @@
+//! A ring thread, seen from elsewhere.
+//!
+//! Owns: the sending end of the thread's inbox, and its figures.
+//! Runs on: the runtime, and threads that may block. A sender waits while the inbox is full; the ring thread
+//! never does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use holdfast_ring::Waker;
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::oneshot;
+
+use crate::node::error::NodeError;
+use crate::node::ring::message::Message;
+
+/// Figures of a ring thread since it was started.
+#[derive(Debug, Default)]
+pub(in crate::node) struct RingFigures {
+    most_messages: AtomicU64,
+    full_inbox: AtomicU64,
+}
+
+/// What a ring thread did since it was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct RingStatus {
+    /// Messages that waited for the thread at a time, at most.
+    pub(crate) most_messages: u64,
+    /// How often the inbox was full, and the sender of a message waited.
+    pub(crate) full_inbox: u64,
+}
+
+/// A ring thread, seen from elsewhere.
+#[derive(Clone)]
+pub(in crate::node) struct RingHandle {
+    inbox: Sender<Message>,
+    waker: Waker,
+    figures: Arc<RingFigures>,
+}
+
+impl RingHandle {
+    pub(super) fn new(inbox: Sender<Message>, waker: Waker) -> Self {
+        Self { inbox, waker, figures: Arc::default() }
+    }
+
+    /// Sends a message, after a wait while the inbox is full. It is lost only when the thread has ended, with the
+    /// process about to follow.
+    pub(in crate::node) async fn send(&self, message: Message) {
+        if let Some(message) = self.send_now(message) {
+            drop(self.inbox.send(message).await);
+            self.waker.wake();
+        }
+    }
+
+    /// The same from a thread that may block.
+    pub(in crate::node) fn send_blocking(&self, message: Message) {
+        if let Some(message) = self.send_now(message) {
+            drop(self.inbox.blocking_send(message));
+            self.waker.wake();
+        }
+    }
+
+    /// Returns the message if the inbox is full.
+    fn send_now(&self, message: Message) -> Option<Message> {
+        if let Err(TrySendError::Full(message)) = self.inbox.try_send(message) {
+            self.figures.full_inbox.fetch_add(1, Ordering::Relaxed);
+            return Some(message);
+        }
+        let waiting = self.inbox.max_capacity() - self.inbox.capacity();
+        self.figures.most_messages.fetch_max(waiting as u64, Ordering::Relaxed);
+        self.waker.wake();
+        None
+    }
+
+    /// Sends a message that carries a reply channel, and waits for the reply.
+    ///
+    /// # Errors
+    /// [`NodeError::RingLost`].
+    pub(in crate::node) async fn call<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Result<T, NodeError> {
+        let (done, answer) = oneshot::channel();
+        self.send(message(done)).await;
+        answer.await.map_err(|_ended| NodeError::RingLost)
+    }
+
+    pub(in crate::node) fn status(&self) -> RingStatus {
+        let RingFigures { most_messages, full_inbox } = &*self.figures;
+        RingStatus {
+            most_messages: most_messages.load(Ordering::Relaxed),
+            full_inbox: full_inbox.load(Ordering::Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use holdfast_ring::{Ring, RingOptions};
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_full_inbox_holds_up_senders_and_is_counted() {
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
+        let waker = Ring::new(&options).unwrap().waker();
+        let (inbox, mut messages) = mpsc::channel(2);
+        let ring = RingHandle::new(inbox, waker);
+        ring.send(Message::Tick).await;
+        ring.send(Message::Tick).await;
+        let held_up = tokio::time::timeout(Duration::from_millis(20), ring.send(Message::Tick)).await;
+        assert!(held_up.is_err(), "the inbox is full");
+        let sender = ring.clone();
+        let sent = tokio::spawn(async move { sender.send(Message::Leave).await });
+        tokio::task::yield_now().await;
+        assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
+        sent.await.unwrap();
+        assert_eq!(ring.status(), RingStatus { most_messages: 2, full_inbox: 2 });
+        assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
+        assert!(matches!(messages.try_recv(), Ok(Message::Leave)));
+    }
+
+    #[tokio::test]
+    async fn a_call_to_an_ended_thread_says_so() {
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
+        let waker = Ring::new(&options).unwrap().waker();
+        let (inbox, messages) = mpsc::channel(2);
+        drop(messages);
+        let ring = RingHandle::new(inbox, waker);
+        let answer = ring.call(|_done: oneshot::Sender<()>| Message::Tick).await;
+        assert!(matches!(answer, Err(NodeError::RingLost)));
+    }
+}

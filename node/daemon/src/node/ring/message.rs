@@ -1,0 +1,102 @@
+//! What a ring thread is told, and what it answers.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use holdfast_engine::event::{Errno, Event};
+use holdfast_ring::{Ring, RingError};
+use holdfast_ublk::{Device, Queue, QueueError};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::node::ring::board::Board;
+use crate::node::ring::label::Label;
+use crate::node::ring::planned::Planned;
+use crate::node::ring::room::Place;
+use crate::node::ring::work::Work;
+use crate::node::store::block_cache::SlabSlot;
+
+/// Tells one stay of a volume on a ring thread from every other: late answers of an earlier one are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::node) struct VolumeKey {
+    /// Its place in the thread's table.
+    pub(super) index: u16,
+    pub(super) serial: u32,
+}
+
+/// Opens the queues of a device on a ring thread, under the volume's index there.
+pub(in crate::node) type OpenQueues =
+    Box<dyn FnOnce(&mut Ring, u16) -> Result<Vec<Queue>, QueueError> + Send>;
+
+/// A volume for a ring thread.
+pub(in crate::node) struct NewVolume {
+    pub(in crate::node) planned: Planned,
+    /// Of its log lines.
+    pub(in crate::node) label: Arc<Label>,
+    /// The live map's file, for allocating chunks.
+    pub(in crate::node) live: File,
+    pub(in crate::node) sides: [File; 2],
+    pub(in crate::node) map: File,
+    pub(in crate::node) work: mpsc::Sender<Work>,
+    pub(in crate::node) board: Arc<Board>,
+    /// Free again once the thread has released the volume.
+    pub(in crate::node) place: Place,
+}
+
+/// Why a ring thread did not do what it was asked to do with a volume.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::node) enum RingRefusal {
+    /// The volume was released before.
+    #[error("it is not on its ring any more")]
+    Gone,
+    /// The kernel has its queues.
+    #[error("its queues are with the kernel")]
+    Armed,
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+}
+
+impl From<RingError> for RingRefusal {
+    fn from(error: RingError) -> Self {
+        Self::Queue(error.into())
+    }
+}
+
+/// The way by which a ring thread answers.
+pub(in crate::node) type Reply = oneshot::Sender<Result<(), RingRefusal>>;
+
+/// A message to a ring thread.
+pub(in crate::node) enum Message {
+    Add {
+        volume: Box<NewVolume>,
+        done: oneshot::Sender<Result<VolumeKey, RingError>>,
+    },
+    /// Serves the queues of a volume's device from now on.
+    Open {
+        key: VolumeKey,
+        device: Device,
+        queues: OpenQueues,
+        done: Reply,
+    },
+    /// Releases a device that was told to stop, once all its tags are back.
+    Close {
+        key: VolumeKey,
+        done: Reply,
+    },
+    /// Releases a volume whose queues are closed.
+    Remove {
+        key: VolumeKey,
+        done: Reply,
+    },
+    /// For a volume that is gone it is dropped, as are those below.
+    Event {
+        key: VolumeKey,
+        event: Event,
+    },
+    Cold {
+        key: VolumeKey,
+        ticket: u32,
+        slot: Result<SlabSlot, Errno>,
+    },
+    Tick,
+    Leave,
+}

@@ -1,0 +1,117 @@
+//! The room on the rings.
+//!
+//! Owns: how much room each ring has left. A place is reserved before anything is sent to the thread, and is free again when
+//! the thread has released the volume, so that volumes which arrive together spread and none meets a full table.
+
+use std::sync::Arc;
+
+use holdfast_ring::RingOptions;
+use parking_lot::{Mutex, MutexGuard};
+
+/// Files of a volume in the ring's table, its queues' apart: two sides, the durable map, the live map.
+pub(in crate::node) const VOLUME_FILES: u32 = 4;
+/// Files that all volumes of a ring share.
+const SHARED_FILES: u32 = 2;
+
+/// What a volume needs of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::node) struct Need {
+    /// Slots for files.
+    pub(in crate::node) files: u32,
+    /// Slots for the buffers of requests.
+    pub(in crate::node) buffers: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    volumes: usize,
+    files: u32,
+    buffers: u32,
+}
+
+/// The room on each ring.
+#[derive(Debug, Clone)]
+pub(super) struct Rooms(Arc<Mutex<Vec<Room>>>);
+
+/// A volume's reserved place on a ring; dropping it frees the place.
+#[derive(Debug)]
+pub(in crate::node) struct Place {
+    rooms: Rooms,
+    ring: usize,
+    need: Need,
+}
+
+impl Rooms {
+    pub(super) fn new(rings: usize, options: &RingOptions) -> Self {
+        let room = Room { volumes: 0, files: options.files - SHARED_FILES, buffers: options.buffers.into() };
+        Self(Arc::new(Mutex::new(vec![room; rings])))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Room>> {
+        self.0.lock()
+    }
+
+    /// Reserves a place on the ring with the fewest volumes that has room.
+    pub(super) fn reserve(&self, need: Need) -> Option<Place> {
+        let mut rooms = self.lock();
+        let fits = |room: &&mut Room| room.files >= need.files && room.buffers >= need.buffers;
+        let (ring, room) = rooms
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, room)| fits(room))
+            .min_by_key(|(_, room)| room.volumes)?;
+        room.volumes += 1;
+        room.files -= need.files;
+        room.buffers -= need.buffers;
+        Some(Place { rooms: self.clone(), ring, need })
+    }
+}
+
+impl Place {
+    /// The number of its ring.
+    pub(super) const fn ring(&self) -> usize {
+        self.ring
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let room = &mut self.rooms.lock()[self.ring];
+        room.volumes -= 1;
+        room.files += self.need.files;
+        room.buffers += self.need.buffers;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128 };
+    const USER_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 0 };
+
+    /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table was full.
+    #[test]
+    fn volumes_that_arrive_together_spread_over_all_rings() {
+        let rooms = Rooms::new(3, &RingOptions::default());
+        let places: Vec<Place> = (0..3 * 128).map(|_| rooms.reserve(ZERO_COPY).unwrap()).collect();
+        for ring in 0..3 {
+            assert_eq!(places.iter().filter(|place| place.ring == ring).count(), 128);
+        }
+        assert!(rooms.reserve(ZERO_COPY).is_none(), "16384 buffers are 128 devices of 128 requests");
+        let copying = rooms.reserve(USER_COPY).unwrap();
+        drop(copying);
+        drop(places.into_iter().next());
+        assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
+        assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 0);
+    }
+
+    #[test]
+    fn a_full_ring_is_passed_over() {
+        let rooms = Rooms::new(2, &RingOptions { buffers: 128, ..RingOptions::default() });
+        let first = rooms.reserve(ZERO_COPY).unwrap();
+        let _busier = [rooms.reserve(USER_COPY).unwrap(), rooms.reserve(USER_COPY).unwrap()];
+        assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 1);
+        assert_eq!(first.ring, 0);
+    }
+}
