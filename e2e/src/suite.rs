@@ -3,9 +3,12 @@
 //! A process for each, because only the end of a process ends a thread that hangs and, through the kernel, everything that
 //! it started (see [`holdfast_lab::process`]). Its standard output is the reason why the scenario failed.
 
-use std::io::{Read, Seek};
+use std::fs;
+use std::io::{self, Read, Seek};
+use std::iter;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -31,7 +34,12 @@ const LOG_LINES: usize = 60;
 /// Time limit of fetching these from machines that may hang.
 const LOGS_LIMIT: Duration = Duration::from_secs(60);
 
-/// The counts of a run.
+/// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
+const SCENARIO_MIB: u64 = 5 << 10;
+/// No more scenarios run beside each other, however large the host.
+const MOST_BESIDE: u64 = 4;
+
+/// The results of a run.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,
@@ -39,29 +47,56 @@ struct Tally {
     skipped: u32,
 }
 
-/// Runs the workspace's own tests, then every scenario whose name contains `filter`. Returns whether all
-/// of it passed. With a filter only scenarios run.
+/// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run beside
+/// others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios run.
 ///
 /// # Errors
 /// If the host cannot be set up.
 pub fn run(filter: Option<&str>) -> Result<bool> {
     let toolbox = Toolbox::open()?;
-    let mut tally = Tally::default();
+    let tally = Mutex::new(Tally::default());
     if filter.is_none() {
-        tally.record(HOST_TESTS, || host_tests(&toolbox));
+        record(&tally, HOST_TESTS, || host_tests(&toolbox));
     } else {
-        tally.skipped += 1;
+        lock(&tally).skipped += 1;
     }
-    for scenario in ALL {
-        if filter.is_some_and(|filter| !scenario.name.contains(filter)) {
-            tally.skipped += 1;
-            continue;
-        }
-        tally.record(scenario.name, || start(&toolbox, scenario));
+    let chosen = |scenario: &&Scenario| filter.is_none_or(|filter| scenario.name.contains(filter));
+    let (alone, beside): (Vec<&Scenario>, Vec<&Scenario>) =
+        ALL.iter().filter(chosen).partition(|scenario| scenario.alone);
+    lock(&tally).skipped += u32::try_from(ALL.len() - alone.len() - beside.len())?;
+    let places = places(beside.len());
+    beside_each_other(places, beside, |scenario| {
+        record(&tally, scenario.name, || start(&toolbox, scenario, places > 1));
+    });
+    for scenario in alone {
+        record(&tally, scenario.name, || start(&toolbox, scenario, false));
     }
-    let Tally { passed, failed, skipped } = tally;
+    let Tally { passed, failed, skipped } = *lock(&tally);
     report::line(format_args!("{passed} passed, {failed} failed, {skipped} skipped"));
     Ok(failed == 0)
+}
+
+/// Does `work` with all items in their order, with `places` of them at once.
+fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Sync) {
+    let next = Mutex::new(items.into_iter());
+    thread::scope(|scope| {
+        for _ in 0..places {
+            scope.spawn(|| iter::from_fn(|| lock(&next).next()).for_each(&work));
+        }
+    });
+}
+
+/// How many of this many scenarios may run at once: as many as there are cores and as memory suffices for.
+fn places(scenarios: usize) -> u64 {
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_mib(&text)).unwrap_or(0);
+    (memory / SCENARIO_MIB).min(cores).min(scenarios as u64).clamp(1, MOST_BESIDE)
+}
+
+/// Memory that programs can have, in MiB. Source: `man proc_meminfo`.
+fn available_mib(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib / 1024)
 }
 
 /// Plays the main job and shows it as it goes.
@@ -69,7 +104,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
 /// # Errors
 /// The reason why it failed; the logs were shown.
 pub fn demo() -> Result<()> {
-    start(&Toolbox::open()?, find(DEMO)?)?;
+    start(&Toolbox::open()?, find(DEMO)?, false)?;
     report::line("the demo is over: everything it started is stopped, nothing is left behind");
     Ok(())
 }
@@ -104,8 +139,9 @@ fn find(name: &str) -> Result<&'static Scenario> {
     ALL.iter().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}"))
 }
 
-/// Plays a scenario in a process of its own.
-fn start(toolbox: &Toolbox, scenario: &Scenario) -> Result<()> {
+/// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is over, so that
+/// scenarios beside each other do not mix theirs.
+fn start(toolbox: &Toolbox, scenario: &Scenario, as_a_whole: bool) -> Result<()> {
     report::step(format_args!(
         "scenario {} (about {} s, at most {} s): {}",
         scenario.name,
@@ -116,16 +152,23 @@ fn start(toolbox: &Toolbox, scenario: &Scenario) -> Result<()> {
     // By this name the kernel finds this program even after `cargo test` has put another one in its place.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
     command.args(["play", scenario.name]);
-    let result = supervise(scenario.name, &command);
+    let result = if as_a_whole {
+        let mut said = tempfile::tempfile().context("make a file for what a scenario says")?;
+        let result = supervise(scenario.name, &command, said.try_clone()?.into());
+        said.rewind().and_then(|()| io::copy(&mut said, &mut io::stderr().lock())).context("show it")?;
+        result
+    } else {
+        supervise(scenario.name, &command, Stdio::inherit())
+    };
     run_dir::tidy(&toolbox.target())?;
     result
 }
 
 /// Runs a scenario's process to its end, and ends with it everything that it started.
-fn supervise(name: &str, command: &Command) -> Result<()> {
+fn supervise(name: &str, command: &Command, said: Stdio) -> Result<()> {
     let mut reason = tempfile::tempfile().context("make a file for the reason of a failure")?;
     let out = reason.try_clone().context("share the file for the reason")?;
-    let mut process = Process::spawn_shown(name, command, out.into())?;
+    let mut process = Process::spawn_to(name, command, out.into(), said)?;
     let status = process.end()?;
     drop(process);
     if status.success() {
@@ -146,35 +189,39 @@ fn host_tests(toolbox: &Toolbox) -> Result<()> {
     for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
         let mut command = toolbox.cargo("test");
         command.arg("--workspace").args(arguments).env("HOLDFAST_TEST_VERSITYGW", &versitygw);
-        let mut tests = Process::spawn_shown("cargo test", &command, Stdio::inherit())?;
+        let mut tests = Process::spawn_to("cargo test", &command, Stdio::inherit(), Stdio::inherit())?;
         let status = tests.wait(HOST_TESTS_LIMIT)?;
         ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));
     }
     Ok(())
 }
 
-impl Tally {
-    fn record(&mut self, name: &str, work: impl FnOnce() -> Result<()>) {
-        let started = Instant::now();
-        let result = work();
-        let seconds = started.elapsed().as_secs_f64();
-        match result {
-            Ok(()) => {
-                self.passed += 1;
-                report::line(format_args!("PASS {name} ({seconds:.1} s)"));
-            }
-            Err(error) => {
-                self.failed += 1;
-                report::line(format_args!("FAIL {name} ({seconds:.1} s): {error:#}"));
-            }
+/// Does a part of a run, notes its result and prints it.
+fn record(tally: &Mutex<Tally>, name: &str, work: impl FnOnce() -> Result<()>) {
+    let started = Instant::now();
+    let result = work();
+    let seconds = started.elapsed().as_secs_f64();
+    let mut tally = lock(tally);
+    match result {
+        Ok(()) => {
+            tally.passed += 1;
+            report::line(format_args!("PASS {name} ({seconds:.1} s)"));
+        }
+        Err(error) => {
+            tally.failed += 1;
+            report::line(format_args!("FAIL {name} ({seconds:.1} s): {error:#}"));
         }
     }
 }
 
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().expect("nothing panics while it holds this lock")
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::path::Path;
+    use std::sync::Barrier;
 
     use super::*;
     use holdfast_lab::run_dir::RunDir;
@@ -209,19 +256,21 @@ mod tests {
         let target = tempfile::tempdir().unwrap();
         let mut hung = Command::new(std::env::current_exe().unwrap());
         hung.args(["--exact", "suite::tests::hung_scenario", "--ignored", "--nocapture", "--quiet"]);
-        let mut tally = Tally::default();
+        let tally = Mutex::new(Tally::default());
         let mut reason = String::new();
-        tally.record("hung", || {
-            let result = supervise("hung", hung.env(TARGET, target.path()));
+        record(&tally, "hung", || {
+            let result = supervise("hung", hung.env(TARGET, target.path()), Stdio::inherit());
             reason = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
             result
         });
-        tally.record("next", || supervise("next", &Command::new("true")));
-        assert_eq!((tally.passed, tally.failed), (1, 1));
+        record(&tally, "next", || supervise("next", &Command::new("true"), Stdio::inherit()));
+        let Tally { passed, failed, skipped: _ } = *lock(&tally);
+        assert_eq!((passed, failed), (1, 1));
         assert!(reason.ends_with("exceeded its time limit of 2 s"), "{reason}");
 
         run_dir::tidy(target.path()).unwrap();
-        let run = fs::read_dir(target.path().join("e2e")).unwrap().next().unwrap().unwrap().path();
+        let runs = fs::read_dir(target.path().join("e2e")).unwrap().map(|entry| entry.unwrap().path());
+        let run = runs.into_iter().find(|path| path.is_dir()).unwrap();
         let left: Vec<_> = fs::read_dir(&run).unwrap().map(|file| file.unwrap().file_name()).collect();
         assert_eq!(left, ["machine.log"]);
         let machine = fs::read_to_string(run.join("machine.log")).unwrap();
@@ -235,7 +284,26 @@ mod tests {
     #[test]
     fn a_process_that_says_nothing_fails_with_its_status() {
         let mut command = Command::new("sh");
-        let error = supervise("silent", command.args(["-c", "kill -9 $$"])).unwrap_err();
+        let error = supervise("silent", command.args(["-c", "kill -9 $$"]), Stdio::null()).unwrap_err();
         assert!(error.to_string().contains("signal: 9"), "{error}");
+    }
+
+    #[test]
+    fn two_scenarios_run_beside_each_other() {
+        let both = Arc::new(Barrier::new(2));
+        within(Duration::from_secs(60), &WorkClock::default(), move || {
+            beside_each_other(2, vec![(), ()], |()| {
+                both.wait();
+            });
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn available_memory_is_read_and_a_lone_scenario_gets_one_place() {
+        assert_eq!(available_mib("MemTotal:  24000 kB\nMemAvailable:   22528 kB\n"), Some(22));
+        assert_eq!(available_mib("MemFree: 1 kB\n"), None);
+        assert_eq!(places(1), 1);
     }
 }

@@ -27,7 +27,7 @@ type Order = (Command, mpsc::Sender<Started>);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    /// File of its output, unless the person who waits sees it.
+    /// Its log, if it has one of its own.
     log: Option<PathBuf>,
     child: Child,
 }
@@ -47,12 +47,12 @@ impl Process {
         Self::launch(name, command, Some(log), out.into(), err.into())
     }
 
-    /// Starts `command`, with standard output to `out` and standard error shown to the person who waits.
+    /// Starts `command`, with standard output to `out` and standard error to `err`.
     ///
     /// # Errors
     /// If the program cannot be started.
-    pub fn spawn_shown(name: &str, command: &Command, out: Stdio) -> Result<Self> {
-        Self::launch(name, command, None, out, Stdio::inherit())
+    pub fn spawn_to(name: &str, command: &Command, out: Stdio, err: Stdio) -> Result<Self> {
+        Self::launch(name, command, None, out, err)
     }
 
     fn launch(name: &str, command: &Command, log: Option<&Path>, out: Stdio, err: Stdio) -> Result<Self> {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 /// Number of runs whose logs are kept.
 const KEPT_RUNS: usize = 20;
-/// Held locked as long as the run lives.
+/// Held locked as long as the run lives. The one beside the runs is held while one is made, or old ones are tidied.
 const LOCK: &str = "lock";
 
 /// The directory of a run in progress.
@@ -24,14 +24,15 @@ impl RunDir {
     /// # Errors
     /// If the file system refuses.
     pub fn create(target: &Path, name: &str) -> Result<Self> {
-        tidy(target)?;
+        let root = root(target)?;
+        let _made = lock(&root)?;
+        tidy_locked(&root)?;
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .context("the clock is before 1970")?;
-        let path = root(target).join(format!("{}-{name}", now.as_millis()));
+        let path = root.join(format!("{}-{name}", now.as_millis()));
         fs::create_dir(&path).with_context(|| format!("create {}", path.display()))?;
-        let lock = File::create(path.join(LOCK)).context("create the run's lock")?;
-        lock.lock().context("lock the run's directory")?;
+        let lock = lock(&path)?;
         Ok(Self { path, _lock: lock })
     }
 
@@ -43,8 +44,9 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
+        let root = self.path.parent().expect("a run's directory is below that of all runs");
         // What cannot be removed now is removed by the next run.
-        drop(keep_logs_only(&self.path));
+        drop(lock(root).and_then(|_tidied| keep_logs_only(&self.path)));
     }
 }
 
@@ -53,9 +55,13 @@ impl Drop for RunDir {
 /// # Errors
 /// If the file system refuses.
 pub fn tidy(target: &Path) -> Result<()> {
-    let root = root(target);
-    fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-    let mut runs: Vec<PathBuf> = fs::read_dir(&root)
+    let root = root(target)?;
+    let _tidied = lock(&root)?;
+    tidy_locked(&root)
+}
+
+fn tidy_locked(root: &Path) -> Result<()> {
+    let mut runs: Vec<PathBuf> = fs::read_dir(root)
         .with_context(|| format!("list {}", root.display()))?
         .flatten()
         .map(|entry| entry.path())
@@ -77,8 +83,18 @@ pub fn tidy(target: &Path) -> Result<()> {
     Ok(())
 }
 
-fn root(target: &Path) -> PathBuf {
-    target.join("e2e")
+/// The directory that all runs are in.
+fn root(target: &Path) -> Result<PathBuf> {
+    let root = target.join("e2e");
+    fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+    Ok(root)
+}
+
+fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(LOCK);
+    let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    lock.lock().with_context(|| format!("lock {}", path.display()))?;
+    Ok(lock)
 }
 
 /// Removes a file, unless another harness that tidies at the same time was faster.
