@@ -80,14 +80,7 @@ pub fn run() -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Order::Setup => {
-            let toolbox = Toolbox::open()?;
-            for kernel in [KERNEL, OLDER_KERNEL] {
-                toolbox.boot_files(kernel)?;
-            }
-            toolbox.etcd()?;
-            toolbox.versitygw()?;
-            toolbox.kube_apiserver()?;
-            toolbox.helm()?;
+            Toolbox::open()?.prepare(&[KERNEL, OLDER_KERNEL], true)?;
             Ok(ExitCode::SUCCESS)
         }
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),

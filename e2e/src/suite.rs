@@ -1,7 +1,8 @@
 //! Runs scenarios, each in a process of its own, and counts the results.
 //!
-//! A process for each, because only the end of a process ends a thread that hangs and, through the kernel, everything that
-//! it started (see [`holdfast_lab::process`]). Its standard output is the reason why the scenario failed.
+//! A process for each, because only the end of a process ends a thread that hangs and, through the kernel,
+//! everything that it started (see [`holdfast_lab::process`]). Its standard output is the reason why the
+//! scenario failed.
 
 use std::fs;
 use std::io::{self, Read, Seek};
@@ -12,8 +13,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_lab::command;
 use holdfast_lab::limit::{WorkClock, within};
+use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
 use holdfast_lab::process::Process;
 use holdfast_lab::report;
 use holdfast_lab::run_dir;
@@ -47,8 +48,9 @@ struct Tally {
     skipped: u32,
 }
 
-/// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run beside
-/// others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios run.
+/// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run
+/// beside others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios
+/// run.
 ///
 /// # Errors
 /// If the host cannot be set up.
@@ -56,6 +58,8 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     let toolbox = Toolbox::open()?;
     let tally = Mutex::new(Tally::default());
     if filter.is_none() {
+        // A part that cannot be made was named; the scenarios that need it fail, the others run.
+        toolbox.prepare(&[KERNEL, OLDER_KERNEL], true).ok();
         record(&tally, HOST_TESTS, || host_tests(&toolbox));
     } else {
         lock(&tally).skipped += 1;
@@ -86,7 +90,7 @@ fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Syn
     });
 }
 
-/// How many of this many scenarios may run at once: as many as there are cores and as memory suffices for.
+/// Number of these scenarios that may run at once: bounded by cores and memory.
 fn places(scenarios: usize) -> u64 {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_mib(&text)).unwrap_or(0);
@@ -104,13 +108,15 @@ fn available_mib(meminfo: &str) -> Option<u64> {
 /// # Errors
 /// The reason why it failed; the logs were shown.
 pub fn demo() -> Result<()> {
-    start(&Toolbox::open()?, find(DEMO)?, false)?;
+    let toolbox = Toolbox::open()?;
+    toolbox.prepare(&[KERNEL], false)?;
+    start(&toolbox, find(DEMO)?, false)?;
     report::line("the demo is over: everything it started is stopped, nothing is left behind");
     Ok(())
 }
 
-/// Plays a scenario in this process, which must end when this returns: a scenario that exceeded its time limit still
-/// runs. Returns whether it passed, and prints the reason if it did not.
+/// Plays a scenario in this process, which must end when this returns: a scenario that exceeded its time
+/// limit still runs. Returns whether it passed, and prints the reason if it did not.
 ///
 /// # Errors
 /// If there is no such scenario or the host cannot be set up.
@@ -139,8 +145,8 @@ fn find(name: &str) -> Result<&'static Scenario> {
     ALL.iter().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}"))
 }
 
-/// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is over, so that
-/// scenarios beside each other do not mix theirs.
+/// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is
+/// over, so that scenarios beside each other do not mix theirs.
 fn start(toolbox: &Toolbox, scenario: &Scenario, as_a_whole: bool) -> Result<()> {
     report::step(format_args!(
         "scenario {} (about {} s, at most {} s): {}",
@@ -185,7 +191,6 @@ fn supervise(name: &str, command: &Command, said: Stdio) -> Result<()> {
 /// `cargo test --workspace`, and then the tests that are ignored without the S3 server, which is here.
 fn host_tests(toolbox: &Toolbox) -> Result<()> {
     let versitygw = toolbox.versitygw()?;
-    command::show(toolbox.cargo("test").args(["--workspace", "--no-run"]))?;
     for arguments in [&[][..], &["--test", "s3", "--", "--ignored", "versitygw"]] {
         let mut command = toolbox.cargo("test");
         command.arg("--workspace").args(arguments).env("HOLDFAST_TEST_VERSITYGW", &versitygw);

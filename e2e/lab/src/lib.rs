@@ -1,10 +1,11 @@
 //! The lab: real parts for scenarios and benchmarks, started when they are asked for.
 //!
-//! Test machines, a Kubernetes API, an S3 server with a fault proxy before it, the programs under test, and the set-up of
-//! the host that all of these need. A user of the lab makes a [`world::World`] and asks it for what it needs.
+//! Test machines, a Kubernetes API, an S3 server with a fault proxy before it, the programs under test, and
+//! the set-up of the host that all of these need. A user of the lab makes a [`world::World`] and asks it for
+//! what it needs.
 //!
-//! A program that uses the lab is on both sides: the lab puts it into each test machine as `holdfast-e2e`, where it must
-//! answer the commands of [`inside::Inside`]; one of them is process 1 (see [`guest`]).
+//! A program that uses the lab is on both sides: the lab puts it into each test machine as `holdfast-e2e`,
+//! where it must answer the commands of [`inside::Inside`]; one of them is process 1 (see [`guest`]).
 
 pub mod cache;
 pub mod chance;

@@ -54,8 +54,8 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Runs `work` on a thread of its own. The time of `excepted` does not count. Work that exceeds the limit still runs
-/// when this returns: only the end of the process ends it.
+/// Runs `work` on a thread of its own. The time of `excepted` does not count. Work that exceeds the limit
+/// still runs when this returns: only the end of the process ends it.
 ///
 /// # Errors
 /// The error of `work`, or that it panicked or exceeded `limit`.

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 
 /// Number of runs whose logs are kept.
 const KEPT_RUNS: usize = 20;
-/// Held locked as long as the run lives. The one beside the runs is held while one is made, or old ones are tidied.
+/// Held locked as long as the run lives. The one beside the runs is held while one is made, or old ones are
+/// tidied.
 const LOCK: &str = "lock";
 
 /// The directory of a run in progress.

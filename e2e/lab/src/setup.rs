@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -17,17 +18,23 @@ use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
+use lanes::Part;
 
 pub mod apt;
 pub mod boot;
 pub mod go;
 pub mod kernel;
 pub mod kublk;
+mod lanes;
 pub mod llvm;
 pub mod root_fs;
 
 /// Packages whose programs and examples are tested.
 const UNDER_TEST: &[&str] = &["holdfast-node", "holdfast-operator", "holdfast-ublk"];
+/// Time that cargo needs to build them where nothing is compiled yet.
+const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
+/// Time that it then needs to build the workspace's tests.
+const TESTS_EXPECTED: Duration = Duration::from_secs(240);
 
 /// Ways to compile the workspace's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +73,33 @@ impl Toolbox {
     /// The root of the source tree.
     pub fn workspace(&self) -> &Path {
         &self.workspace
+    }
+
+    /// Makes what is not there yet of all that runs need, machines with these kernels included; with
+    /// `tests` the workspace's own tests too. Independent parts are made at the same time: files of machines,
+    /// programs in Go, programs in Rust.
+    ///
+    /// # Errors
+    /// If a part cannot be made; the others are.
+    pub fn prepare(&self, kernels: &[KernelPin], tests: bool) -> Result<()> {
+        let mut machines = vec![Part::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];
+        machines.extend(kernels.iter().map(|&kernel| {
+            let name = format!("machines with Linux {}", kernel.release);
+            Part::new(name, kernel::EXPECTED + root_fs::EXPECTED, move || self.boot_files(kernel))
+        }));
+        let in_go = vec![
+            Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
+            Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kube_apiserver()),
+            Part::new("helm", go::HELM_EXPECTED, || self.helm()),
+        ];
+        let mut in_rust =
+            vec![Part::new("programs under test", PROGRAMS_EXPECTED, || self.programs(Profile::Dev))];
+        if tests {
+            in_rust.push(Part::new("the workspace's tests", TESTS_EXPECTED, || {
+                command::show(self.cargo("test").args(["--workspace", "--no-run"]))
+            }));
+        }
+        lanes::run(vec![machines, in_go, in_rust])
     }
 
     /// Kernel, initramfs, root file system and accelerator of test machines with this kernel.

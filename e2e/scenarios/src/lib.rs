@@ -39,7 +39,7 @@ pub struct Scenario {
     pub about: &'static str,
     /// Duration on two quiet cores, set-up of the host excepted.
     pub expected: Duration,
-    /// Whether no other may run beside it: it fills the cores, or measures times of the host.
+    /// Allows no other beside it: it fills the cores, or measures times of the host.
     pub alone: bool,
     /// Plays it in a world of its own.
     pub run: fn(&World) -> Result<()>,

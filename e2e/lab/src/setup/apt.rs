@@ -20,6 +20,9 @@ pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Packages whose programs run on the host without being installed.
 const TOOLS: &[&str] = &["busybox-static", "etcd-server", "kubectl"];
 
+/// Time it takes to fetch and unpack these.
+pub(super) const TOOLS_EXPECTED: Duration = Duration::from_secs(20);
+
 /// Installs what the host lacks of [`HOST_PACKAGES`].
 ///
 /// # Errors
@@ -49,7 +52,7 @@ pub fn install_host_packages() -> Result<()> {
 /// # Errors
 /// If they cannot be fetched.
 pub fn unpacked_tools(cache: &Cache) -> Result<PathBuf> {
-    cache.entry(&format!("tools-{GUEST_SUITE}"), Duration::from_secs(20), |dir| {
+    cache.entry(&format!("tools-{GUEST_SUITE}"), TOOLS_EXPECTED, |dir| {
         AptRoot::new(GUEST_SUITE)?.unpack(TOOLS, dir)
     })
 }

@@ -11,12 +11,17 @@ use crate::command::{output, show};
 use crate::pins::{GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
 use crate::setup::apt::AptRoot;
 
+/// Times of the builds on two quiet cores, from nothing.
+pub(super) const VERSITYGW_EXPECTED: Duration = Duration::from_secs(120);
+pub(super) const HELM_EXPECTED: Duration = Duration::from_secs(240);
+pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
+
 /// versitygw: an S3 server over a directory.
 ///
 /// # Errors
 /// If Go is not to be had or the build fails.
 pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
-    install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", 120)
+    install(cache, "versitygw", VERSITYGW, "github.com/versity/versitygw/cmd/versitygw", VERSITYGW_EXPECTED)
 }
 
 /// helm: renders and checks charts.
@@ -24,13 +29,13 @@ pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
 /// # Errors
 /// If Go is not to be had or the build fails.
 pub fn helm(cache: &Cache) -> Result<PathBuf> {
-    install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", 240)
+    install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", HELM_EXPECTED)
 }
 
 /// Builds a program that its module offers to be installed.
-fn install(cache: &Cache, name: &str, version: &str, package: &str, expected_s: u64) -> Result<PathBuf> {
+fn install(cache: &Cache, name: &str, version: &str, package: &str, expected: Duration) -> Result<PathBuf> {
     let key = format!("{name}-{version}");
-    let dir = cache.entry(&key, Duration::from_secs(expected_s), |dir| {
+    let dir = cache.entry(&key, expected, |dir| {
         show(go(cache)?.env("GOBIN", dir).args([
             "install",
             "-trimpath",
@@ -47,7 +52,7 @@ fn install(cache: &Cache, name: &str, version: &str, package: &str, expected_s: 
 /// # Errors
 /// If Go is not to be had or the build fails.
 pub fn kube_apiserver(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
-    let dir = cache.entry(&format!("kube-apiserver-{KUBERNETES}"), Duration::from_secs(400), |dir| {
+    let dir = cache.entry(&format!("kube-apiserver-{KUBERNETES}"), KUBE_APISERVER_EXPECTED, |dir| {
         let mut minor = KUBERNETES.split('.').skip(1);
         let minor = minor.next().context("the pinned version has a minor")?;
         let mut flags = "-s -w".to_owned();

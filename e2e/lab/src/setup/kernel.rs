@@ -24,6 +24,9 @@ pub const PROBE: &str = "holdfast.probe";
 /// Line that the initramfs prints when [`PROBE`] is set.
 pub const PROBE_ANSWER: &str = "HOLDFAST-KERNEL-BOOTS";
 
+/// Time it takes to fetch and unpack one.
+pub(super) const EXPECTED: Duration = Duration::from_secs(30);
+
 /// Mount point of the share disk with the agent in a test machine.
 pub const SHARE: &str = "/holdfast";
 
@@ -48,7 +51,7 @@ pub struct Kernel {
 /// If no suite holds such a kernel any more, or a step fails.
 pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
     let key = format!("kernel-{}-{}", pin.suite, pin.release);
-    let dir = cache.entry(&key, Duration::from_secs(30), |dir| {
+    let dir = cache.entry(&key, EXPECTED, |dir| {
         let (root, release) = find(pin)?;
         let unpacked = dir.join("packages");
         let packages = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));

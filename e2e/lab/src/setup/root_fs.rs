@@ -15,6 +15,8 @@ use crate::setup::kernel::Kernel;
 
 /// Room in the image; it is sparse, and machines write to a snapshot of it.
 const SIZE: &str = "2G";
+/// Time it takes to make one.
+pub(super) const EXPECTED: Duration = Duration::from_secs(90);
 
 /// Makes an ext4 image with the guest's packages and the kernel's modules.
 ///
@@ -27,7 +29,7 @@ pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
     let key = format!("root-{GUEST_SUITE}-{digest:016x}-{}", kernel.release);
-    let dir = cache.entry(&key, Duration::from_secs(90), |dir| {
+    let dir = cache.entry(&key, EXPECTED, |dir| {
         let tree = dir.join("tree");
         let made = output(
             as_root("mmdebstrap")
