@@ -138,7 +138,7 @@ crash_points! {
     /// Clean data is marked to be uploaded again.
     MarkedForRepair,
 
-    // Release (`volume/detach.rs`).
+    // Release (`volume/lifecycle.rs`).
     /// Nothing is dirty any more: the detach record is to be made.
     Clean,
     /// The detach record is in the log; the local state does not say so.

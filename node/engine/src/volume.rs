@@ -1,7 +1,8 @@
 //! One volume: events in, actions out.
 //!
-//! Owns: the live map, the requests in flight, the flush rounds, the seal and its commit.
-//! Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which request.
+//! Owns: the way of an event through the owners of the volume's state, each of which has its file in `volume/` and never
+//! calls another. Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which
+//! request.
 //! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole live map.
 //! Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
@@ -12,162 +13,113 @@
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
 //!
+//! An event changes the state of its owner. What follows for the others is done afterwards in [`Volume::settle`], a bounded
+//! list of steps: no owner's step leads to another owner's but through it.
+//!
 //! ```text
-//!              resume                      Tick: limit reached / Detach
-//! Serving ──────────────┐      Open ───────────────────────────────► Draining ──in flight 0──► Round
-//!    │ Detach           │        ▲                                                               │
-//!    ▼                  │        └─ Clearing ◄─ Committing ◄─ Uploading ◄─ Listing ◄─round done──┘
-//! Detaching ─► Closing ─► Detached          (any state ─► Fenced when the log holds another writer)
+//!                Tick: limit reached / Detach
+//! Seal:   Open ───────────────────────────────► Draining ──in flight 0──► Round
+//!           ▲                                                               │
+//!           └─ Clearing ◄─ Committing ◄─ Uploading ◄─ Listing ◄─round done──┘
 //! ```
+//!
+//! The states of the volume as a whole are in `volume/lifecycle.rs`.
 
 mod commit;
-mod detach;
+mod core;
+mod dirty;
 mod durability;
 mod evict;
 mod flush;
+mod lifecycle;
 mod read;
+mod receipt;
 mod repair;
+mod requests;
 mod seal;
+mod setup;
 mod status;
-mod sync_failed;
+mod unflushed;
 mod unreadable;
-mod write;
 
-use std::collections::VecDeque;
-
-use holdfast_types::{CHUNK_SECTORS, Chunk, Nonce, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange, Seq};
 
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::durable_map::{FoundPage, Header};
+use crate::durable_map::FoundPage;
 use crate::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
 use crate::manifest::Manifest;
-use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
-use crate::sector_map::{
-    LiveMapError, Nibble, PAGE_SECTORS, PageSet, PerSide, SectorMap, Side, SideSet, Union,
+use crate::record::{Body, Record, SegmentRef};
+use crate::safeguard::{
+    Safeguard::{
+        FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
+        LastRoundOfFenced, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
+    },
+    safeguard,
 };
+use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, SectorMap, Side, SideSet, Union};
 
-use commit::Commit;
+use self::core::Core;
+use commit::{LogNews, LogWriter};
 pub use durability::Durability;
-use durability::Seals;
-use evict::Evict;
-use flush::Round;
-use repair::Repair;
-use seal::{Listed, Seal};
+use evict::Evictor;
+use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
+use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
+use read::tile;
+use repair::{RepairJob, RepairStep};
+use requests::{Request, RequestTable};
+use seal::{Seal, Sealer};
+pub use setup::{DirtyLimits, Pending, Setup};
 pub use status::{Delay, Status};
-use unreadable::Lost;
 pub use unreadable::Unreadable;
-
-/// When dirty data is sealed and when writes are delayed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirtyLimits {
-    /// Dirty bytes on the active side at which it is sealed.
-    pub seal_bytes: u64,
-    /// Dirty bytes on the active side at which writes wait for the commit in progress.
-    pub most_bytes: u64,
-    /// Age of the oldest dirty byte at which the side is sealed.
-    pub max_age_ms: Millis,
-}
-
-/// What a volume is started with.
-#[derive(Debug, Clone)]
-pub struct Setup {
-    /// Requests the device can have in flight (`queues * depth`).
-    pub requests: u32,
-    /// Its limits.
-    pub limits: DirtyLimits,
-    /// What a successful FLUSH means.
-    pub durability: Durability,
-    /// The durable header as last written; its newest nonce is this writer's, and at an attach its epoch too.
-    pub header: Header,
-    /// The header's generation.
-    pub header_generation: u64,
-    /// Milliseconds since 1970 when the clock of `now` stood at zero: for the times in records.
-    pub unix_ms_at_zero: u64,
-}
-
-/// What a successor knows of a volume beyond its live map.
-#[derive(Debug, Clone)]
-pub struct Pending {
-    /// The place of the record the predecessor was about to create.
-    pub seq: Seq,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lifecycle {
-    /// After host loss: what was dirty is being committed, no request comes.
-    Recovering,
-    Serving,
-    /// No requests any more; what is dirty is being committed.
-    Detaching,
-    /// The detach record is being created, or the last round runs.
-    Closing,
-    Detached,
-    Fenced,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Request {
-    op: Op,
-    range: SectorRange,
-    side: Side,
-    pending: u32,
-    failed: Option<Errno>,
-    /// Of a read: a part on a side failed.
-    unreadable: Option<Errno>,
-    /// It was planned again for that.
-    again: bool,
-    /// A read with parts on a side: what [`Evict::read_ended`] wants to know.
-    on_side: Option<u8>,
-}
+use unreadable::{Retry, UnreadableDirty};
 
 /// A volume's planner over live-map memory `M`.
 pub struct Volume<M> {
-    map: SectorMap<M>,
-    header: Header,
-    nonce: Nonce,
-    manifest: Option<Manifest>,
-    limits: DirtyLimits,
-    lifecycle: Lifecycle,
-    requests: Vec<Option<Request>>,
-    parked: VecDeque<RequestId>,
-    /// Since when at least one request is parked.
-    parked_since: Option<Millis>,
-    preparing: Vec<Chunk>,
-    in_flight: PerSide<u32>,
-    /// Discards and zeroes in flight.
-    zeroing: u32,
-    /// Which parts of those were written while they were in flight.
-    raced: Vec<(RequestId, SectorRange)>,
-    /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
-    failed_early: Vec<RequestId>,
-    dirty_since: PerSide<Option<Millis>>,
-    /// Map pages with a sector dirty in the side.
-    dirty_pages: PerSide<PageSet>,
-    evict: Evict,
-    round: Round,
+    core: Core<M>,
     durability: Durability,
-    seals: Seals,
-    seal: Seal,
-    listed: Listed,
-    commit: Commit,
-    pending: Option<Pending>,
-    checkpointed: Seq,
-    checkpointing: bool,
-    closing_round: Option<u64>,
-    repair: Repair,
-    lost: Lost,
-    /// The device is gone.
-    leaving: bool,
-    unix_ms_at_zero: u64,
-    heard_from_log: Millis,
-    disk_full: bool,
-    /// The run directory had no room for the last chunk tried.
-    run_dir_full: bool,
-    now: Millis,
+    requests: RequestTable,
+    rounds: FlushRounds,
+    sealer: Sealer,
+    log: LogWriter,
+    evictor: Evictor,
+    repair: RepairJob,
+    unreadable: UnreadableDirty,
 }
+
+/// An owner's turn to do what follows from the state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// A round begins if one is asked for.
+    Round,
+    Evict,
+    /// The eviction continues if the round that it asked for ended at once, since there was nothing to write.
+    Punch,
+    Repair,
+    Seal,
+    Checkpoint,
+    Detach,
+    /// The last round of a fenced writer.
+    LastRound,
+}
+
+/// After most events.
+const AFTER_EVENT: &[Step] = &[
+    Step::Round,
+    Step::Evict,
+    Step::Round,
+    Step::Punch,
+    Step::Repair,
+    Step::Seal,
+    Step::Round,
+    Step::Checkpoint,
+    Step::Detach,
+    Step::Round,
+];
+/// After a flush. A seal that it asks for may ask for a round: then one round serves both.
+const AFTER_FLUSH: &[Step] = &[Step::Seal, Step::Round];
+/// After any event of a fenced writer.
+const AFTER_FENCING: &[Step] = &[Step::Round, Step::LastRound, Step::Round, Step::LastRound];
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// A volume just attached, with what the durable map held (`newest_pages`; empty on a fresh node).
@@ -201,19 +153,20 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         for side in Side::BOTH {
             map.set_dirty_since(side, now);
         }
-        let mut volume = Self::over(setup, map, now);
-        volume.checkpointed = manifest.checkpointed();
-        volume.manifest = Some(manifest);
-        if volume.dirty_pages.iter().any(|pages| !pages.is_empty()) {
-            volume.map.set_union(Union::Recovering);
-            volume.recover();
-        } else {
+        let mut volume = Self::over(setup, map, None, now);
+        volume.log.learned(&manifest, now);
+        volume.core.manifest = Some(manifest);
+        if volume.core.dirty_sides() == SideSet::NONE {
             out.push(Action::Report(Report::Ready));
+        } else {
+            volume.core.map.set_union(Union::Recovering);
+            volume.core.lifecycle = Lifecycle::Recovering { detach: false };
+            volume.sealer.begin(SideSet::BOTH);
         }
         reach(CrashPoint::MapMade);
-        volume.map.publish();
+        volume.core.map.publish();
         reach(CrashPoint::MapPublished);
-        volume.advance(out);
+        volume.settle(AFTER_EVENT, out);
         volume
     }
 
@@ -233,81 +186,47 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
         let own = setup.header.nonces.last().copied();
         setup.header.is_ours_as_of(map.epoch(), own);
-        let mut volume = Self::over(setup, map, now);
-        volume.pending = pending;
-        let sealed = volume.map.active().other();
-        let union = volume.map.union();
-        if union != Union::No {
-            volume.recover();
-            if union == Union::Serving {
-                volume.lifecycle = Lifecycle::Serving;
+        let mut volume = Self::over(setup, map, pending, now);
+        let sealed = volume.core.map.active().other();
+        match volume.core.map.union() {
+            Union::Recovering => {
+                volume.core.lifecycle = Lifecycle::Recovering { detach: false };
+                volume.sealer.begin(SideSet::BOTH);
             }
-        } else if !volume.dirty_pages[sealed].is_empty() {
-            volume.begin_seal(SideSet::only(sealed));
+            Union::Serving => volume.sealer.begin(SideSet::BOTH),
+            Union::No if volume.core.dirty_sides().contains(sealed) => {
+                volume.sealer.begin(SideSet::only(sealed));
+            }
+            Union::No => {}
         }
         reach(CrashPoint::Resumed);
         Ok(volume)
     }
 
-    /// What the host's loss left dirty is one state of the volume: it is committed as one before anything else.
-    fn recover(&mut self) {
-        self.lifecycle = Lifecycle::Recovering;
-        self.begin_seal(SideSet::BOTH);
+    fn over(setup: Setup, map: SectorMap<M>, pending: Option<Pending>, now: Millis) -> Self {
+        let pages = map.pages();
+        let nonce = setup.header.nonces.last().copied().unwrap_or_default();
+        Self {
+            durability: setup.durability,
+            requests: RequestTable::new(setup.requests),
+            rounds: FlushRounds::after_takeover(pages, setup.header_generation),
+            sealer: Sealer::open(),
+            log: LogWriter::idle(nonce, pending, now),
+            evictor: Evictor::after_takeover(pages),
+            repair: RepairJob::default(),
+            unreadable: UnreadableDirty::default(),
+            core: Core::over(setup, map, now),
+        }
     }
 
-    fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
-        let pages = map.pages();
-        let mut volume = Self {
-            nonce: setup.header.nonces.last().copied().unwrap_or_default(),
-            round: Round::after_takeover(pages, setup.header_generation),
-            header: setup.header,
-            manifest: None,
-            limits: setup.limits,
-            durability: setup.durability,
-            seals: Seals::default(),
-            lifecycle: Lifecycle::Serving,
-            requests: vec![None; setup.requests as usize],
-            parked: VecDeque::with_capacity(setup.requests as usize),
-            parked_since: None,
-            preparing: Vec::new(),
-            in_flight: PerSide::default(),
-            zeroing: 0,
-            raced: Vec::new(),
-            failed_early: Vec::new(),
-            dirty_since: PerSide::default(),
-            dirty_pages: PerSide::from_fn(|_side| PageSet::new(pages)),
-            evict: Evict::after_takeover(pages),
-            seal: Seal::Open,
-            listed: Listed::default(),
-            commit: Commit::Idle,
-            pending: None,
-            checkpointed: Seq(0),
-            checkpointing: false,
-            closing_round: None,
-            repair: Repair::default(),
-            lost: Lost::default(),
-            leaving: false,
-            unix_ms_at_zero: setup.unix_ms_at_zero,
-            heard_from_log: now,
-            disk_full: false,
-            run_dir_full: false,
-            now,
-            map,
-        };
-        // The first round writes every page; what was void before it is forgotten.
-        volume.header.void = SideSet::NONE;
-        let prepared: Vec<u64> = volume.map.prepared_pages().collect();
-        for page in prepared {
-            if safeguard(FirstRoundIsFull) {
-                volume.round.page_changed(page);
-            }
-            let dirty = volume.map.count(page);
-            for side in dirty.iter() {
-                volume.dirty_pages[side].insert(page);
-                volume.dirty_since[side] = Some(volume.map.dirty_since(side).min(now));
-            }
-        }
-        volume
+    /// Figures as of the last event.
+    pub fn status(&self) -> Status {
+        Status::of(self)
+    }
+
+    /// The time of day was set: from now on times are told by it.
+    pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
+        self.core.unix_ms_at_zero = unix_ms_at_zero;
     }
 
     /// Takes one event and appends what to do.
@@ -315,217 +234,758 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// # Panics
     /// On an event that answers no action: a bug of the caller.
     pub fn handle(&mut self, now: Millis, event: Event, out: &mut Vec<Action>) {
-        self.now = now;
+        self.core.now = now;
         match event {
             Event::Request { id, op, range } => return self.request(id, op, range, out),
             Event::Moved { id, result } => {
-                self.moved(id, result, out);
+                self.io_completed(id, result, out);
                 // The common case, a write on a volume that has nothing to seal, ends here.
-                let few_dirty = self.dirty_bytes(self.map.active()) < self.limits.seal_bytes;
-                if self.seal.is_open() && self.evict.is_idle() && few_dirty {
+                let few_dirty = self.core.dirty_bytes(self.core.map.active()) < self.core.limits.seal_bytes;
+                if self.sealer.is_open() && self.evictor.is_idle() && few_dirty {
                     return;
                 }
             }
-            Event::Fetched { id, result } => self.fetched(id, result, out),
-            Event::Evicted { result } => self.evicted(result, out),
-            Event::Space { excess_bytes, room_bytes } => self.space_measured(excess_bytes, room_bytes, out),
+            Event::Fetched { id, result } => {
+                if let Some(request) = self.requests.cold_read_completed(id, result) {
+                    self.read_ended(id, request, out);
+                }
+            }
+            Event::Evicted { result } => {
+                if self.evictor.evicted(result, self.core.map.active().other()) {
+                    self.unpark(out);
+                }
+            }
+            Event::Space { excess_bytes, room_bytes } => {
+                self.evictor.space_measured(excess_bytes, room_bytes);
+                if room_bytes > 0 {
+                    self.unpark(out);
+                }
+            }
             Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
             Event::SideSynced { side, result } => self.side_synced(side, result, out),
-            Event::MapWritten { result } => self.map_written(result, out),
-            Event::MapSynced { result } => self.map_synced(result, out),
+            Event::MapWritten { result } => {
+                let end = self.rounds.map_written(result, &mut self.core, out);
+                self.round_ended(end, out);
+            }
+            Event::MapSynced { result } => {
+                let end = self.rounds.map_synced(result, &mut self.core, out);
+                self.round_ended(end, out);
+            }
             Event::ManifestLoaded(manifest) => self.manifest_loaded(*manifest, out),
-            Event::NextTurn if self.is_fenced() => {}
             Event::NextTurn => self.next_turn(out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
-            Event::PendingStored { result } => self.pending_stored(result, out),
-            Event::CreateAnswered(answer) => self.create_answered(answer, out),
-            Event::RecordRead { seq, bytes } => self.record_read(seq, bytes.as_deref(), out),
-            Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
+            Event::PendingStored { result } => self.log.pending_stored(result, out),
+            Event::CreateAnswered(answer) => {
+                let news = self.log.create_answered(answer, out);
+                self.log_news(news, out);
+            }
+            Event::RecordRead { seq, bytes } => {
+                let news = self.log.record_read(seq, bytes.as_deref(), now, out);
+                self.log_news(news, out);
+            }
+            Event::CheckpointWritten { seq, written } => {
+                self.log.checkpoint_written(seq, written);
+                if written {
+                    self.repair.checkpointed();
+                }
+            }
             Event::Detach => {
-                assert!(self.requests.iter().all(Option::is_none), "a device is gone before its detach");
-                self.leaving = true;
+                assert!(self.requests.is_empty(), "a device is gone before its detach");
+                self.lives_on(LifecycleEvent::Detach);
             }
             Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
             Event::Tick => {
                 self.unpark(out);
-                self.look_for_fence(out);
+                self.probe_log(out);
             }
         }
-        self.advance(out);
+        self.settle(if self.core.lifecycle.is_fenced() { AFTER_FENCING } else { AFTER_EVENT }, out);
     }
 
-    /// The time of day was set: from now on times are told by it.
-    pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
-        self.unix_ms_at_zero = unix_ms_at_zero;
+    /// The one loop through which an owner's change has effects on another's: each step once, in this order.
+    fn settle(&mut self, steps: &[Step], out: &mut Vec<Action>) {
+        for step in steps {
+            match step {
+                Step::Round => self.begin_round(out),
+                Step::Evict => self.advance_evict(out),
+                Step::Punch if self.evict_progress() == Some(RoundProgress::Ended) => self.advance_evict(out),
+                Step::Punch => {}
+                Step::Repair => self.advance_repair(out),
+                Step::Seal => self.advance_seal(out),
+                Step::Checkpoint => {
+                    self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
+                }
+                Step::Detach => self.advance_detach(out),
+                Step::LastRound => self.advance_last_round(out),
+            }
+        }
     }
 
-    fn is_fenced(&self) -> bool {
-        self.lifecycle == Lifecycle::Fenced
+    fn lives_on(&mut self, event: LifecycleEvent) {
+        self.core.lifecycle = self.core.lifecycle.next(event);
     }
 
-    fn dirty_bytes(&self, side: Side) -> u64 {
-        self.map.counted(side) * SECTOR_BYTES
-    }
+    // ---- requests ----
 
     fn request(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
-        let inside = range.end() <= self.map.sectors();
-        let slot = &mut self.requests[id.0 as usize];
-        assert!(slot.is_none(), "a request id is in use once");
-        let side = self.map.active();
-        *slot = Some(Request {
-            op,
-            range,
-            side,
-            pending: 0,
-            failed: None,
-            unreadable: None,
-            again: false,
-            on_side: None,
-        });
-        if !inside || !matches!(self.lifecycle, Lifecycle::Serving) {
-            return self.complete(id, Err(Errno::EIO), out);
+        let inside = range.end() <= self.core.map.sectors();
+        self.requests.begin(id, op, range, self.core.map.active());
+        if !inside || self.core.lifecycle != Lifecycle::Serving {
+            return self.requests.complete(id, Err(Errno::EIO), out);
         }
-        self.plan(id, op, range, out);
+        match op {
+            Op::Flush => self.plan_flush(id, out),
+            Op::Read | Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => {
+                self.plan(id, op, range, out);
+            }
+        }
     }
 
     fn plan(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
-        match op {
+        let is_planned = match op {
             Op::Read => self.plan_read(id, range, out),
             Op::Write | Op::WriteFua => self.plan_write(id, range, out),
             Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, out),
-            Op::Flush => self.plan_flush(id, out),
+            Op::Flush => unreachable!("a flush is never parked"),
+        };
+        if !is_planned {
+            self.requests.park(id, self.core.now);
         }
-    }
-
-    fn in_slot(&mut self, id: RequestId) -> &mut Request {
-        self.requests[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
-    }
-
-    fn complete(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let taken = self.requests[id.0 as usize].take();
-        assert!(taken.is_some(), "a request is completed once");
-        out.push(Action::Complete { id, result });
-    }
-
-    fn moved(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let slot = self.in_slot(id);
-        match slot.op {
-            Op::Read => slot.unreadable = slot.unreadable.or(result.err()),
-            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => slot.failed = result.err(),
-            Op::Flush => unreachable!("a flush moves no bytes"),
-        }
-        self.part_ended(id, out);
-    }
-
-    fn fetched(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let slot = self.in_slot(id);
-        slot.failed = slot.failed.or(result.err());
-        self.part_ended(id, out);
-    }
-
-    fn part_ended(&mut self, id: RequestId, out: &mut Vec<Action>) {
-        let slot = self.in_slot(id);
-        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
-        if slot.pending > 0 {
-            return;
-        }
-        let request = *slot;
-        match request.op {
-            Op::Read => self.read(id, request, out),
-            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => self.stored(id, request, out),
-            Op::Flush => unreachable!("a flush moves no bytes"),
-        }
-    }
-
-    fn park(&mut self, id: RequestId) {
-        self.parked.push_back(id);
-        self.parked_since = self.parked_since.or(Some(self.now));
     }
 
     /// Plans every parked request again; those that still cannot start are parked again.
     fn unpark(&mut self, out: &mut Vec<Action>) {
-        for _ in 0..self.parked.len() {
-            let Some(id) = self.parked.pop_front() else { break };
-            let request = self.in_slot(id);
-            let (op, range) = (request.op, request.range);
+        for _ in 0..self.requests.parked() {
+            let Some(id) = self.requests.unpark() else { break };
+            let Request { op, range, .. } = *self.requests.get(id);
             self.plan(id, op, range, out);
         }
-        if self.parked.is_empty() {
-            self.parked_since = None;
-        }
+        self.requests.all_unparked();
     }
 
-    fn needs_preparing(&mut self, chunk: Chunk, out: &mut Vec<Action>) -> bool {
-        if self.map.is_prepared(chunk) {
-            return false;
-        }
-        if !self.preparing.contains(&chunk) {
-            self.preparing.push(chunk);
-            out.push(Action::PrepareMap { chunk });
-        }
+    /// Returns false if the read has to wait, as the other plans do.
+    fn plan_read(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
+        let Some(tiles) = tile(&self.core, id, range, out) else { return false };
+        let on_side = tiles.on_side.then(|| self.evictor.read_began());
+        self.requests.reading(id, tiles.parts, on_side);
         true
     }
 
+    /// Only the active side is touched, nothing is read, nothing is asked of the object store (2, 10).
+    fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
+        if self.is_active_sealed()
+            || !(self.has_room() || self.unreadable.is_overwritten_by(range))
+            || self.requests.needs_preparing(range, &self.core.map, out)
+        {
+            return false;
+        }
+        let side = self.start_store(id);
+        self.evictor.take_room(range.bytes());
+        out.push(Action::Write { id, range, side });
+        true
+    }
+
+    fn plan_zero(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
+        let Some(manifest) = &self.core.manifest else { return false };
+        if self.is_active_sealed() {
+            return false;
+        }
+        let mut affected = Vec::new();
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            let chunk = piece.start.chunk();
+            if manifest.layers(chunk).is_some() || self.core.map.is_prepared(chunk) {
+                affected.push(chunk);
+            }
+        }
+        let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
+            // Nothing was ever written there: it is zero already.
+            self.requests.complete(id, Ok(()), out);
+            return true;
+        };
+        let hull = SectorRange::new(first.first_sector().0, (last.0 - first.0 + 1) * CHUNK_SECTORS);
+        let touched = range.intersect(hull).expect("the chunks came from the range");
+        let mut waits = false;
+        for chunk in affected {
+            waits |= self.requests.chunk_needs_preparing(chunk, &self.core.map, out);
+        }
+        if waits {
+            return false;
+        }
+        let side = self.start_store(id);
+        out.push(Action::Punch { id, range: touched, side });
+        true
+    }
+
+    fn start_store(&mut self, id: RequestId) -> Side {
+        let side = self.core.map.active();
+        self.core.dirty[side].in_flight += 1;
+        self.evictor.may_hold_more(side);
+        self.requests.storing(id, side);
+        side
+    }
+
+    /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not reached.
+    fn has_room(&self) -> bool {
+        let commit_may_wait = self.sealer.is_open()
+            || self.core.dirty_bytes(self.core.map.active()) < self.core.limits.most_bytes;
+        commit_may_wait && !self.evictor.is_full()
+    }
+
+    /// Returns true if writes have to wait for a seal that covers the active side.
+    fn is_active_sealed(&self) -> bool {
+        self.sealer.holds_still(self.core.map.active())
+    }
+
+    fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let Some(request) = self.requests.io_completed(id, result) else { return };
+        match request.op {
+            Op::Read => self.read_ended(id, request, out),
+            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => self.store_ended(id, request, out),
+            Op::Flush => unreachable!("a flush moves no bytes"),
+        }
+    }
+
+    /// All parts of a read ended.
+    fn read_ended(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
+        if let Some(generation) = request.on_side {
+            self.evictor.read_ended(generation);
+        }
+        let range = request.range;
+        let errno = match (request.failed, request.unreadable) {
+            (None, None) => return self.requests.complete(id, Ok(()), out),
+            (Some(errno), _) => return self.requests.complete(id, Err(errno), out),
+            (None, Some(errno)) => errno,
+        };
+        if self.core.lifecycle != Lifecycle::Serving {
+            return self.requests.complete(id, Err(errno), out);
+        }
+        if self.core.forget_clean(range) {
+            out.push(Action::Report(Report::CleanUnreadable(range)));
+        } else if request.again && self.core.is_on_a_side(range) {
+            out.push(Action::Report(Report::DirtyUnreadable(range)));
+            return self.requests.complete(id, Err(errno), out);
+        }
+        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
+        self.requests.get(id).again = true;
+        self.plan(id, Op::Read, range, out);
+    }
+
+    /// The bytes are in the side's file, or not.
+    fn store_ended(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
+        let side = request.side;
+        let dirty = &mut self.core.dirty;
+        dirty[side].in_flight -= 1;
+        let others_in_flight = dirty[side.other()].in_flight > 0;
+        self.requests.store_ended(request.op);
+        self.core.unflushed.side_written(side);
+        match request.failed {
+            None => self.stored(id, request, out),
+            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
+            // mark of a failure on the active side would hide it (invariant 2).
+            Some(_) if side == self.core.map.active() && others_in_flight => self.requests.defer_failure(id),
+            Some(errno) => self.not_stored(id, request, errno, out),
+        }
+        if side != self.core.map.active() && self.core.dirty[side].in_flight == 0 {
+            for id in self.requests.take_deferred_failures() {
+                let request = *self.requests.get(id);
+                let errno = request.failed.expect("only failures wait");
+                self.not_stored(id, request, errno, out);
+            }
+        }
+    }
+
+    fn stored(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
+        let Request { op, range, side, .. } = request;
+        self.evictor.disk_has_space();
+        reach(CrashPoint::Stored);
+        if op.is_write() {
+            self.core.record_write(range, side);
+        } else {
+            self.core.record_zeroes(range, side);
+            for written in self.requests.take_overlaps(id) {
+                self.core.mark_unstored(written, side);
+            }
+        }
+        self.unreadable.stored(range);
+        reach(CrashPoint::Marked);
+        if op == Op::WriteFua {
+            self.make_durable(id, out);
+        } else {
+            self.requests.complete(id, Ok(()), out);
+        }
+    }
+
+    fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
+        self.requests.take_overlaps(id);
+        self.core.mark_unstored(request.range, request.side);
+        reach(CrashPoint::MarkedUncertain);
+        // A full disk delays; eviction or the commit in progress will make room.
+        if errno == Errno::ENOSPC && self.core.lifecycle == Lifecycle::Serving {
+            self.evictor.disk_is_full();
+            self.requests.park(id, self.core.now);
+        } else {
+            self.requests.complete(id, Err(errno), out);
+        }
+    }
+
     fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>, out: &mut Vec<Action>) {
-        self.preparing.retain(|other| *other != chunk);
-        // On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not fail.
-        self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
+        self.requests.prepared(chunk, result);
         if result == Err(Unprepared::Disk(Errno::ENOSPC)) {
-            self.disk_is_full();
+            self.evictor.disk_is_full();
         }
         if result.is_ok() {
             reach(CrashPoint::ChunkAllocated);
-            self.map.set_prepared(chunk);
+            self.core.map.set_prepared(chunk);
             reach(CrashPoint::ChunkPrepared);
-            self.round.chunk_prepared(chunk, self.map.pages());
+            self.core.unflushed.chunk_prepared(chunk, self.core.map.pages());
             self.unpark(out);
         }
     }
 
+    // ---- flushes and rounds ----
+
+    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer that was fenced
+    /// meanwhile makes nothing durable.
+    fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        let only_local = FlushWaiter { id, seal: 0 };
+        if self.core.lifecycle.is_fenced() {
+            self.requests.complete(id, Err(Errno::EIO), out);
+        } else if !safeguard(FuaIsDurable) {
+            self.requests.complete(id, Ok(()), out);
+        } else if !safeguard(FuaInNextRound) && !self.rounds.is_idle() {
+            self.rounds.join_running(only_local);
+        } else if !safeguard(FuaWaitsForCommit) && !self.core.is_sync_failed() {
+            self.rounds.join(only_local);
+            self.settle(AFTER_FLUSH, out);
+        } else {
+            self.plan_flush(id, out);
+        }
+    }
+
+    fn plan_flush(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        if self.core.is_sync_failed() {
+            self.flush_by_commit(id, out);
+        } else {
+            let seal = match self.durability {
+                Durability::Local => 0,
+                Durability::Object => self.covering_seal(),
+            };
+            self.sealer.seals.want(seal);
+            let waiter = FlushWaiter { id, seal };
+            if safeguard(FlushInNextRound) || self.rounds.is_idle() {
+                self.rounds.join(waiter);
+            } else {
+                self.rounds.join_running(waiter);
+            }
+        }
+        self.settle(AFTER_FLUSH, out);
+    }
+
+    /// A sync failed: the flush is answered by a commit alone.
+    fn flush_by_commit(&mut self, id: RequestId, out: &mut Vec<Action>) {
+        let seal = self.covering_seal();
+        self.sealer.seals.want(seal);
+        let answer =
+            self.sealer.seals.wait_for_commit(FlushWaiter { id, seal }, self.core.lifecycle.is_fenced());
+        self.answer_flush(id, answer, out);
+    }
+
+    /// The seal with which everything that has completed is committed.
+    fn covering_seal(&self) -> u64 {
+        let active = self.core.map.active();
+        // What completes before a seal of both sides is still is in it.
+        let is_covered = self.core.dirty[active].pages.is_empty() || self.is_active_sealed();
+        let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
+        self.sealer.seals.begun() + u64::from(needs_next)
+    }
+
+    fn answer_flush(&mut self, id: RequestId, answer: Option<Result<(), Errno>>, out: &mut Vec<Action>) {
+        if let Some(result) = answer {
+            self.requests.complete(id, result, out);
+        }
+    }
+
+    fn begin_round(&mut self, out: &mut Vec<Action>) {
+        if self.rounds.is_due(&self.core) {
+            let end = self.rounds.begin(&mut self.core, out);
+            self.round_ended(end, out);
+        }
+    }
+
+    fn side_synced(&mut self, side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        if result.is_err() && safeguard(RememberFailedSync) {
+            // At once: the process may not live to hear of the other side.
+            self.core.map.set_sync_failed();
+            self.evictor.sync_failed(self.core.map.active().other());
+        }
+        let end = self.rounds.side_synced(side, result, &mut self.core, out);
+        self.round_ended(end, out);
+    }
+
+    fn round_ended(&mut self, end: Option<RoundEnd>, out: &mut Vec<Action>) {
+        let Some(RoundEnd { result, waiters, unserved }) = end else { return };
+        let is_fenced = self.core.lifecycle.is_fenced();
+        let seals_first = !unserved.is_empty() && !is_fenced;
+        for waiter in unserved {
+            self.flush_by_commit(waiter.id, out);
+        }
+        if seals_first {
+            self.advance_seal(out);
+        }
+        for waiter in waiters {
+            let answer = match &result {
+                Ok(proof) => self.sealer.seals.locally_durable(waiter, proof, is_fenced),
+                Err(errno) => Some(Err(*errno)),
+            };
+            self.answer_flush(waiter.id, answer, out);
+        }
+    }
+
+    // ---- seals ----
+
+    fn advance_seal(&mut self, out: &mut Vec<Action>) {
+        self.retry_unreadable(out);
+        if self.sealer.is_open() && self.should_seal() {
+            let sealed = self.core.swap_sides();
+            self.evictor.sides_swapped(self.core.now);
+            self.sealer.begin(SideSet::only(sealed));
+        }
+        let Some(manifest) = &self.core.manifest else { return };
+        let next = manifest.seq().next();
+        // While the next place in the log is being looked at, no record is made for it.
+        if let Seal::Draining(sides) = self.sealer.seal()
+            && self.log.is_idle()
+            && (self.core.is_still(sides) || !safeguard(UploadStillSides))
+        {
+            self.sides_are_still(next, out);
+        }
+        if let Seal::Round(_, number) = self.sealer.seal() {
+            match self.rounds.progress(number, self.core.now) {
+                RoundProgress::Pending if !self.core.is_sync_failed() => {}
+                RoundProgress::Failed if !self.core.is_sync_failed() => self.want_sealing_round(),
+                RoundProgress::Pending | RoundProgress::Failed | RoundProgress::Ended => {
+                    reach(CrashPoint::SealDurable);
+                    self.sealer.upload(&self.core, out);
+                }
+            }
+        }
+    }
+
+    /// What a predecessor was about to create comes first, with the same bytes: it may have been created already.
+    fn sides_are_still(&mut self, next: Seq, out: &mut Vec<Action>) {
+        reach(CrashPoint::SideStill);
+        if let Some(pending) = self.log.take_pending(next) {
+            if self.log.repeat_record(pending, out) {
+                self.sealer.record_repeated();
+            } else {
+                self.want_sealing_round();
+            }
+        } else if safeguard(RoundBeforeCommit) {
+            self.want_sealing_round();
+        } else {
+            self.sealer.upload(&self.core, out);
+        }
+    }
+
+    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant 18).
+    fn want_sealing_round(&mut self) {
+        self.core.unflushed.header_changed();
+        self.sealer.want_round(self.rounds.want());
+    }
+
+    fn should_seal(&self) -> bool {
+        let core = &self.core;
+        let Some(manifest) = &core.manifest else { return false };
+        let side = core.map.active();
+        // What an eviction is about to punch must not become active, and what is needed is evicted before new data is sealed.
+        if !self.evictor.is_idle() || self.evictor.evicts_first(core, true) {
+            return false;
+        }
+        if core.dirty[side].pages.is_empty() || self.log.is_full(manifest) {
+            return false;
+        }
+        core.lifecycle == Lifecycle::Detaching
+            || self.sealer.seals.is_wanted()
+            || core.dirty_bytes(side) >= core.limits.seal_bytes
+            || core.is_overdue(side)
+            || self.evictor.wants_other_side(core, true)
+            || self.repair.wants_seal(side)
+    }
+
+    /// The next turn of what is too long for one.
+    fn next_turn(&mut self, out: &mut Vec<Action>) {
+        match self.sealer.seal() {
+            _ if self.core.lifecycle.is_fenced() => {}
+            Seal::Listing(_) => self.sealer.list(&self.core, out),
+            Seal::Clearing(_) => self.clear(out),
+            seal @ (Seal::Open
+            | Seal::Draining(_)
+            | Seal::Round(..)
+            | Seal::Uploading(_)
+            | Seal::Committing(_)
+            | Seal::Unreadable(_)) => unreachable!("no turn was asked for in {seal:?}"),
+        }
+    }
+
+    fn uploaded(&mut self, segment: SegmentRef, out: &mut Vec<Action>) {
+        if self.core.lifecycle.is_fenced() {
+            return;
+        }
+        let sides = self.sealer.stored();
+        if !safeguard(FlushAfterCommit) {
+            self.seal_committed(out);
+        }
+        let (void, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
+        self.log.create_record(Body::Commit { segment, void, generation }, &self.core, out);
+    }
+
+    fn clear(&mut self, out: &mut Vec<Action>) {
+        if let Some(sides) = self.sealer.clear(&mut self.core, out) {
+            self.seal_cleared(sides, out);
+        }
+    }
+
+    fn seal_cleared(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+        for side in sides.iter() {
+            self.core.map.set_flushed_sides(self.core.map.flushed_sides().without(side));
+            self.rounds.side_cleared(side);
+            self.evictor.may_hold_more(side);
+            self.repair.committed(side);
+            self.core.dirty[side].since = None;
+        }
+        reach(CrashPoint::DirtyCleared);
+        let manifest = self.core.manifest.as_ref().expect("the commit was made from it");
+        out.push(Action::Report(Report::Committed(manifest.seq())));
+        self.unreadable.committed(out);
+        self.seal_committed(out);
+        if self.core.map.union() != Union::No {
+            self.core.map.set_union(Union::No);
+            reach(CrashPoint::Recovered);
+        }
+        self.recovered(out);
+        self.unpark(out);
+    }
+
+    fn seal_committed(&mut self, out: &mut Vec<Action>) {
+        for waiter in self.sealer.seals.committed() {
+            self.requests.complete(waiter.id, Ok(()), out);
+        }
+    }
+
+    fn recovered(&mut self, out: &mut Vec<Action>) {
+        if self.core.lifecycle.is_recovering() {
+            self.lives_on(LifecycleEvent::Recovered);
+            out.push(Action::Report(Report::Ready));
+        }
+    }
+
+    /// The upload of the sealed sides met `ranges` that cannot be read.
+    fn sides_unreadable(&mut self, ranges: Vec<SectorRange>, out: &mut Vec<Action>) {
+        if self.core.lifecycle.is_fenced() {
+            return;
+        }
+        let sealed = self.sealer.unreadable();
+        self.unreadable.found(ranges, sealed, &self.core, out);
+        reach(CrashPoint::UploadFailed);
+        if self.core.lifecycle.is_recovering() {
+            // Without a device, no write could replace what is unreadable.
+            self.core.map.set_union(Union::Serving);
+        }
+        self.recovered(out);
+        self.unpark(out);
+    }
+
+    fn retry_unreadable(&mut self, out: &mut Vec<Action>) {
+        let Seal::Unreadable(sealed) = self.sealer.seal() else { return };
+        if !self.log.is_idle() {
+            return;
+        }
+        match self.unreadable.retry(sealed, self.core.now) {
+            Retry::NotYet => {}
+            Retry::SameSides => self.sealer.upload(&self.core, out),
+            Retry::BothSides => {
+                self.core.map.set_union(Union::Serving);
+                self.sealer.begin(SideSet::BOTH);
+                reach(CrashPoint::BothSealed);
+            }
+        }
+    }
+
+    // ---- eviction and repair ----
+
+    fn advance_evict(&mut self, out: &mut Vec<Action>) {
+        let round = self.evict_progress();
+        if self.evictor.advance(&mut self.core, self.sealer.is_open(), round, out) {
+            self.evictor.wait_for(self.rounds.want());
+        }
+    }
+
+    /// How far the round is that the eviction waits for.
+    fn evict_progress(&self) -> Option<RoundProgress> {
+        self.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
+    }
+
+    fn advance_repair(&mut self, out: &mut Vec<Action>) {
+        let is_still = self.sealer.is_open() && self.log.is_idle() && self.evictor.is_idle();
+        let Some(manifest) = &self.core.manifest else { return };
+        if !self.repair.is_asked() || !is_still || self.core.lifecycle != Lifecycle::Serving {
+            return;
+        }
+        if !manifest.is_attached() || self.log.detach_was_sent(manifest) {
+            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it (invariant 11).
+            self.repair.forget();
+        }
+        match self.repair.advance(&mut self.core) {
+            RepairStep::Seal(inactive) => self.sealer.begin_repair(inactive),
+            RepairStep::Wait => {}
+            RepairStep::Done => out.push(Action::Report(Report::Repaired)),
+        }
+    }
+
+    // ---- the log and the end ----
+
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
         // A log that was set back lacks what is clean here.
-        let is_set_back = manifest.seq() < self.header.seq;
-        if manifest.is_deleted() || manifest.writer() != Some(self.nonce) || is_set_back {
+        let is_set_back = manifest.seq() < self.core.header.seq;
+        if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
             return self.fence(manifest.seq(), out);
         }
-        self.checkpointed = manifest.checkpointed();
-        self.heard_from_log = self.now;
-        self.manifest = Some(manifest);
+        self.log.learned(&manifest, self.core.now);
+        self.core.manifest = Some(manifest);
         reach(CrashPoint::LogLearned);
         self.unpark(out);
+    }
+
+    /// A writer that commits nothing checks its next place in the log, so that it learns of its fencing: one that is idle, or
+    /// cannot read what it is to commit.
+    fn probe_log(&mut self, out: &mut Vec<Action>) {
+        let commits_nothing = match self.core.lifecycle {
+            Lifecycle::Serving => matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)),
+            Lifecycle::Detaching => matches!(self.sealer.seal(), Seal::Unreadable(_)),
+            Lifecycle::Recovering { .. }
+            | Lifecycle::Releasing
+            | Lifecycle::Closing(_)
+            | Lifecycle::Detached
+            | Lifecycle::Fenced(_) => false,
+        };
+        if commits_nothing {
+            self.log.probe(&self.core, out);
+        }
+    }
+
+    fn log_news(&mut self, news: LogNews, out: &mut Vec<Action>) {
+        match news {
+            LogNews::Nothing => {}
+            LogNews::Predecessor(record) => self.follow(&record),
+            LogNews::Fenced(known) => self.fence(known, out),
+            LogNews::Won(record) => {
+                self.follow(&record);
+                self.log.won(self.core.now);
+                match record.body {
+                    Body::Commit { .. } => {
+                        self.sealer.committed();
+                        self.clear(out);
+                    }
+                    Body::Detach => self.close(record.seq),
+                    Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
+                        unreachable!("a running writer makes none of these")
+                    }
+                }
+            }
+        }
+    }
+
+    /// A record of this writer is the next one in the log.
+    fn follow(&mut self, record: &Record) {
+        let manifest = self.core.manifest.as_mut().expect("a record was made from it");
+        if let Err(error) = manifest.apply(record) {
+            unreachable!("a record made from the manifest follows it: {error}")
+        }
     }
 
     /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched. `known`
     /// is how much of the log says so, or all of it that does not.
     fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
-        if self.lifecycle == Lifecycle::Fenced {
+        if self.core.lifecycle.is_fenced() {
             return;
         }
-        self.lifecycle = Lifecycle::Fenced;
-        // What the last round names came after all that this writer's commits call void.
-        self.header.seq = self.header.seq.max(known);
-        self.round.header_changed();
+        self.lives_on(LifecycleEvent::Fenced);
+        // What the last round names came after all that this writer's commits call invalid.
+        self.core.header.seq = self.core.header.seq.max(known);
+        self.core.unflushed.header_changed();
         reach(CrashPoint::Fenced);
-        while let Some(id) = self.parked.pop_front() {
-            self.complete(id, Err(Errno::EIO), out);
+        while let Some(id) = self.requests.unpark() {
+            self.requests.complete(id, Err(Errno::EIO), out);
         }
-        self.fail_waiting_flushes(out);
+        for waiter in self.sealer.seals.fenced() {
+            self.requests.complete(waiter.id, Err(Errno::EIO), out);
+        }
         out.push(Action::Report(Report::Fenced));
     }
 
-    /// Drives what follows from the state: rounds, the seal, the commit, the end.
-    fn advance(&mut self, out: &mut Vec<Action>) {
-        if self.lifecycle == Lifecycle::Fenced {
-            return self.advance_keep(out);
+    fn advance_detach(&mut self, out: &mut Vec<Action>) {
+        match self.core.lifecycle {
+            Lifecycle::Detaching => {
+                let is_clean = self.sealer.is_open()
+                    && self.evictor.is_idle()
+                    && self.core.dirty_sides() == SideSet::NONE;
+                let Some(manifest) = &self.core.manifest else { return };
+                if !is_clean || !self.log.is_idle() {
+                    return;
+                }
+                reach(CrashPoint::Clean);
+                let (is_attached, seq) = (manifest.is_attached(), manifest.seq());
+                self.lives_on(LifecycleEvent::Clean);
+                if is_attached {
+                    self.log.create_record(Body::Detach, &self.core, out);
+                } else {
+                    // A predecessor died between its detach record and the end of its last round.
+                    self.close(seq);
+                }
+            }
+            Lifecycle::Closing(number) => match self.rounds.progress(number, self.core.now) {
+                RoundProgress::Pending => {}
+                RoundProgress::Failed => self.want_last_round(),
+                RoundProgress::Ended => {
+                    reach(CrashPoint::Closed);
+                    self.lives_on(LifecycleEvent::Closed);
+                    out.push(Action::Report(Report::Detached));
+                }
+            },
+            Lifecycle::Recovering { .. }
+            | Lifecycle::Serving
+            | Lifecycle::Releasing
+            | Lifecycle::Detached
+            | Lifecycle::Fenced(_) => {}
         }
-        if self.leaving && self.lifecycle == Lifecycle::Serving {
-            self.lifecycle = Lifecycle::Detaching;
-        }
-        self.advance_evict(out);
-        self.advance_repair(out);
-        self.advance_seal(out);
-        self.advance_checkpoint(out);
-        self.advance_detach(out);
+    }
+
+    /// The detach record is in the log: the header says so after one last round.
+    fn close(&mut self, seq: Seq) {
+        reach(CrashPoint::DetachWon);
+        self.core.header.closed_clean = true;
+        self.core.header.seq = seq;
+        self.core.unflushed.header_changed();
+        self.want_last_round();
+    }
+
+    fn want_last_round(&mut self) {
+        let number = self.rounds.want();
+        self.lives_on(LifecycleEvent::LastRound(number));
+    }
+
+    fn advance_last_round(&mut self, out: &mut Vec<Action>) {
+        let Lifecycle::Fenced(step) = self.core.lifecycle else { return };
+        let whole = match step {
+            FencedStep::Leaving if safeguard(LastRoundOfFenced) => return self.want_last_round(),
+            FencedStep::Leaving => true,
+            FencedStep::LastRound(number) if self.rounds.is_over(number) => {
+                self.rounds.progress(number, self.core.now) == RoundProgress::Ended
+            }
+            FencedStep::Serving | FencedStep::LastRound(_) | FencedStep::Ended => return,
+        };
+        self.lives_on(LifecycleEvent::Closed);
+        out.push(Action::Report(Report::Kept { whole }));
     }
 }

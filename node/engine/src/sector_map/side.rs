@@ -107,11 +107,6 @@ impl<T> PerSide<T> {
     pub(crate) fn from_fn(make: impl FnMut(Side) -> T) -> Self {
         Self(Side::BOTH.map(make))
     }
-
-    /// Both values, A's first.
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, T> {
-        self.0.iter()
-    }
 }
 
 impl<T> Index<Side> for PerSide<T> {

@@ -10,14 +10,15 @@
 //! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made (`CheckpointMade`) and
 //! stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
 
-use holdfast_types::Seq;
+use holdfast_types::{Nonce, Seq};
 
-use super::seal::Seal;
-use super::{Lifecycle, Pending, Volume};
+use super::core::{Core, Memory};
+use super::setup::Pending;
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno, Millis};
-use crate::log_length::checkpoint_every;
+use crate::log_length::{checkpoint_every, most_records_after_checkpoint};
+use crate::manifest::Manifest;
 use crate::record::{Body, Record};
 use crate::safeguard::{
     Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, StoreRecordFirst},
@@ -26,25 +27,96 @@ use crate::safeguard::{
 
 /// State of the record in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Commit {
+enum Commit {
     Idle,
     Storing(Record),
     Creating(Record, Vec<u8>),
     Reading(Record, Vec<u8>),
     /// No record is in flight; the next sequence number is being checked.
-    Looking(Seq),
+    Probing(Seq),
 }
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
+/// What an answer of the store says about the log.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum LogNews {
+    Nothing,
+    /// This record of the writer is the next one in the log.
+    Won(Record),
+    /// So is this one, which the previous process of this writer created.
+    Predecessor(Record),
+    /// Another writer's record is there. The log up to this one is known.
+    Fenced(Seq),
+}
+
+/// The writer's end of the log.
+pub(super) struct LogWriter {
+    nonce: Nonce,
+    commit: Commit,
+    /// The record that the previous process was about to create.
+    pending: Option<Pending>,
+    /// The newest checkpoint in the store.
+    checkpointed: Seq,
+    /// A checkpoint is being stored.
+    checkpointing: bool,
+    last_log_contact: Millis,
+}
+
+impl LogWriter {
+    pub(super) fn idle(nonce: Nonce, pending: Option<Pending>, now: Millis) -> Self {
+        Self {
+            nonce,
+            commit: Commit::Idle,
+            pending,
+            checkpointed: Seq(0),
+            checkpointing: false,
+            last_log_contact: now,
+        }
+    }
+
+    pub(super) fn nonce(&self) -> Nonce {
+        self.nonce
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.commit == Commit::Idle
+    }
+
+    /// The log was read to its end.
+    pub(super) fn learned(&mut self, manifest: &Manifest, now: Millis) {
+        self.checkpointed = manifest.checkpointed();
+        self.last_log_contact = now;
+    }
+
+    /// Returns true if no commit may be made before a checkpoint is stored.
+    pub(super) fn is_full(&self, manifest: &Manifest) -> bool {
+        self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
+    }
+
+    fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
+        manifest.seq().0.saturating_sub(self.checkpointed.0)
+    }
+
+    /// Takes the record that the previous process was about to create, if its place is still free.
+    pub(super) fn take_pending(&mut self, next: Seq) -> Option<Pending> {
+        self.pending.take().filter(|pending| pending.seq == next)
+    }
+
+    /// Returns true if the previous process died with its detach record made for the next place in the log.
+    pub(super) fn detach_was_sent(&self, manifest: &Manifest) -> bool {
+        let next = self.pending.as_ref().filter(|pending| pending.seq == manifest.seq().next());
+        next.and_then(|pending| Record::decode(&pending.bytes).ok())
+            .is_some_and(|record| record.nonce == self.nonce && record.body == Body::Detach)
+    }
+
     /// Makes the next record of this writer and sends it.
-    pub(super) fn create_record(&mut self, body: Body, out: &mut Vec<Action>) {
-        let manifest = self.manifest.as_ref().expect("a writer without its manifest makes no record");
+    pub(super) fn create_record<M: Memory>(&mut self, body: Body, core: &Core<M>, out: &mut Vec<Action>) {
+        let manifest = core.manifest.as_ref().expect("a writer without its manifest makes no record");
         let record = Record {
-            volume: self.header.volume.clone(),
+            volume: core.header.volume.clone(),
             seq: manifest.seq().next(),
-            epoch: self.header.epoch,
+            epoch: core.header.epoch,
             nonce: self.nonce,
-            unix_ms: self.unix_ms_at_zero + self.now,
+            unix_ms: core.unix_ms(),
             body,
         };
         reach(CrashPoint::RecordMade);
@@ -53,45 +125,36 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             out.push(Action::StorePending { seq: record.seq, bytes });
             self.commit = Commit::Storing(record);
         } else {
-            out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
-            self.commit = Commit::Creating(record, bytes);
+            self.send(record, bytes, out);
         }
     }
 
-    /// Sends what a predecessor had stored, unchanged.
-    pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) {
-        match Record::decode(&pending.bytes) {
-            Ok(record)
-                if record.nonce == self.nonce
-                    && record.seq == pending.seq
-                    && matches!(record.body, Body::Commit { .. }) =>
-            {
-                reach(CrashPoint::RecordRepeated);
-                out.push(Action::CreateRecord { seq: pending.seq, bytes: pending.bytes.clone() });
-                self.commit = Commit::Creating(record, pending.bytes);
-            }
-            // Not of this writer, or never wholly stored: then it was never sent.
-            Ok(_) | Err(_) => {
-                self.commit = Commit::Idle;
-                let super::Seal::Committing(sides) = self.seal else {
-                    unreachable!("a commit belongs to a seal")
-                };
-                let number = self.want_sealing_round(out);
-                self.seal = super::Seal::Round(sides, number);
-            }
+    fn send(&mut self, record: Record, bytes: Vec<u8>, out: &mut Vec<Action>) {
+        out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
+        self.commit = Commit::Creating(record, bytes);
+    }
+
+    /// Sends what a predecessor had stored, unchanged. Returns false if it is not of this writer, or was never completely
+    /// stored: then it was never sent.
+    pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) -> bool {
+        let Ok(record) = Record::decode(&pending.bytes) else { return false };
+        let is_own = record.nonce == self.nonce
+            && record.seq == pending.seq
+            && matches!(record.body, Body::Commit { .. });
+        if is_own {
+            reach(CrashPoint::RecordRepeated);
+            self.send(record, pending.bytes, out);
         }
+        is_own
     }
 
     pub(super) fn pending_stored(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let Commit::Storing(record) = std::mem::replace(&mut self.commit, Commit::Idle) else {
-            unreachable!("no record was stored")
-        };
+        let Commit::Storing(record) = self.take_commit() else { unreachable!("no record was being stored") };
         let bytes = record.encode();
         match result {
             Ok(()) => {
                 reach(CrashPoint::RecordStored);
-                out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
-                self.commit = Commit::Creating(record, bytes);
+                self.send(record, bytes, out);
             }
             Err(errno) => {
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
@@ -101,115 +164,113 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    pub(super) fn create_answered(&mut self, answer: CreateAnswer, out: &mut Vec<Action>) {
-        let Commit::Creating(record, bytes) = std::mem::replace(&mut self.commit, Commit::Idle) else {
+    pub(super) fn create_answered(&mut self, answer: CreateAnswer, out: &mut Vec<Action>) -> LogNews {
+        let Commit::Creating(record, bytes) = self.take_commit() else {
             unreachable!("no record was in flight")
         };
         match answer {
-            CreateAnswer::Created => self.won(record, out),
-            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => self.won(record, out),
+            CreateAnswer::Created => LogNews::Won(record),
+            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => LogNews::Won(record),
             CreateAnswer::Exists | CreateAnswer::Ambiguous => {
                 reach(CrashPoint::RecordInDoubt);
                 out.push(Action::ReadRecord { seq: record.seq });
                 self.commit = Commit::Reading(record, bytes);
+                LogNews::Nothing
             }
         }
     }
 
-    pub(super) fn record_read(&mut self, seq: Seq, found: Option<&[u8]>, out: &mut Vec<Action>) {
-        match std::mem::replace(&mut self.commit, Commit::Idle) {
+    pub(super) fn record_read(
+        &mut self,
+        seq: Seq,
+        found: Option<&[u8]>,
+        now: Millis,
+        out: &mut Vec<Action>,
+    ) -> LogNews {
+        match self.take_commit() {
             Commit::Reading(record, bytes) if record.seq == seq => {
                 reach(CrashPoint::RecordReadBack);
                 let Some(there) = found else {
-                    out.push(Action::CreateRecord { seq, bytes: bytes.clone() });
-                    self.commit = Commit::Creating(record, bytes);
-                    return;
+                    self.send(record, bytes, out);
+                    return LogNews::Nothing;
                 };
                 match Record::decode(there) {
                     // A predecessor of this very writer may have made the same record at another time.
                     Ok(found) if found.nonce == self.nonce && found.body == record.body => {
-                        self.won(found, out)
+                        LogNews::Won(found)
                     }
-                    Ok(_) | Err(_) if !safeguard(NoticeOtherWriters) => self.won(record, out),
-                    Ok(_) | Err(_) => self.fence(Seq(seq.0 - 1), out),
+                    Ok(_) | Err(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),
+                    Ok(_) | Err(_) => LogNews::Won(record),
                 }
             }
-            Commit::Looking(at) if at == seq => {
+            Commit::Probing(at) if at == seq => {
                 reach(CrashPoint::LogLookedAt);
-                self.heard_from_log = self.now;
+                self.last_log_contact = now;
                 match found.map(Record::decode) {
-                    None => {}
+                    None => LogNews::Nothing,
                     // A predecessor's, sent before it died: its device was gone, and this writer is told to detach too.
                     Some(Ok(record)) if record.nonce == self.nonce && record.body == Body::Detach => {
-                        self.follow(&record);
+                        LogNews::Predecessor(record)
                     }
-                    Some(_) if !safeguard(NoticeOtherWriters) => {}
-                    Some(_) => self.fence(Seq(seq.0 - 1), out),
+                    Some(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),
+                    Some(_) => LogNews::Nothing,
                 }
             }
             other @ (Commit::Idle
             | Commit::Storing(_)
             | Commit::Creating(..)
             | Commit::Reading(..)
-            | Commit::Looking(_)) => unreachable!("log record {seq} was not asked for in {other:?}"),
+            | Commit::Probing(_)) => unreachable!("log record {seq} was not asked for in {other:?}"),
         }
     }
 
-    /// A record of this writer is the next one in the log.
-    fn follow(&mut self, record: &Record) {
-        let manifest = self.manifest.as_mut().expect("a record was made from it");
-        if let Err(error) = manifest.apply(record) {
-            unreachable!("a record made from the manifest follows it: {error}")
-        }
-    }
-
-    fn won(&mut self, record: Record, out: &mut Vec<Action>) {
-        self.follow(&record);
-        self.heard_from_log = self.now;
+    /// The record is in the log.
+    pub(super) fn won(&mut self, now: Millis) {
+        self.last_log_contact = now;
         reach(CrashPoint::RecordWon);
-        match record.body {
-            Body::Commit { .. } => self.sealed_is_committed(out),
-            Body::Detach => self.close(record.seq, out),
-            Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
-                unreachable!("a running writer makes none of these")
-            }
-        }
     }
 
-    /// A writer that commits nothing looks at its next place in the log, so that it learns of its fencing: one that is idle,
-    /// or cannot read what it is to commit.
-    pub(super) fn look_for_fence(&mut self, out: &mut Vec<Action>) {
-        let Some(manifest) = &self.manifest else { return };
-        let quiet: Millis = self.now.saturating_sub(self.heard_from_log);
-        let at_rest = match self.lifecycle {
-            Lifecycle::Serving => matches!(self.seal, Seal::Open | Seal::Unreadable(_)),
-            Lifecycle::Detaching => matches!(self.seal, Seal::Unreadable(_)),
-            Lifecycle::Recovering | Lifecycle::Closing | Lifecycle::Detached | Lifecycle::Fenced => false,
-        };
-        if self.commit == Commit::Idle && at_rest && quiet >= self.limits.max_age_ms {
+    /// Checks the next place in the log after a time without contact, so that a writer that commits nothing learns of its
+    /// fencing.
+    pub(super) fn probe<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
+        let Some(manifest) = &core.manifest else { return };
+        let quiet = core.now.saturating_sub(self.last_log_contact);
+        if self.is_idle() && quiet >= core.limits.max_age_ms {
             let seq = manifest.seq().next();
-            self.commit = Commit::Looking(seq);
+            self.commit = Commit::Probing(seq);
             out.push(Action::ReadRecord { seq });
         }
     }
 
-    pub(super) fn advance_checkpoint(&mut self, out: &mut Vec<Action>) {
-        let Some(manifest) = &self.manifest else { return };
-        let due =
-            self.records_after_checkpoint(manifest) >= checkpoint_every() || self.repair.wants_checkpoint();
-        if !self.checkpointing && due {
+    /// Has a checkpoint stored if one is `wanted` or due.
+    pub(super) fn advance_checkpoint<M: Memory>(
+        &mut self,
+        core: &Core<M>,
+        wanted: bool,
+        out: &mut Vec<Action>,
+    ) {
+        let Some(manifest) = &core.manifest else { return };
+        let is_due = wanted || self.records_after_checkpoint(manifest) >= checkpoint_every();
+        if is_due && !self.checkpointing {
             self.checkpointing = true;
             reach(CrashPoint::CheckpointMade);
             out.push(Action::WriteCheckpoint { seq: manifest.seq(), bytes: manifest.encode_checkpoint() });
         }
     }
 
+    /// Storing the checkpoint of `seq` ended.
     pub(super) fn checkpoint_written(&mut self, seq: Seq, written: bool) {
         self.checkpointing = false;
         if written {
             reach(CrashPoint::CheckpointStored);
-            self.repair.checkpointed();
             self.checkpointed = self.checkpointed.max(seq);
         }
     }
+
+    fn take_commit(&mut self) -> Commit {
+        std::mem::replace(&mut self.commit, Commit::Idle)
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,15 +9,27 @@
 //! or committed. So it waits for a seal, by number: the next one if the active side is dirty, else the one in progress, else
 //! none. The wait makes the engine seal at once; flushes that come while a seal is in progress share the next. An object
 //! store that is away makes flushes wait, never fail. A FLUSH that a dead process did not answer is issued again and starts over.
+//!
+//! # After a failed sync
+//!
+//! From the first sync of a side that fails until the next attach, local syncs prove nothing.
+//! What a failed sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about it.
+//! So from then on:
+//!
+//! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one that failed
+//!    that were durable before. All it names was synced before it was written.
+//! 2. a FLUSH succeeds once a commit holds what it covers, as with `durability: object`.
+//! 3. each commit says which sides are invalid (`Body::Commit`): those it captured, and those whose dirty data, as far as the
+//!    durable map names it, is committed already. After a loss of the host an attach forgets what they hold. So a commit needs
+//!    no round before it: what it holds is never hidden by what the disk has of it.
+//! 4. clean data is evicted once both sides are invalid, and not before: the durable map may call it dirty.
+//! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the host: they run.
+//!
+//! Upholds invariants 1 and 4; why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
 
-use super::Volume;
-use super::flush::Guest;
-use crate::action::Action;
-use crate::event::{Errno, RequestId};
-use crate::safeguard::{
-    Safeguard::{FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit},
-    safeguard,
-};
+use super::flush::FlushWaiter;
+use super::receipt::MapSynced;
+use crate::event::Errno;
 
 /// What a successful FLUSH means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -33,95 +45,112 @@ pub enum Durability {
 #[derive(Debug, Default)]
 pub(super) struct Seals {
     /// The newest that was begun.
-    pub(super) begun: u64,
+    begun: u64,
     /// The newest whose commit is in the log.
     committed: u64,
     /// The newest that a flush asked for.
     wanted: u64,
-    /// Flushes whose local round has ended.
-    waiting: Vec<Guest>,
+    /// Flushes whose local part is done.
+    waiting: Vec<FlushWaiter>,
 }
 
 impl Seals {
-    /// Whether a flush waits for a seal that was not begun.
+    /// The number of the newest seal.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    /// A seal begins that flushes may wait for.
+    pub(super) fn begin(&mut self) {
+        self.begun += 1;
+    }
+
+    /// A flush waits for the seal with this number.
+    pub(super) fn want(&mut self, seal: u64) {
+        self.wanted = self.wanted.max(seal);
+    }
+
+    /// Returns true if a flush waits for a seal that was not begun.
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted > self.begun
     }
-}
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer that was fenced
-    /// meanwhile makes nothing durable.
-    pub(super) fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
-        if self.is_fenced() {
-            self.complete(id, Err(Errno::EIO), out);
-        } else if !safeguard(FuaIsDurable) {
-            self.complete(id, Ok(()), out);
-        } else if !safeguard(FuaInNextRound) && !self.round.is_idle() {
-            self.round.join_running(Guest { id, seal: 0 });
-        } else if !safeguard(FuaWaitsForCommit) && !self.is_sync_failed() {
-            self.join_round(Guest { id, seal: 0 }, out);
+    /// The local disk has what a flush covers. Returns its answer, or `None` while it waits for a commit too.
+    pub(super) fn locally_durable(
+        &mut self,
+        waiter: FlushWaiter,
+        _proof: &MapSynced,
+        is_fenced: bool,
+    ) -> Option<Result<(), Errno>> {
+        self.wait_for_commit(waiter, is_fenced)
+    }
+
+    /// The local disk does not count for a flush, since a sync failed. Returns its answer, or `None` while it waits for a
+    /// commit.
+    pub(super) fn wait_for_commit(
+        &mut self,
+        waiter: FlushWaiter,
+        is_fenced: bool,
+    ) -> Option<Result<(), Errno>> {
+        if waiter.seal <= self.committed {
+            Some(Ok(()))
+        } else if is_fenced {
+            Some(Err(Errno::EIO))
         } else {
-            self.plan_flush(id, out);
+            self.waiting.push(waiter);
+            None
         }
     }
 
-    pub(super) fn plan_flush(&mut self, id: RequestId, out: &mut Vec<Action>) {
-        if self.is_sync_failed() {
-            let seal = self.seal_that_covers();
-            self.seals.wanted = self.seals.wanted.max(seal);
-            self.flushed_locally(Guest { id, seal }, out);
-            if !self.is_fenced() {
-                self.advance_seal(out);
-            }
-            return;
-        }
-        let seal = match self.durability {
-            Durability::Local => 0,
-            Durability::Object => self.seal_that_covers(),
-        };
-        self.seals.wanted = self.seals.wanted.max(seal);
-        self.join_round(Guest { id, seal }, out);
+    /// The commit of the newest seal is in the log. Returns the flushes that it answers: every flush that waits asked for
+    /// that seal or an earlier one, except those for the next.
+    pub(super) fn committed(&mut self) -> Vec<FlushWaiter> {
+        self.committed = self.begun;
+        let committed = self.committed;
+        self.waiting.extract_if(.., |waiter| waiter.seal <= committed).collect()
     }
 
-    /// The seal with which everything that has completed is committed.
-    fn seal_that_covers(&self) -> u64 {
-        let active = self.map.active();
-        // What completes before a seal of both sides is still is in it.
-        let covered = self.dirty_pages[active].is_empty() || self.is_active_sealed();
-        let joins_running = !safeguard(FlushInNextSeal) && !self.seal.is_open();
-        if covered || joins_running { self.seals.begun } else { self.seals.begun + 1 }
-    }
-
-    /// The local disk keeps what the flush covers, or is not asked.
-    pub(super) fn flushed_locally(&mut self, flush: Guest, out: &mut Vec<Action>) {
-        if flush.seal <= self.seals.committed {
-            self.complete(flush.id, Ok(()), out);
-        } else if self.is_fenced() {
-            self.complete(flush.id, Err(Errno::EIO), out);
-        } else {
-            self.seals.waiting.push(flush);
-        }
-    }
-
-    /// The commit of the newest seal is in the log.
-    pub(super) fn seal_committed(&mut self, out: &mut Vec<Action>) {
-        self.seals.committed = self.seals.begun;
-        let waiting = std::mem::take(&mut self.seals.waiting);
-        for flush in waiting {
-            self.flushed_locally(flush, out);
-        }
-    }
-
-    /// The volume was fenced: nothing more is committed.
-    pub(super) fn fail_waiting_flushes(&mut self, out: &mut Vec<Action>) {
-        for flush in std::mem::take(&mut self.seals.waiting) {
-            self.complete(flush.id, Err(Errno::EIO), out);
-        }
+    /// The volume was fenced: nothing more is committed. Returns the flushes to fail.
+    pub(super) fn fenced(&mut self) -> Vec<FlushWaiter> {
+        std::mem::take(&mut self.waiting)
     }
 
     /// Flushes that wait for a commit.
-    pub(super) fn waiting_flushes(&self) -> usize {
-        self.seals.waiting.len()
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::RequestId;
+
+    fn waiter(id: u32, seal: u64) -> FlushWaiter {
+        FlushWaiter { id: RequestId(id), seal }
+    }
+
+    #[test]
+    fn a_flush_waits_for_the_commit_of_its_seal() {
+        let mut seals = Seals::default();
+        assert_eq!(seals.wait_for_commit(waiter(0, 0), false), Some(Ok(())));
+        seals.want(1);
+        assert!(seals.is_wanted());
+        seals.begin();
+        assert!(!seals.is_wanted());
+        assert_eq!(seals.wait_for_commit(waiter(1, 1), false), None);
+        assert_eq!(seals.wait_for_commit(waiter(2, 2), false), None);
+        assert_eq!(seals.committed(), [waiter(1, 1)]);
+        assert_eq!((seals.waiting(), seals.begun()), (1, 1));
+        assert_eq!(seals.wait_for_commit(waiter(3, 1), false), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_fenced_writer_fails_what_waits_for_a_commit() {
+        let mut seals = Seals::default();
+        assert_eq!(seals.wait_for_commit(waiter(1, 1), false), None);
+        assert_eq!(seals.fenced(), [waiter(1, 1)]);
+        assert_eq!(seals.wait_for_commit(waiter(2, 1), true), Some(Err(Errno::EIO)));
+        assert_eq!(seals.wait_for_commit(waiter(3, 0), true), Some(Ok(())));
     }
 }

@@ -11,7 +11,9 @@
 
 use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
 
-use super::{Lifecycle, Volume};
+use super::core::{Core, Memory};
+use super::flush::RoundProgress;
+use super::lifecycle::Lifecycle;
 use crate::action::Action;
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{Errno, Millis};
@@ -23,8 +25,10 @@ use crate::safeguard::{
 use crate::sector_map::{PAGE_SECTORS, PerSide, Side, append, chunk_pages};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum EvictStep {
     Idle,
+    /// Step 1 is done; a round is to be asked for.
+    Released,
     /// Step 2, as part of the round with this number.
     Round(u64),
     /// Step 3.
@@ -33,50 +37,74 @@ enum Step {
     Punching(usize),
 }
 
+/// Which of the two generations of reads in flight a read belongs to: those planned before the last step 1, and since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ReadGeneration(u8);
+
+impl ReadGeneration {
+    fn other(self) -> Self {
+        Self(1 - self.0)
+    }
+}
+
 /// Eviction target and progress.
-pub(super) struct Evict {
-    step: Step,
+pub(super) struct Evictor {
+    step: EvictStep,
     ranges: Vec<SectorRange>,
     /// Bytes to evict.
     wanted: u64,
     /// Bytes that may be written before the next measurement.
     room: u64,
     /// The page looked at next.
-    hand: u64,
-    /// Pages of each side to look at before it is known to have nothing more to give.
-    unswept: PerSide<u64>,
-    /// Reads in flight that were planned on a side: before the last step 1, and since.
+    cursor: u64,
+    /// Pages of each side to look at before it is known to have nothing more to evict.
+    pages_to_scan: PerSide<u64>,
+    /// Pages of the map.
+    pages: u64,
+    /// Reads in flight that were planned on a side, by generation.
     reads: [u32; 2],
-    turn: u8,
+    generation: ReadGeneration,
     /// When the sides were last swapped.
     swapped_at: Option<Millis>,
     /// Bytes evicted so far.
-    pub(super) evicted_bytes: u64,
+    evicted_bytes: u64,
+    /// The last write tried found no space on the disk.
+    disk_full: bool,
 }
 
-impl Evict {
+impl Evictor {
     pub(super) fn after_takeover(pages: u64) -> Self {
         Self {
-            step: Step::Idle,
+            step: EvictStep::Idle,
             ranges: Vec::new(),
             wanted: 0,
             room: u64::MAX,
-            hand: 0,
-            unswept: PerSide::from_fn(|_side| pages),
+            cursor: 0,
+            pages_to_scan: PerSide::from_fn(|_side| pages),
+            pages,
             reads: [0; 2],
-            turn: 0,
+            generation: ReadGeneration(0),
             swapped_at: None,
             evicted_bytes: 0,
+            disk_full: false,
         }
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.step == Step::Idle
+        self.step == EvictStep::Idle
     }
 
-    /// No more may be written before the next measurement.
+    /// Returns true if no more may be written before the next measurement.
     pub(super) fn is_full(&self) -> bool {
         self.room == 0
+    }
+
+    pub(super) fn is_disk_full(&self) -> bool {
+        self.disk_full
+    }
+
+    pub(super) fn evicted_bytes(&self) -> u64 {
+        self.evicted_bytes
     }
 
     pub(super) fn sides_swapped(&mut self, now: Millis) {
@@ -89,161 +117,189 @@ impl Evict {
     }
 
     /// A read on a side begins. Returns what [`Self::read_ended`] wants to know.
-    pub(super) fn read_began(&mut self) -> u8 {
-        self.reads[usize::from(self.turn)] += 1;
-        self.turn
+    pub(super) fn read_began(&mut self) -> ReadGeneration {
+        self.reads[usize::from(self.generation.0)] += 1;
+        self.generation
     }
 
-    pub(super) fn read_ended(&mut self, turn: u8) {
-        self.reads[usize::from(turn)] -= 1;
+    pub(super) fn read_ended(&mut self, generation: ReadGeneration) {
+        self.reads[usize::from(generation.0)] -= 1;
     }
-}
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    pub(super) fn space_measured(&mut self, excess: u64, room: u64, out: &mut Vec<Action>) {
-        self.evict.wanted = excess.max(if self.disk_full { DISK_FULL_EVICT_BYTES } else { 0 });
-        self.evict.room = room;
-        if room > 0 {
-            self.unpark(out);
-        }
+    /// The space of the sides was measured again.
+    pub(super) fn space_measured(&mut self, excess: u64, room: u64) {
+        self.wanted = excess.max(if self.disk_full { DISK_FULL_EVICT_BYTES } else { 0 });
+        self.room = room;
     }
 
     /// A write found no space on the disk.
     pub(super) fn disk_is_full(&mut self) {
         self.disk_full = true;
-        self.evict.wanted = self.evict.wanted.max(DISK_FULL_EVICT_BYTES);
+        self.wanted = self.wanted.max(DISK_FULL_EVICT_BYTES);
     }
 
-    /// `side` may hold more to give than was known.
+    /// A write found space on the disk.
+    pub(super) fn disk_has_space(&mut self) {
+        self.disk_full = false;
+    }
+
+    /// `side` may hold more to evict than was known.
     pub(super) fn may_hold_more(&mut self, side: Side) {
-        self.evict.unswept[side] = self.map.pages();
+        self.pages_to_scan[side] = self.pages;
     }
 
-    /// Whether a batch is to begin before anything else touches the sides. What is overdue does not wait for another one.
-    pub(super) fn evicts_first(&self) -> bool {
-        let side = self.map.active().other();
-        self.evict.wanted > 0
-            && self.evict.unswept[side] > 0
-            && self.in_flight[side] == 0
-            && !(self.seal.is_open() && self.is_overdue(self.map.active()))
-            && self.lifecycle == Lifecycle::Serving
-            && self.manifest.is_some()
-            && (!self.is_sync_failed() || self.is_void())
+    /// Returns true if a batch is to begin before anything else touches the sides. What is overdue does not wait for another
+    /// one.
+    pub(super) fn evicts_first<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
+        let side = core.map.active().other();
+        self.wanted > 0
+            && self.pages_to_scan[side] > 0
+            && core.dirty[side].in_flight == 0
+            && !(seal_is_open && core.is_overdue(core.map.active()))
+            && core.lifecycle == Lifecycle::Serving
+            && core.manifest.is_some()
+            && (!core.is_sync_failed() || core.is_invalidated())
     }
 
-    /// No round will record the eviction: the data stays.
-    pub(super) fn evict_nothing(&mut self) {
-        if let Step::Round(_) = self.evict.step {
+    /// A sync failed, and no round will record the eviction: the data stays.
+    pub(super) fn sync_failed(&mut self, inactive: Side) {
+        if let EvictStep::Round(_) = self.step {
             // Reads that were planned before must end all the same before anything else is punched.
-            self.evict.step = Step::Reads;
-            self.evict.ranges.clear();
-            self.may_hold_more(self.map.active().other());
+            self.step = EvictStep::Reads;
+            self.ranges.clear();
+            self.may_hold_more(inactive);
         }
     }
 
-    /// Whether the active side is to be sealed although no limit is reached: the inactive one has nothing more to give.
-    pub(super) fn wants_other_side(&self) -> bool {
-        let waited = self.evict.swapped_at.is_none_or(|at| self.now >= at + EARLY_SEAL_EVERY_MS);
-        self.evict.wanted > 0
+    /// Returns true if the active side is to be sealed although no limit is reached: the inactive one has nothing more to
+    /// evict.
+    pub(super) fn wants_other_side<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
+        let waited = self.swapped_at.is_none_or(|at| core.now >= at + EARLY_SEAL_EVERY_MS);
+        self.wanted > 0
             && waited
-            && !self.evicts_first()
-            && self.evict.unswept[self.map.active()] > 0
-            && self.lifecycle == Lifecycle::Serving
+            && !self.evicts_first(core, seal_is_open)
+            && self.pages_to_scan[core.map.active()] > 0
+            && core.lifecycle == Lifecycle::Serving
     }
 
-    pub(super) fn advance_evict(&mut self, out: &mut Vec<Action>) {
-        if self.evict.is_idle() {
-            self.swap_clean_sides();
-            while self.evict.is_idle() && self.evicts_first() {
-                self.begin_batch(out);
+    /// The round that step 2 waits for.
+    pub(super) fn round(&self) -> Option<u64> {
+        match self.step {
+            EvictStep::Round(number) => Some(number),
+            EvictStep::Idle | EvictStep::Released | EvictStep::Reads | EvictStep::Punching(_) => None,
+        }
+    }
+
+    /// The round asked for has this number.
+    pub(super) fn wait_for(&mut self, number: u64) {
+        assert!(matches!(self.step, EvictStep::Released | EvictStep::Round(_)), "no round was wanted");
+        self.step = EvictStep::Round(number);
+    }
+
+    /// Does what can be done now; `round` is how far the round is that step 2 waits for. Returns true if it wants a round.
+    pub(super) fn advance<M: Memory>(
+        &mut self,
+        core: &mut Core<M>,
+        seal_is_open: bool,
+        round: Option<RoundProgress>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        if self.is_idle() {
+            self.swap_clean_sides(core, seal_is_open);
+            while self.is_idle() && self.evicts_first(core, seal_is_open) {
+                self.begin_batch(core);
             }
         }
-        if let Step::Round(number) = self.evict.step {
-            if self.round.ended >= number {
-                self.evict.step = Step::Reads;
-            } else if self.round.begun >= number && self.may_retry_round() {
-                self.evict.step = Step::Round(self.want_round(out));
+        let wants_round = match round {
+            Some(RoundProgress::Ended) => {
+                self.step = EvictStep::Reads;
+                false
             }
+            Some(RoundProgress::Failed) => true,
+            Some(RoundProgress::Pending) => false,
+            None => self.step == EvictStep::Released,
+        };
+        if self.step == EvictStep::Reads
+            && !(safeguard(ReadsBeforePunch) && self.reads[usize::from(self.generation.other().0)] > 0)
+        {
+            self.punch(core, out);
         }
-        let before = usize::from(1 - self.evict.turn);
-        if self.evict.step == Step::Reads && (self.evict.reads[before] == 0 || !safeguard(ReadsBeforePunch)) {
-            reach(CrashPoint::Unneeded);
-            let side = self.map.active().other();
-            let punches = self.evict.ranges.len();
-            self.evict.step = if punches == 0 { Step::Idle } else { Step::Punching(punches) };
-            out.extend(self.evict.ranges.drain(..).map(|range| Action::Evict { range, side }));
-        }
+        wants_round
+    }
+
+    fn punch<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
+        reach(CrashPoint::Unneeded);
+        let side = core.map.active().other();
+        let punches = self.ranges.len();
+        self.step = if punches == 0 { EvictStep::Idle } else { EvictStep::Punching(punches) };
+        out.extend(self.ranges.drain(..).map(|range| Action::Evict { range, side }));
     }
 
     /// With nothing dirty there is nothing to seal: the sides swap roles at once.
-    fn swap_clean_sides(&mut self) {
-        let active = self.map.active();
-        if self.seal.is_open()
-            && self.manifest.is_some()
-            && self.in_flight[active] == 0
-            && self.dirty_pages[active].is_empty()
-            && self.wants_other_side()
+    fn swap_clean_sides<M: Memory>(&mut self, core: &mut Core<M>, seal_is_open: bool) {
+        let active = core.map.active();
+        if seal_is_open
+            && core.manifest.is_some()
+            && core.dirty[active].in_flight == 0
+            && core.dirty[active].pages.is_empty()
+            && self.wants_other_side(core, seal_is_open)
         {
-            self.swap_sides();
+            core.swap_sides();
+            self.sides_swapped(core.now);
         }
     }
 
-    fn begin_batch(&mut self, out: &mut Vec<Action>) {
-        let side = self.map.active().other();
-        let pages = self.map.pages();
+    fn begin_batch<M: Memory>(&mut self, core: &mut Core<M>) {
+        let side = core.map.active().other();
         let mut released = 0;
         let mut batch = EVICT_PAGES;
-        while self.evict.unswept[side] > 0 && batch > 0 && released < self.evict.wanted {
-            let page = self.evict.hand;
+        while self.pages_to_scan[side] > 0 && batch > 0 && released < self.wanted {
+            let page = self.cursor;
             let chunk = Sector(page * PAGE_SECTORS).chunk();
             // A chunk without a map was never written since the host started; what lies in the file is of no use.
-            let looked_at = if self.map.is_prepared(chunk) {
-                let sectors = self.map.release(page, side, &mut self.evict.ranges);
+            let scanned = if core.map.is_prepared(chunk) {
+                let sectors = core.map.release(page, side, &mut self.ranges);
                 if sectors > 0 {
-                    self.round.page_changed(page);
+                    core.unflushed.page_changed(page);
                 }
                 released += sectors * SECTOR_BYTES;
                 batch -= 1;
                 1
             } else {
-                let rest = chunk_pages(chunk).end.min(pages) - page;
-                let end = ((page + rest) * PAGE_SECTORS).min(self.map.sectors());
-                append(
-                    &mut self.evict.ranges,
-                    SectorRange::new(page * PAGE_SECTORS, end - page * PAGE_SECTORS),
-                );
+                let rest = chunk_pages(chunk).end.min(self.pages) - page;
+                let end = ((page + rest) * PAGE_SECTORS).min(core.map.sectors());
+                append(&mut self.ranges, SectorRange::new(page * PAGE_SECTORS, end - page * PAGE_SECTORS));
                 rest
             };
-            self.evict.hand = (page + looked_at) % pages;
-            let unswept = &mut self.evict.unswept[side];
-            *unswept = unswept.saturating_sub(looked_at);
+            self.cursor = (page + scanned) % self.pages;
+            let left = &mut self.pages_to_scan[side];
+            *left = left.saturating_sub(scanned);
         }
-        self.evict.wanted -= released.min(self.evict.wanted);
-        self.evict.evicted_bytes += released;
-        if self.evict.ranges.is_empty() {
+        self.wanted -= released.min(self.wanted);
+        self.evicted_bytes += released;
+        if self.ranges.is_empty() {
             return;
         }
         reach(CrashPoint::Released);
         // From here on reads find these sectors remote; those before must end.
-        self.evict.turn = 1 - self.evict.turn;
-        self.evict.step = if self.is_void() || !safeguard(RoundBeforePunch) {
-            Step::Reads
-        } else {
-            Step::Round(self.want_round(out))
-        };
+        self.generation = self.generation.other();
+        let needs_round = safeguard(RoundBeforePunch) && !core.is_invalidated();
+        self.step = if needs_round { EvictStep::Released } else { EvictStep::Reads };
     }
 
-    pub(super) fn evicted(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let Step::Punching(left) = self.evict.step else { unreachable!("nothing was being punched") };
+    /// One punch ended. Returns true if it was the last of the batch.
+    pub(super) fn evicted(&mut self, result: Result<(), Errno>, inactive: Side) -> bool {
+        let EvictStep::Punching(left) = self.step else { unreachable!("nothing was being punched") };
         reach(CrashPoint::Punched);
         if result.is_err() {
             // Nothing was freed: the next measurement says what is still to be evicted.
-            self.may_hold_more(self.map.active().other());
-            self.evict.wanted = 0;
+            self.may_hold_more(inactive);
+            self.wanted = 0;
         }
-        self.evict.step = if left > 1 { Step::Punching(left - 1) } else { Step::Idle };
-        if self.evict.is_idle() {
-            self.unpark(out);
-        }
+        self.step = if left > 1 { EvictStep::Punching(left - 1) } else { EvictStep::Idle };
+        self.is_idle()
     }
 }
+
+#[cfg(test)]
+mod tests;

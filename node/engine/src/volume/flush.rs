@@ -26,9 +26,8 @@
 //! A flush joins only a round that has not begun. A failed round marks its pages changed again, but for those already durable,
 //! and fails its flushes. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
 
-use holdfast_types::{Chunk, SectorRange};
-
-use super::Volume;
+use super::core::{Core, Memory};
+use super::receipt::{MapSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
@@ -36,90 +35,134 @@ use crate::event::{Errno, Millis, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
 use crate::round_size::{map_write_pages, round_pages};
 use crate::safeguard::{
-    Safeguard::{FirstRoundIsFull, FlushInNextRound, SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
+    Safeguard::{SyncEachGroup, SyncMapBeforeAnswer, SyncSidesBeforeMap},
     safeguard,
 };
-use crate::sector_map::{PAGE_BYTES, PageSet, Side, SideSet, chunk_pages};
+use crate::sector_map::{PAGE_BYTES, PageSet, SectorMap, Side, SideSet};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+/// Where the round in progress waits for an answer.
+#[derive(Debug)]
+enum RoundStep {
     Idle,
-    /// Step 3, with so many sides to go.
-    SyncingSides(u8),
-    WritingPages,
-    SyncingPages,
-    WritingHeader,
-    SyncingHeader,
+    /// Step 3.
+    SyncingSides {
+        syncs: SideSyncs,
+        failed: Option<Errno>,
+    },
+    /// Step 4, with so many pages of the group sent to the disk.
+    WritingPages {
+        sides: SidesSynced,
+        sent: usize,
+    },
+    /// Step 5.
+    SyncingPages(SidesSynced),
+    /// Step 6.
+    WritingHeader(MapSynced),
+    SyncingHeader(MapSynced),
 }
 
 /// A flush, or a FUA write whose data is stored, that takes part in a round.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Guest {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FlushWaiter {
     pub(super) id: RequestId,
     /// The seal whose commit it waits for as well; 0 for none.
     pub(super) seal: u64,
 }
 
-/// The round in progress and what waits for the next.
-pub(super) struct Round {
-    step: Step,
-    failed: Option<Errno>,
-    /// When a round last failed: background work waits a while before it asks for another.
-    failed_at: Option<Millis>,
+/// A round that was asked for, as the process that asked sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RoundProgress {
+    Pending,
+    Ended,
+    /// It failed a while ago: another may be asked for.
+    Failed,
+}
+
+/// How a round ended, and the flushes to answer.
+#[derive(Debug)]
+pub(super) struct RoundEnd {
+    pub(super) result: Result<MapSynced, Errno>,
+    /// Those that took part.
+    pub(super) waiters: Vec<FlushWaiter>,
+    /// Those that waited for the next round, which does not begin because a sync failed: they wait for a commit instead.
+    pub(super) unserved: Vec<FlushWaiter>,
+}
+
+/// What the round in progress covers.
+struct Round {
     generation: u64,
-    /// The pages of this round that are not durable yet; empty between rounds.
+    /// The pages that are not durable yet; empty between rounds.
     pages: PageSet,
     /// The first of them that is in no group yet.
     next_page: u64,
-    /// The group in progress: its pages, their copies one after the other, and how many of them were sent to the disk.
-    group: Vec<u64>,
-    copies: Vec<u8>,
-    sent: usize,
-    /// The sides synced for this round.
-    sides: SideSet,
+    /// The sides synced for it.
+    synced: SideSet,
+    /// The sides that were dirty when a group was copied.
+    dirty_at_copy: SideSet,
     header: Option<Header>,
-    guests: Vec<Guest>,
-    next_guests: Vec<Guest>,
+}
+
+/// The group in progress: its pages, and their copies one after the other.
+#[derive(Default)]
+struct Group {
+    pages: Vec<u64>,
+    copies: Vec<u8>,
+}
+
+impl Group {
+    fn copy<M: Memory>(&mut self, pages: impl Iterator<Item = u64>, map: &SectorMap<M>) {
+        self.pages.extend(pages);
+        self.copies.reserve_exact(self.pages.len() * PAGE_BYTES);
+        for page in &self.pages {
+            self.copies.extend_from_slice(map.page(*page));
+        }
+    }
+
+    fn clear(&mut self) {
+        self.pages.clear();
+        self.copies.clear();
+    }
+}
+
+/// The round in progress and what waits for the next.
+pub(super) struct FlushRounds {
+    step: RoundStep,
+    round: Round,
+    group: Group,
+    waiters: Vec<FlushWaiter>,
+    next_waiters: Vec<FlushWaiter>,
     /// Rounds begun and rounds ended well, for those who wait for one begun after a certain point.
-    pub(super) begun: u64,
-    pub(super) ended: u64,
+    begun: u64,
+    ended: u64,
+    /// Background work asked for another.
     wanted: bool,
-    changed: PageSet,
-    unsynced: SideSet,
-    /// The sides that were dirty when a group of the round was copied.
-    pub(super) names: SideSet,
-    first_pages: bool,
-    header_changed: bool,
+    /// When a round last failed: background work waits a while before it asks for another.
+    failed_at: Option<Millis>,
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
     durable_generation: u64,
 }
 
-impl Round {
-    /// The first round syncs both sides and writes the whole map: what "changed since" meant died with the last process.
+impl FlushRounds {
+    /// Of a map with `pages` pages, whose header on the disk has `header_generation`.
     pub(super) fn after_takeover(pages: u64, header_generation: u64) -> Self {
         Self {
-            step: Step::Idle,
-            failed: None,
-            failed_at: None,
-            generation: 0,
-            pages: PageSet::new(pages),
-            next_page: 0,
-            group: Vec::new(),
-            copies: Vec::new(),
-            sent: 0,
-            sides: SideSet::NONE,
-            header: None,
-            guests: Vec::new(),
-            next_guests: Vec::new(),
+            step: RoundStep::Idle,
+            round: Round {
+                generation: 0,
+                pages: PageSet::new(pages),
+                next_page: 0,
+                synced: SideSet::NONE,
+                dirty_at_copy: SideSet::NONE,
+                header: None,
+            },
+            group: Group::default(),
+            waiters: Vec::new(),
+            next_waiters: Vec::new(),
             begun: 0,
             ended: 0,
             wanted: false,
-            changed: PageSet::new(pages),
-            unsynced: if !safeguard(FirstRoundIsFull) { SideSet::NONE } else { SideSet::BOTH },
-            names: SideSet::NONE,
-            first_pages: true,
-            header_changed: true,
+            failed_at: None,
             header_generation,
             durable_generation: 0,
         }
@@ -131,285 +174,295 @@ impl Round {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.step == Step::Idle
+        matches!(self.step, RoundStep::Idle)
     }
 
-    /// For planted bugs: `guest` did not complete before this round began.
-    pub(super) fn join_running(&mut self, guest: Guest) {
-        self.guests.push(guest);
+    /// `waiter` takes part in the next round.
+    pub(super) fn join(&mut self, waiter: FlushWaiter) {
+        self.next_waiters.push(waiter);
     }
 
-    pub(super) fn page_changed(&mut self, page: u64) {
-        self.changed.insert(page);
-    }
-
-    pub(super) fn range_changed(&mut self, range: SectorRange) {
-        self.changed.insert_range(range);
-    }
-
-    fn end_group(&mut self) {
-        self.group.clear();
-        self.copies.clear();
-        self.sent = 0;
-    }
-
-    pub(super) fn side_touched(&mut self, side: Side) {
-        self.unsynced = self.unsynced.with(side);
-    }
-
-    pub(super) fn header_changed(&mut self) {
-        self.header_changed = true;
-    }
-
-    pub(super) fn chunk_prepared(&mut self, chunk: Chunk, pages: u64) {
-        for page in chunk_pages(chunk).filter(|page| *page < pages) {
-            self.changed.insert(page);
-        }
-        self.first_pages = true;
-    }
-}
-
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    pub(super) fn join_round(&mut self, flush: Guest, out: &mut Vec<Action>) {
-        if !safeguard(FlushInNextRound) && self.round.step != Step::Idle {
-            return self.round.join_running(flush);
-        }
-        self.round.next_guests.push(flush);
-        // A seal that the flush asks for may begin its round now: then one round serves both.
-        self.advance_seal(out);
-        self.begin_round(out);
+    /// For planted bugs: what `waiter` covers did not complete before this round began.
+    pub(super) fn join_running(&mut self, waiter: FlushWaiter) {
+        self.waiters.push(waiter);
     }
 
     /// Asks for a round begun from now on; returns the number it will have.
-    pub(super) fn want_round(&mut self, out: &mut Vec<Action>) -> u64 {
-        let number = self.round.begun + 1;
-        self.round.wanted = true;
-        self.begin_round(out);
-        number
+    pub(super) fn want(&mut self) -> u64 {
+        self.wanted = true;
+        self.begun + 1
     }
 
-    /// Whether a round that failed may be asked for again.
-    pub(super) fn may_retry_round(&self) -> bool {
-        let waited = self.round.failed_at.is_none_or(|at| self.now >= at + RETRY_ROUND_AFTER_MS);
-        self.round.step == Step::Idle && waited
-    }
-
-    fn begin_round(&mut self, out: &mut Vec<Action>) {
-        let sync_failed = self.is_sync_failed();
-        let asked_for = self.round.wanted || !self.round.next_guests.is_empty();
-        if self.round.step != Step::Idle || !asked_for || (sync_failed && self.closing_round.is_none()) {
-            return;
+    /// How far the round with `number` is.
+    pub(super) fn progress(&self, number: u64, now: Millis) -> RoundProgress {
+        let waited = self.failed_at.is_none_or(|at| now >= at + RETRY_ROUND_AFTER_MS);
+        if self.ended >= number {
+            RoundProgress::Ended
+        } else if self.begun >= number && self.is_idle() && waited {
+            RoundProgress::Failed
+        } else {
+            RoundProgress::Pending
         }
+    }
+
+    /// Returns true if the round with `number` runs no more, however it ended.
+    pub(super) fn is_over(&self, number: u64) -> bool {
+        self.begun >= number && self.is_idle()
+    }
+
+    /// What was dirty on `side` is committed: the durable map may name it, but nothing relies on that.
+    pub(super) fn side_cleared(&mut self, side: Side) {
+        self.round.dirty_at_copy = self.round.dirty_at_copy.without(side);
+    }
+
+    /// Returns true if a round is asked for and can begin. After a failed sync only the last one can.
+    pub(super) fn is_due<M: Memory>(&self, core: &Core<M>) -> bool {
+        let asked_for = self.wanted || !self.next_waiters.is_empty();
+        asked_for && self.is_idle() && (!core.is_sync_failed() || core.lifecycle.last_round().is_some())
+    }
+
+    /// Steps 1 to 3. Returns how the round ended if there was nothing to wait for.
+    pub(super) fn begin<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<RoundEnd> {
+        assert!(self.is_idle(), "one round runs at a time");
+        self.begun += 1;
+        self.wanted = false;
+        std::mem::swap(&mut self.waiters, &mut self.next_waiters);
         let round = &mut self.round;
-        round.names = SideSet::NONE;
-        round.begun += 1;
-        round.wanted = false;
-        round.failed = None;
-        std::mem::swap(&mut round.guests, &mut round.next_guests);
-        round.generation = self.map.generation() + 1;
-        self.map.set_generation(round.generation);
-        round.pages.append(&mut round.changed);
+        round.generation = core.map.generation() + 1;
+        core.map.set_generation(round.generation);
+        core.unflushed.move_pages_to(&mut round.pages);
         round.next_page = 0;
-        let first_pages = std::mem::take(&mut round.first_pages);
+        round.dirty_at_copy = SideSet::NONE;
+        round.synced = SideSet::NONE;
         // What is clean on these pages is in the store only with these records.
-        let known = self.manifest.as_ref().map_or(self.header.seq, |manifest| manifest.seq());
-        if known > self.header.seq {
-            self.header.seq = known;
-            round.header_changed = true;
+        let known = core.known_seq();
+        if known > core.header.seq {
+            core.header.seq = known;
+            core.unflushed.header_changed();
         }
-        if std::mem::take(&mut round.header_changed) || first_pages {
-            self.header.synced_generation = round.generation;
-            round.header = Some(self.header.clone());
+        if core.unflushed.take_header() {
+            core.header.synced_generation = round.generation;
+            round.header = Some(core.header.clone());
         }
-        round.sides = SideSet::NONE;
         reach(CrashPoint::RoundBegun);
-        self.copy_group(out);
+        self.copy_group(core, out)
     }
 
     /// Steps 2 and 3 for the next group, which is empty where no page changed.
-    fn copy_group(&mut self, out: &mut Vec<Action>) {
-        let sync_failed = self.is_sync_failed();
-        let dirty = |side: &Side| !self.dirty_pages[*side].is_empty();
-        let dirty = Side::BOTH.into_iter().filter(dirty).fold(SideSet::NONE, SideSet::with);
+    fn copy_group<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<RoundEnd> {
         let round = &mut self.round;
-        round.names = round.names.or(dirty);
-        let is_later = round.next_page > 0;
-        round.group.extend(round.pages.iter_from(round.next_page).take(round_pages()));
-        round.next_page = round.group.last().map_or(round.next_page, |page| page + 1);
-        round.copies.reserve_exact(round.group.len() * PAGE_BYTES);
-        for page in &round.group {
-            round.copies.extend_from_slice(self.map.page(*page));
-        }
-        let waits = is_later && !safeguard(SyncEachGroup);
-        let unsynced = if waits { SideSet::NONE } else { std::mem::take(&mut round.unsynced) };
-        let mut to_sync = 0;
-        round.sides = round.sides.or(unsynced);
-        for side in unsynced.iter() {
-            if !sync_failed && safeguard(SyncSidesBeforeMap) {
-                to_sync += 1;
-                out.push(Action::SyncSide { side });
-            }
-        }
-        round.step = Step::SyncingSides(to_sync);
+        round.dirty_at_copy = round.dirty_at_copy.or(core.dirty_sides());
+        let is_first = round.next_page == 0;
+        self.group.copy(round.pages.iter_from(round.next_page).take(round_pages()), &core.map);
+        round.next_page = self.group.pages.last().map_or(round.next_page, |page| page + 1);
+        let unsynced =
+            if is_first || safeguard(SyncEachGroup) { core.unflushed.take_sides() } else { SideSet::NONE };
+        round.synced = round.synced.or(unsynced);
+        let asked =
+            if safeguard(SyncSidesBeforeMap) && !core.is_sync_failed() { unsynced } else { SideSet::NONE };
+        out.extend(asked.iter().map(|side| Action::SyncSide { side }));
+        let syncs = SideSyncs::of(asked);
         reach(CrashPoint::PagesCopied);
-        if to_sync == 0 {
-            self.sides_are_synced(out);
+        if syncs.are_answered() {
+            return self.write_group(syncs.receipt(), core, out);
+        }
+        self.step = RoundStep::SyncingSides { syncs, failed: None };
+        None
+    }
+
+    pub(super) fn side_synced<M: Memory>(
+        &mut self,
+        side: Side,
+        result: Result<(), Errno>,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
+        let RoundStep::SyncingSides { syncs, failed } = &mut self.step else {
+            unreachable!("no side sync was asked for in {:?}", self.step)
+        };
+        syncs.answered(side);
+        *failed = failed.or(result.err());
+        if !syncs.are_answered() {
+            return None;
+        }
+        let RoundStep::SyncingSides { syncs, failed } = self.take_step() else {
+            unreachable!("it was just now")
+        };
+        // The last round names nothing that a loss of the host could disprove.
+        let is_last = core.lifecycle.last_round().is_some_and(|number| self.begun >= number);
+        match failed {
+            Some(errno) if !(is_last && core.is_sync_failed()) => Some(self.end(Err(errno), core, out)),
+            Some(_) | None => self.write_group(syncs.receipt(), core, out),
         }
     }
 
-    pub(super) fn side_synced(&mut self, _side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let Step::SyncingSides(left) = self.round.step else { unreachable!("no side sync was asked for") };
-        if result.is_err() {
-            // At once: the process may not live to hear of the other side.
-            self.note_failed_sync();
-        }
-        self.round.failed = self.round.failed.or(result.err());
-        self.round.step = Step::SyncingSides(left - 1);
-        if left > 1 {
-            return;
-        }
-        let Some(errno) = self.round.failed else { return self.sides_are_synced(out) };
-        if self.is_last_round() && self.is_sync_failed() {
-            self.sides_are_synced(out);
-        } else {
-            self.end_round(Err(errno), out);
-        }
-    }
-
-    fn sides_are_synced(&mut self, out: &mut Vec<Action>) {
+    /// The parts of step 4, or step 6 where no page changed.
+    fn write_group<M: Memory>(
+        &mut self,
+        sides: SidesSynced,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
         reach(CrashPoint::SidesSynced);
-        if self.round.group.is_empty() {
-            return self.write_header(out);
+        if self.group.pages.is_empty() {
+            return self.write_header(sides.nothing_to_write(), core, out);
         }
-        self.round.step = Step::WritingPages;
-        self.write_pages(out);
+        self.write_pages(sides, 0, core, out);
+        None
     }
 
-    /// A part of step 4.
-    fn write_pages(&mut self, out: &mut Vec<Action>) {
-        let round = &mut self.round;
+    /// A part of step 4, from the page of the group with this index.
+    fn write_pages<M: Memory>(
+        &mut self,
+        sides: SidesSynced,
+        mut sent: usize,
+        core: &Core<M>,
+        out: &mut Vec<Action>,
+    ) {
         let mut writes = Vec::new();
-        let copies = round.group.iter().zip(round.copies.chunks_exact(PAGE_BYTES));
-        for (page, nibbles) in copies.skip(round.sent).take(map_write_pages()) {
-            let synced = self.map.synced_slot(*page);
-            let bytes = encode_page(*page, round.generation, synced.is_none(), nibbles);
+        let copies = self.group.pages.iter().zip(self.group.copies.chunks_exact(PAGE_BYTES));
+        for (page, nibbles) in copies.skip(sent).take(map_write_pages()) {
+            let synced = core.map.synced_slot(*page);
+            let bytes = encode_page(*page, self.round.generation, synced.is_none(), nibbles);
             if synced.is_none() {
                 writes.push(MapWrite { offset: page_offset(*page, 0), bytes: bytes.clone() });
             }
             let slot = synced.map_or(1, |slot| 1 - slot);
             writes.push(MapWrite { offset: page_offset(*page, slot), bytes });
-            round.sent += 1;
+            sent += 1;
         }
         out.push(Action::WriteMap(writes));
+        self.step = RoundStep::WritingPages { sides, sent };
     }
 
-    fn write_header(&mut self, out: &mut Vec<Action>) {
-        let round = &mut self.round;
-        let Some(header) = &mut round.header else { return self.end_round(Ok(()), out) };
-        if self.map.is_sync_failed() && header.closed_clean {
+    /// Step 6, if the header is to be written.
+    fn write_header<M: Memory>(
+        &mut self,
+        map: MapSynced,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
+        let Some(header) = &mut self.round.header else { return Some(self.end(Ok(map), core, out)) };
+        if core.is_sync_failed() && header.closed_clean {
             // Nothing is dirty, and what is clean may not be what the store has.
             header.void = SideSet::BOTH;
         }
-        round.step = Step::WritingHeader;
         // A write that failed is repeated in its own slot: the other one is all that is left.
-        let generation = round.header_generation + 1;
+        let generation = self.header_generation + 1;
         let slot = u8::from(generation % 2 == 1);
         let bytes = header.encode(generation);
         out.push(Action::WriteMap(vec![MapWrite { offset: header_offset(slot), bytes }]));
+        self.step = RoundStep::WritingHeader(map);
+        None
     }
 
-    pub(super) fn map_written(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        if let Err(errno) = result {
-            return self.end_round(Err(errno), out);
-        }
-        self.round.step = match self.round.step {
-            Step::WritingPages if self.round.sent < self.round.group.len() => return self.write_pages(out),
-            Step::WritingPages => {
+    pub(super) fn map_written<M: Memory>(
+        &mut self,
+        result: Result<(), Errno>,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
+        self.step = match (self.take_step(), result) {
+            (RoundStep::WritingPages { .. } | RoundStep::WritingHeader(_), Err(errno)) => {
+                return Some(self.end(Err(errno), core, out));
+            }
+            (RoundStep::WritingPages { sides, sent }, Ok(())) if sent < self.group.pages.len() => {
+                self.write_pages(sides, sent, core, out);
+                return None;
+            }
+            (RoundStep::WritingPages { sides, .. }, Ok(())) => {
                 reach(CrashPoint::PagesWritten);
-                Step::SyncingPages
+                RoundStep::SyncingPages(sides)
             }
-            Step::WritingHeader => {
+            (RoundStep::WritingHeader(map), Ok(())) => {
                 reach(CrashPoint::HeaderWritten);
-                Step::SyncingHeader
+                RoundStep::SyncingHeader(map)
             }
-            Step::Idle | Step::SyncingSides(_) | Step::SyncingPages | Step::SyncingHeader => {
-                unreachable!("no map write was asked for")
-            }
+            (step, _) => unreachable!("no map write was asked for in {step:?}"),
         };
-        if !safeguard(SyncMapBeforeAnswer) {
-            return self.map_synced(Ok(()), out);
+        if safeguard(SyncMapBeforeAnswer) {
+            out.push(Action::SyncMap);
+            None
+        } else {
+            self.map_synced(Ok(()), core, out)
         }
-        out.push(Action::SyncMap);
     }
 
-    pub(super) fn map_synced(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        if let Err(errno) = result {
-            return self.end_round(Err(errno), out);
-        }
-        match self.round.step {
-            Step::SyncingPages => {
-                reach(CrashPoint::PagesSynced);
-                // Only now may the slots swap: until here the other slot is the one that holds.
-                for page in &self.round.group {
-                    let slot = self.map.synced_slot(*page).map_or(0, |slot| 1 - slot);
-                    self.map.set_synced_slot(*page, Some(slot));
-                    self.round.pages.remove(*page);
-                }
-                reach(CrashPoint::SlotsSwapped);
-                self.round.end_group();
+    pub(super) fn map_synced<M: Memory>(
+        &mut self,
+        result: Result<(), Errno>,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> Option<RoundEnd> {
+        match (self.take_step(), result) {
+            (RoundStep::SyncingPages(_) | RoundStep::SyncingHeader(_), Err(errno)) => {
+                Some(self.end(Err(errno), core, out))
+            }
+            (RoundStep::SyncingPages(sides), Ok(())) => {
+                self.swap_slots(core);
                 if self.round.pages.is_empty() {
-                    self.write_header(out);
+                    self.write_header(sides.map_synced(), core, out)
                 } else {
-                    self.copy_group(out);
+                    self.copy_group(core, out)
                 }
             }
-            Step::SyncingHeader => {
+            (RoundStep::SyncingHeader(map), Ok(())) => {
                 reach(CrashPoint::HeaderSynced);
-                self.round.header_generation += 1;
+                self.header_generation += 1;
                 if let Some(header) = &self.round.header {
-                    self.round.durable_generation = header.synced_generation;
+                    self.durable_generation = header.synced_generation;
                 }
-                self.end_round(Ok(()), out);
+                Some(self.end(Ok(map), core, out))
             }
-            Step::Idle | Step::SyncingSides(_) | Step::WritingPages | Step::WritingHeader => {
-                unreachable!("no map sync was asked for")
-            }
+            (step, _) => unreachable!("no map sync was asked for in {step:?}"),
         }
     }
 
-    fn end_round(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let round = &mut self.round;
-        round.step = Step::Idle;
-        round.end_group();
-        round.copies = Vec::new();
-        let had_header = round.header.take().is_some();
-        match result {
-            Ok(()) => {
-                round.ended = round.begun;
-                self.map.set_flushed_sides(round.names);
+    /// The end of step 5. Only now may the slots swap: until here the other slot is the one that holds.
+    fn swap_slots<M: Memory>(&mut self, core: &mut Core<M>) {
+        reach(CrashPoint::PagesSynced);
+        for page in &self.group.pages {
+            let slot = core.map.synced_slot(*page).map_or(0, |slot| 1 - slot);
+            core.map.set_synced_slot(*page, Some(slot));
+            self.round.pages.remove(*page);
+        }
+        reach(CrashPoint::SlotsSwapped);
+        self.group.clear();
+    }
+
+    fn take_step(&mut self) -> RoundStep {
+        std::mem::replace(&mut self.step, RoundStep::Idle)
+    }
+
+    /// Step 7 but for the answers.
+    fn end<M: Memory>(
+        &mut self,
+        result: Result<MapSynced, Errno>,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> RoundEnd {
+        self.step = RoundStep::Idle;
+        self.group.clear();
+        self.group.copies = Vec::new();
+        let had_header = self.round.header.take().is_some();
+        match &result {
+            Ok(_) => {
+                self.ended = self.begun;
+                core.map.set_flushed_sides(self.round.dirty_at_copy);
                 reach(CrashPoint::RoundEnded);
             }
             Err(errno) => {
-                round.changed.append(&mut round.pages);
-                round.unsynced = round.unsynced.or(round.sides);
-                round.header_changed |= had_header;
-                round.failed_at = Some(self.now);
+                core.unflushed.take_back(&mut self.round.pages, self.round.synced, had_header);
+                self.failed_at = Some(core.now);
                 reach(CrashPoint::RoundFailed);
-                out.push(Action::Report(Report::LocalDiskFailed(errno)));
+                out.push(Action::Report(Report::LocalDiskFailed(*errno)));
             }
         }
-        if self.is_sync_failed() {
-            // They wait for a commit instead.
-            for flush in std::mem::take(&mut self.round.next_guests) {
-                self.plan_flush(flush.id, out);
-            }
-        }
-        for flush in std::mem::take(&mut self.round.guests) {
-            match result {
-                Ok(()) => self.flushed_locally(flush, out),
-                Err(errno) => self.complete(flush.id, Err(errno), out),
-            }
-        }
-        self.begin_round(out);
+        let unserved =
+            if core.is_sync_failed() { std::mem::take(&mut self.next_waiters) } else { Vec::new() };
+        RoundEnd { result, waiters: std::mem::take(&mut self.waiters), unserved }
     }
 }
+
+#[cfg(test)]
+mod tests;

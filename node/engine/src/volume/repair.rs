@@ -7,18 +7,13 @@
 
 use holdfast_types::SectorRange;
 
-use super::commit::Commit;
-use super::seal::Seal;
-use super::{Lifecycle, Volume};
-use crate::action::{Action, Report};
+use super::core::{Core, Memory};
 use crate::crash_point::{CrashPoint, reach};
-use crate::manifest::Manifest;
-use crate::record::{Body, Record};
 use crate::sector_map::{Side, SideSet};
 
 /// What is to be repaired, and how far that is.
 #[derive(Default)]
-pub(super) struct Repair {
+pub(super) struct RepairJob {
     asked: bool,
     wanted: Vec<SectorRange>,
     /// Sides with sectors that were marked and are not committed yet.
@@ -26,7 +21,17 @@ pub(super) struct Repair {
     checkpoint: bool,
 }
 
-impl Repair {
+/// What a repair needs next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RepairStep {
+    /// A seal of the inactive side.
+    Seal(Side),
+    /// A commit or a checkpoint, which is due anyway.
+    Wait,
+    Done,
+}
+
+impl RepairJob {
     pub(super) fn ask(&mut self, ranges: Vec<SectorRange>, checkpoint: bool) {
         self.asked = true;
         self.wanted.extend(ranges);
@@ -37,12 +42,12 @@ impl Repair {
         self.asked
     }
 
-    /// Whether `side` is to be sealed although no limit is reached.
+    /// Returns true if `side` is to be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
         self.marked.contains(side)
     }
 
-    /// Whether a checkpoint is to be made although it is not due.
+    /// Returns true if a checkpoint is to be made although it is not due.
     pub(super) fn wants_checkpoint(&self) -> bool {
         self.checkpoint
     }
@@ -54,43 +59,35 @@ impl Repair {
     pub(super) fn checkpointed(&mut self) {
         self.checkpoint = false;
     }
-}
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    pub(super) fn advance_repair(&mut self, out: &mut Vec<Action>) {
-        let still = self.seal.is_open() && self.commit == Commit::Idle && self.evict.is_idle();
-        let Some(manifest) = &self.manifest else { return };
-        if !self.repair.asked || !still || self.lifecycle != Lifecycle::Serving {
-            return;
-        }
-        if !manifest.is_attached() || self.detach_was_sent(manifest) {
-            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it (invariant 11).
-            self.repair = Repair { asked: true, ..Repair::default() };
-        }
-        let all = SectorRange::new(0, self.map.sectors());
-        for range in std::mem::take(&mut self.repair.wanted) {
+    /// Nothing may be committed any more.
+    pub(super) fn forget(&mut self) {
+        *self = Self { asked: self.asked, ..Self::default() };
+    }
+
+    /// Marks what is clean of the ranges. Nothing is sealed, committed or evicted meanwhile.
+    pub(super) fn advance<M: Memory>(&mut self, core: &mut Core<M>) -> RepairStep {
+        let all = SectorRange::new(0, core.map.sectors());
+        for range in std::mem::take(&mut self.wanted) {
             let Some(range) = range.intersect(all) else { continue };
             for side in Side::BOTH {
-                if self.mark_unstored(range, side) {
-                    self.repair.marked = self.repair.marked.with(side);
+                if core.mark_unstored(range, side) {
+                    self.marked = self.marked.with(side);
                 }
             }
         }
         reach(CrashPoint::MarkedForRepair);
-        let inactive = self.map.active().other();
-        if self.repair.marked.contains(inactive) {
-            // No flush waits for this one: what flushes cover is dirty on the active side, or committed.
-            self.seal = Seal::Draining(SideSet::only(inactive));
-        } else if self.repair.marked == SideSet::NONE && !self.repair.checkpoint {
-            self.repair.asked = false;
-            out.push(Action::Report(Report::Repaired));
+        let inactive = core.map.active().other();
+        if self.marked.contains(inactive) {
+            RepairStep::Seal(inactive)
+        } else if self.marked == SideSet::NONE && !self.checkpoint {
+            self.asked = false;
+            RepairStep::Done
+        } else {
+            RepairStep::Wait
         }
     }
-
-    /// Whether a predecessor died with its detach record made for the next place in the log.
-    fn detach_was_sent(&self, manifest: &Manifest) -> bool {
-        let next = self.pending.as_ref().filter(|pending| pending.seq == manifest.seq().next());
-        next.and_then(|pending| Record::decode(&pending.bytes).ok())
-            .is_some_and(|record| record.nonce == self.nonce && record.body == Body::Detach)
-    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //!
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
-//! 3. a round begun after that makes its map durable (`SealDurable`), unless the disk is not believed (`volume/sync_failed.rs`);
+//! 3. a round begun after that makes its map durable (`SealDurable`), unless a sync failed (`volume/durability.rs`);
 //! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
 //! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves (`Recovered`).
@@ -14,19 +14,12 @@
 
 use holdfast_types::{Block, Mask};
 
-use super::commit::Commit;
-use super::{Lifecycle, Volume};
-use crate::action::{Action, DirtyBlock, Report};
+use super::core::{Core, Memory};
+use super::durability::Seals;
+use crate::action::{Action, DirtyBlock};
 use crate::crash_point::{CrashPoint, reach};
-use crate::log_length::most_records_after_checkpoint;
-use crate::manifest::Manifest;
-use crate::record::{Body, SegmentRef};
 use crate::round_size::map_write_pages;
-use crate::safeguard::{
-    Safeguard::{FlushAfterCommit, RoundBeforeCommit, SealByAge, UploadStillSides},
-    safeguard,
-};
-use crate::sector_map::{Side, SideSet, Union};
+use crate::sector_map::{Side, SideSet};
 
 /// Where the seal stands. It covers one side, or both (after the loss of the host, or when one could not be read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,13 +42,55 @@ pub(super) enum Seal {
     Unreadable(SideSet),
 }
 
+/// What moves a seal on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SealEvent {
+    /// These sides are sealed.
+    Begun(SideSet),
+    /// A round that makes the map durable was asked for.
+    RoundWanted(u64),
+    /// What is dirty can be listed.
+    Durable,
+    /// All of it is listed.
+    Listed,
+    /// The segment is stored.
+    Stored,
+    /// A predecessor's record for this seal is sent again.
+    Repeated,
+    /// The local disk cannot read some of it.
+    Unreadable,
+    /// The commit record is in the log.
+    Committed,
+    /// No dirty mark is left.
+    Cleared,
+}
+
 impl Seal {
-    pub(super) fn is_open(self) -> bool {
-        self == Self::Open
+    /// # Panics
+    /// On an event that cannot happen in this state: a bug of the engine.
+    fn next(self, event: SealEvent) -> Self {
+        use SealEvent as E;
+        match (self, event) {
+            (Self::Open | Self::Unreadable(_), E::Begun(sides)) => Self::Draining(sides),
+            (Self::Draining(sides) | Self::Round(sides, _), E::RoundWanted(number)) => {
+                Self::Round(sides, number)
+            }
+            (Self::Draining(sides) | Self::Round(sides, _) | Self::Unreadable(sides), E::Durable) => {
+                Self::Listing(sides)
+            }
+            (Self::Listing(sides), E::Listed) => Self::Uploading(sides),
+            (Self::Uploading(sides), E::Stored) | (Self::Draining(sides), E::Repeated) => {
+                Self::Committing(sides)
+            }
+            (Self::Uploading(sides), E::Unreadable) => Self::Unreadable(sides),
+            (Self::Committing(sides), E::Committed) => Self::Clearing(sides),
+            (Self::Clearing(_), E::Cleared) => Self::Open,
+            (state, event) => unreachable!("{event:?} in {state:?}"),
+        }
     }
 
-    /// Whether nothing may be written to `side`.
-    pub(super) fn holds_still(self, side: Side) -> bool {
+    /// Returns true if nothing may be written to `side`.
+    fn holds_still(self, side: Side) -> bool {
         match self {
             Self::Open | Self::Unreadable(_) => false,
             Self::Draining(sides)
@@ -70,227 +105,142 @@ impl Seal {
 
 /// What an upload is to cover, as far as it is listed.
 #[derive(Default)]
-pub(super) struct Listed {
+struct Listed {
     blocks: Vec<DirtyBlock>,
     /// The first page that was not looked at.
     next_page: u64,
 }
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    pub(super) fn advance_seal(&mut self, out: &mut Vec<Action>) {
-        self.advance_unreadable(out);
-        if self.seal.is_open() && self.should_seal() {
-            let sealed = self.swap_sides();
-            self.begin_seal(SideSet::only(sealed));
-        }
-        let Some(manifest) = &self.manifest else { return };
-        // While the next place in the log is being looked at, no record is made for it.
-        if let Seal::Draining(sides) = self.seal
-            && self.commit == Commit::Idle
-            && (sides.iter().all(|side| self.in_flight[side] == 0) || !safeguard(UploadStillSides))
-        {
-            reach(CrashPoint::SideStill);
-            // What a predecessor was about to create comes first, with the same bytes: it may have been created already.
-            match self.pending.take() {
-                Some(pending) if pending.seq == manifest.seq().next() => {
-                    self.seal = Seal::Committing(sides);
-                    self.repeat_record(pending, out);
-                }
-                Some(_) | None if !safeguard(RoundBeforeCommit) => self.upload(sides, out),
-                Some(_) | None => {
-                    let number = self.want_sealing_round(out);
-                    self.seal = Seal::Round(sides, number);
-                }
-            }
-        }
-        if let Seal::Round(sides, number) = self.seal {
-            if self.round.ended >= number || self.is_sync_failed() {
-                reach(CrashPoint::SealDurable);
-                self.upload(sides, out);
-            } else if self.round.begun >= number && self.may_retry_round() {
-                // The round failed: ask again.
-                let number = self.want_sealing_round(out);
-                self.seal = Seal::Round(sides, number);
-            }
-        }
+/// The seal in progress, and all of them by number.
+pub(super) struct Sealer {
+    seal: Seal,
+    listed: Listed,
+    pub(super) seals: Seals,
+}
+
+impl Sealer {
+    pub(super) fn open() -> Self {
+        Self { seal: Seal::Open, listed: Listed::default(), seals: Seals::default() }
     }
 
-    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant 18).
-    pub(super) fn want_sealing_round(&mut self, out: &mut Vec<Action>) -> u64 {
-        self.round.header_changed();
-        self.want_round(out)
+    pub(super) fn seal(&self) -> Seal {
+        self.seal
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.seal == Seal::Open
+    }
+
+    /// Returns true if writes have to wait for a seal that covers `side`.
+    pub(super) fn holds_still(&self, side: Side) -> bool {
+        self.seal.holds_still(side)
     }
 
     /// Begins a seal that flushes may wait for.
-    pub(super) fn begin_seal(&mut self, sides: SideSet) {
-        self.seals.begun += 1;
-        self.seal = Seal::Draining(sides);
+    pub(super) fn begin(&mut self, sides: SideSet) {
+        self.seals.begin();
+        self.seal = self.seal.next(SealEvent::Begun(sides));
     }
 
-    /// Writes go to the other side from here on. Returns the one that was active.
-    pub(super) fn swap_sides(&mut self) -> Side {
-        let active = self.map.active();
-        self.map.set_active(active.other());
-        reach(CrashPoint::SidesSwapped);
-        self.header.active = active.other();
-        self.round.header_changed();
-        self.evict.sides_swapped(self.now);
-        active
+    /// Begins a seal for a repair. What flushes cover is dirty on the active side, or committed: none waits for this one.
+    pub(super) fn begin_repair(&mut self, inactive: Side) {
+        self.seal = self.seal.next(SealEvent::Begun(SideSet::only(inactive)));
     }
 
-    fn should_seal(&self) -> bool {
-        let Some(manifest) = &self.manifest else { return false };
-        let side = self.map.active();
-        // What an eviction is about to punch must not become active, and what is needed is evicted before new data is sealed.
-        if !self.evict.is_idle() || self.evicts_first() {
-            return false;
-        }
-        if self.dirty_pages[side].is_empty()
-            || self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
-        {
-            return false;
-        }
-        self.lifecycle == Lifecycle::Detaching
-            || self.seals.is_wanted()
-            || self.dirty_bytes(side) >= self.limits.seal_bytes
-            || self.is_overdue(side)
-            || self.wants_other_side()
-            || self.repair.wants_seal(side)
+    pub(super) fn want_round(&mut self, number: u64) {
+        self.seal = self.seal.next(SealEvent::RoundWanted(number));
     }
 
-    /// Whether dirty data of `side` reached its age limit.
-    pub(super) fn is_overdue(&self, side: Side) -> bool {
-        let age = self.dirty_since[side].map_or(0, |since| self.now.saturating_sub(since));
-        !self.dirty_pages[side].is_empty() && age >= self.limits.max_age_ms && safeguard(SealByAge)
+    pub(super) fn record_repeated(&mut self) {
+        self.seal = self.seal.next(SealEvent::Repeated);
     }
 
-    pub(super) fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
-        manifest.seq().0.saturating_sub(self.checkpointed.0)
-    }
-
-    /// Lists what is dirty in `sides` and has it uploaded.
-    pub(super) fn upload(&mut self, sides: SideSet, out: &mut Vec<Action>) {
-        self.seal = Seal::Listing(sides);
+    /// Lists what is dirty and has it uploaded.
+    pub(super) fn upload<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
+        self.seal = self.seal.next(SealEvent::Durable);
         self.listed = Listed::default();
-        self.list(sides, out);
+        self.list(core, out);
     }
 
-    /// The next turn of what is too long for one.
-    pub(super) fn next_turn(&mut self, out: &mut Vec<Action>) {
-        match self.seal {
-            Seal::Listing(sides) => self.list(sides, out),
-            Seal::Clearing(sides) => self.clear(sides, out),
-            seal @ (Seal::Open
-            | Seal::Draining(_)
-            | Seal::Round(..)
-            | Seal::Uploading(_)
-            | Seal::Committing(_)
-            | Seal::Unreadable(_)) => unreachable!("no turn was asked for in {seal:?}"),
-        }
-    }
-
-    fn list(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+    /// Lists what one turn may.
+    pub(super) fn list<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
+        let Seal::Listing(sides) = self.seal else { unreachable!("nothing to list in {:?}", self.seal) };
         let most = map_write_pages();
         let mut pages: Vec<u64> = Vec::new();
         for side in sides.iter() {
-            pages.extend(self.dirty_pages[side].iter_from(self.listed.next_page).take(most + 1));
+            pages.extend(core.dirty[side].pages.iter_from(self.listed.next_page).take(most + 1));
         }
         pages.sort_unstable();
         pages.dedup();
         let next = pages.get(most).copied();
         pages.truncate(most);
         for page in pages {
-            self.list_page(page, sides);
+            self.list_page(page, sides, core);
         }
         if let Some(next) = next {
             self.listed.next_page = next;
             return out.push(Action::NextTurn);
         }
-        self.seal = Seal::Uploading(sides);
+        self.seal = self.seal.next(SealEvent::Listed);
         out.push(Action::Upload(std::mem::take(&mut self.listed).blocks));
     }
 
-    fn list_page(&mut self, page: u64, sides: SideSet) {
+    fn list_page<M: Memory>(&mut self, page: u64, sides: SideSet, core: &Core<M>) {
         let blocks = &mut self.listed.blocks;
         let from = blocks.len();
         for side in sides.iter() {
-            for (block, mask) in self.map.dirty_blocks(page, side) {
+            for (block, mask) in core.map.dirty_blocks(page, side) {
                 add(blocks, from, block, mask, side);
             }
         }
         blocks[from..].sort_unstable_by_key(|dirty| dirty.block);
         // Of what is dirty on both, the active side has the newest.
         for dirty in &mut blocks[from..] {
-            match self.map.active() {
+            match core.map.active() {
                 Side::A => dirty.b = dirty.b.minus(dirty.a),
                 Side::B => dirty.a = dirty.a.minus(dirty.b),
             }
         }
     }
 
-    pub(super) fn uploaded(&mut self, segment: SegmentRef, out: &mut Vec<Action>) {
-        let Seal::Uploading(sides) = self.seal else { unreachable!("no upload was asked for") };
-        if self.lifecycle == Lifecycle::Fenced {
-            return;
-        }
+    /// The segment is stored. Returns the sides it covers.
+    pub(super) fn stored(&mut self) -> SideSet {
+        let Seal::Uploading(sides) = self.seal else { unreachable!("no upload in {:?}", self.seal) };
         reach(CrashPoint::SegmentStored);
-        self.seal = Seal::Committing(sides);
-        if !safeguard(FlushAfterCommit) {
-            self.seal_committed(out);
-        }
-        let (void, generation) = (self.void_with(sides), self.round.durable_generation());
-        self.create_record(Body::Commit { segment, void, generation }, out);
+        self.seal = self.seal.next(SealEvent::Stored);
+        sides
+    }
+
+    /// The upload could not read all. Returns the sides it covers.
+    pub(super) fn unreadable(&mut self) -> SideSet {
+        let Seal::Uploading(sides) = self.seal else { unreachable!("no upload in {:?}", self.seal) };
+        self.seal = self.seal.next(SealEvent::Unreadable);
+        sides
     }
 
     /// The commit of the sealed sides is in the log: their data is clean from here on.
-    pub(super) fn sealed_is_committed(&mut self, out: &mut Vec<Action>) {
-        let Seal::Committing(sides) = self.seal else { unreachable!("a commit belongs to a seal") };
-        self.seal = Seal::Clearing(sides);
-        self.clear(sides, out);
+    pub(super) fn committed(&mut self) {
+        self.seal = self.seal.next(SealEvent::Committed);
     }
 
-    fn clear(&mut self, sides: SideSet, out: &mut Vec<Action>) {
+    /// Clears what one turn may. Returns the sides once all of them is clean.
+    pub(super) fn clear<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<SideSet> {
+        let Seal::Clearing(sides) = self.seal else { unreachable!("nothing to clear in {:?}", self.seal) };
         let mut left = map_write_pages();
         for side in sides.iter() {
-            let dirty = &mut self.dirty_pages[side];
-            let pages: Vec<u64> = dirty.iter().take(left).collect();
+            let pages: Vec<u64> = core.dirty[side].pages.iter().take(left).collect();
             left -= pages.len();
             for page in pages {
-                dirty.remove(page);
-                self.map.clear_dirty(page, side);
-                self.round.page_changed(page);
+                core.clear(page, side);
             }
         }
-        if sides.iter().any(|side| !self.dirty_pages[side].is_empty()) {
+        if sides.iter().any(|side| !core.dirty[side].pages.is_empty()) {
             reach(CrashPoint::SomeCleared);
-            return out.push(Action::NextTurn);
+            out.push(Action::NextTurn);
+            return None;
         }
-        self.all_is_clear(sides, out);
-    }
-
-    fn all_is_clear(&mut self, sides: SideSet, out: &mut Vec<Action>) {
-        for side in sides.iter() {
-            self.map.set_flushed_sides(self.map.flushed_sides().without(side));
-            self.round.names = self.round.names.without(side);
-            self.may_hold_more(side);
-            self.repair.committed(side);
-            self.dirty_since[side] = None;
-        }
-        reach(CrashPoint::DirtyCleared);
-        let manifest = self.manifest.as_ref().expect("the commit was made from it");
-        out.push(Action::Report(Report::Committed(manifest.seq())));
-        self.seal = Seal::Open;
-        self.everything_was_read(out);
-        self.seal_committed(out);
-        if self.map.union() != Union::No {
-            self.map.set_union(Union::No);
-            reach(CrashPoint::Recovered);
-        }
-        if self.lifecycle == Lifecycle::Recovering {
-            self.lifecycle = Lifecycle::Serving;
-            out.push(Action::Report(Report::Ready));
-        }
-        self.unpark(out);
+        self.seal = self.seal.next(SealEvent::Cleared);
+        Some(sides)
     }
 }
 
@@ -303,5 +253,71 @@ fn add(blocks: &mut Vec<DirtyBlock>, from: usize, block: Block, mask: Mask, side
     match side {
         Side::A => blocks[at].a = mask,
         Side::B => blocks[at].b = mask,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_in_every_state() {
+        use {Seal as S, SealEvent as E};
+        let (one, both) = (SideSet::only(Side::A), SideSet::BOTH);
+        let states = [
+            S::Open,
+            S::Draining(one),
+            S::Round(one, 1),
+            S::Listing(one),
+            S::Uploading(one),
+            S::Committing(one),
+            S::Clearing(one),
+            S::Unreadable(one),
+        ];
+        // The next state of each state above, where the event can happen.
+        let table = [
+            (
+                E::Begun(both),
+                [Some(S::Draining(both)), None, None, None, None, None, None, Some(S::Draining(both))],
+            ),
+            (
+                E::RoundWanted(2),
+                [None, Some(S::Round(one, 2)), Some(S::Round(one, 2)), None, None, None, None, None],
+            ),
+            (
+                E::Durable,
+                [
+                    None,
+                    Some(S::Listing(one)),
+                    Some(S::Listing(one)),
+                    None,
+                    None,
+                    None,
+                    None,
+                    Some(S::Listing(one)),
+                ],
+            ),
+            (E::Listed, [None, None, None, Some(S::Uploading(one)), None, None, None, None]),
+            (E::Stored, [None, None, None, None, Some(S::Committing(one)), None, None, None]),
+            (E::Repeated, [None, Some(S::Committing(one)), None, None, None, None, None, None]),
+            (E::Unreadable, [None, None, None, None, Some(S::Unreadable(one)), None, None, None]),
+            (E::Committed, [None, None, None, None, None, Some(S::Clearing(one)), None, None]),
+            (E::Cleared, [None, None, None, None, None, None, Some(S::Open), None]),
+        ];
+        for (event, row) in table {
+            for (state, expected) in states.into_iter().zip(row) {
+                let next = std::panic::catch_unwind(|| state.next(event)).ok();
+                assert_eq!(next, expected, "{event:?} in {state:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_seal_holds_its_sides_still_until_they_are_clean() {
+        let sealed = SideSet::only(Side::B);
+        for seal in [Seal::Draining(sealed), Seal::Uploading(sealed), Seal::Clearing(sealed)] {
+            assert!(seal.holds_still(Side::B) && !seal.holds_still(Side::A), "{seal:?}");
+        }
+        assert!(!Seal::Open.holds_still(Side::A) && !Seal::Unreadable(sealed).holds_still(Side::B));
     }
 }

@@ -2,7 +2,8 @@
 
 use holdfast_types::Seq;
 
-use super::{Lifecycle, Unreadable, Volume};
+use super::core::Memory;
+use super::{Unreadable, Volume};
 use crate::event::Millis;
 use crate::manifest::Manifest;
 use crate::sector_map::{Side, Union};
@@ -65,48 +66,50 @@ pub enum Delay {
     Unreadable,
 }
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// Figures as of the last event.
-    pub fn status(&self) -> Status {
-        let oldest = self.dirty_since.iter().flatten().min().copied();
-        let recovering = self.lifecycle == Lifecycle::Recovering;
-        Status {
-            dirty_bytes: self.dirty_bytes(Side::A) + self.dirty_bytes(Side::B),
-            oldest_dirty_ms: oldest.map(|since| self.now.saturating_sub(since)),
-            durable_until_unix_ms: (self.map.union() == Union::No)
-                .then(|| self.unix_ms_at_zero + oldest.unwrap_or(self.now)),
-            committed: self.manifest.as_ref().map(Manifest::seq),
-            fenced: self.lifecycle == Lifecycle::Fenced,
-            parked: self.parked.len() + self.waiting_flushes(),
-            disk_full: self.disk_full,
-            run_dir_full: self.run_dir_full,
-            cache_full: self.evict.is_full(),
-            delayed: self.delay().zip(self.parked_since.map(|since| self.now.saturating_sub(since))),
-            evicted_bytes: self.evict.evicted_bytes,
-            sealing: !self.seal.is_open(),
-            recovering,
-            repairing: self.repair.is_asked(),
-            sync_failed: self.is_sync_failed(),
-            both_sealed: self.map.union() != Union::No,
-            seals: self.seals.begun,
-            unreadable: self.lost.shown(),
+impl Status {
+    /// Figures of a volume as of its last event.
+    pub(super) fn of<M: Memory>(volume: &Volume<M>) -> Self {
+        let core = &volume.core;
+        let oldest = Side::BOTH.into_iter().filter_map(|side| core.dirty[side].since).min();
+        let both_sealed = core.map.union() != Union::No;
+        Self {
+            dirty_bytes: core.dirty_bytes(Side::A) + core.dirty_bytes(Side::B),
+            oldest_dirty_ms: oldest.map(|since| core.now.saturating_sub(since)),
+            durable_until_unix_ms: (!both_sealed).then(|| core.unix_ms_at_zero + oldest.unwrap_or(core.now)),
+            committed: core.manifest.as_ref().map(Manifest::seq),
+            fenced: core.lifecycle.is_fenced(),
+            parked: volume.requests.parked() + volume.sealer.seals.waiting(),
+            disk_full: volume.evictor.is_disk_full(),
+            run_dir_full: volume.requests.is_run_dir_full(),
+            cache_full: volume.evictor.is_full(),
+            delayed: Delay::of(volume).zip(volume.requests.parked_for(core.now)),
+            evicted_bytes: volume.evictor.evicted_bytes(),
+            sealing: !volume.sealer.is_open(),
+            recovering: core.lifecycle.is_recovering(),
+            repairing: volume.repair.is_asked(),
+            sync_failed: core.is_sync_failed(),
+            both_sealed,
+            seals: volume.sealer.seals.begun(),
+            unreadable: volume.unreadable.shown(),
         }
     }
+}
 
+impl Delay {
     /// Why writes wait now, if they do.
-    fn delay(&self) -> Option<Delay> {
-        if self.parked.is_empty() {
+    fn of<M: Memory>(volume: &Volume<M>) -> Option<Self> {
+        if volume.requests.parked() == 0 {
             None
-        } else if self.run_dir_full {
-            Some(Delay::RunDirFull)
-        } else if self.disk_full {
-            Some(Delay::DiskFull)
-        } else if self.evict.is_full() {
-            Some(Delay::CacheFull)
-        } else if self.is_active_sealed() || (self.lost.is_any() && !self.has_room()) {
-            Some(Delay::Unreadable)
+        } else if volume.requests.is_run_dir_full() {
+            Some(Self::RunDirFull)
+        } else if volume.evictor.is_disk_full() {
+            Some(Self::DiskFull)
+        } else if volume.evictor.is_full() {
+            Some(Self::CacheFull)
+        } else if volume.is_active_sealed() || (volume.unreadable.is_any() && !volume.has_room()) {
+            Some(Self::Unreadable)
         } else {
-            (!self.has_room()).then_some(Delay::DirtyLimit)
+            (!volume.has_room()).then_some(Self::DirtyLimit)
         }
     }
 }

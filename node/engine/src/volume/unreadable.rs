@@ -12,14 +12,11 @@
 
 use holdfast_types::{SECTOR_BYTES, SectorRange};
 
-use super::commit::Commit;
-use super::seal::Seal;
-use super::{Lifecycle, Volume};
+use super::core::{Core, Memory};
 use crate::action::{Action, Report};
-use crate::crash_point::{CrashPoint, reach};
 use crate::event::Millis;
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
-use crate::sector_map::{SideSet, Union, append};
+use crate::sector_map::{SideSet, append};
 
 /// What of the dirty data the local disk cannot read: nothing is committed meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +31,7 @@ pub struct Unreadable {
 
 /// What an upload could not read, as far as it was not written since.
 #[derive(Default)]
-pub(super) struct Lost {
+pub(super) struct UnreadableDirty {
     ranges: Vec<SectorRange>,
     /// Milliseconds since 1970; none while every upload is read.
     since: Option<u64>,
@@ -42,21 +39,31 @@ pub(super) struct Lost {
     wait: Millis,
 }
 
-impl Lost {
+/// How an upload is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Retry {
+    NotYet,
+    /// The sealed sides are read once more.
+    SameSides,
+    /// Both sides are sealed as one.
+    BothSides,
+}
+
+impl UnreadableDirty {
     pub(super) fn shown(&self) -> Option<Unreadable> {
         let (first, since_unix_ms) = (*self.ranges.first()?, self.since?);
         let bytes = self.ranges.iter().map(|range| range.sectors * SECTOR_BYTES).sum();
         Some(Unreadable { first, bytes, since_unix_ms })
     }
 
-    /// Whether an upload failed and no commit came since.
+    /// Returns true if an upload failed and no commit came since.
     pub(super) fn is_any(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Whether a write of `range` is a way out.
+    /// Returns true if a write of `range` replaces something that cannot be read.
     pub(super) fn is_overwritten_by(&self, range: SectorRange) -> bool {
-        self.ranges.iter().any(|lost| lost.intersect(range).is_some())
+        self.ranges.iter().any(|unreadable| unreadable.intersect(range).is_some())
     }
 
     /// `range` was written or zeroed on the active side.
@@ -65,8 +72,8 @@ impl Lost {
             return;
         }
         let mut rest = Vec::new();
-        for lost in &self.ranges {
-            for sector in lost.start.0..lost.end() {
+        for unreadable in &self.ranges {
+            for sector in unreadable.start.0..unreadable.end() {
                 if !(range.start.0..range.end()).contains(&sector) {
                     append(&mut rest, SectorRange::new(sector, 1));
                 }
@@ -74,69 +81,52 @@ impl Lost {
         }
         self.ranges = rest;
     }
-}
 
-impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// The upload of the sealed sides met `ranges` that cannot be read.
-    pub(super) fn sides_unreadable(&mut self, mut ranges: Vec<SectorRange>, out: &mut Vec<Action>) {
-        let Seal::Uploading(sides) = self.seal else { unreachable!("no upload was asked for") };
-        if self.lifecycle == Lifecycle::Fenced {
-            return;
-        }
+    /// The upload of `sealed` met `ranges` that cannot be read.
+    pub(super) fn found<M: Memory>(
+        &mut self,
+        mut ranges: Vec<SectorRange>,
+        sealed: SideSet,
+        core: &Core<M>,
+        out: &mut Vec<Action>,
+    ) {
         ranges.truncate(REMEMBERED_UNREADABLE);
-        for range in &ranges {
-            if !self.lost.ranges.contains(range) {
-                out.push(Action::Report(Report::UploadUnreadable(*range)));
-            }
-        }
+        let new = ranges.iter().filter(|range| !self.ranges.contains(range));
+        out.extend(new.map(|range| Action::Report(Report::UploadUnreadable(*range))));
         let [first, longest] = READ_AGAIN_AFTER_MS;
-        let wait = if self.lost.since.is_some() { (self.lost.wait * 2).min(longest) } else { first };
-        let since = self.lost.since.unwrap_or(self.unix_ms_at_zero + self.now);
-        let active = self.map.active();
-        if !sides.contains(active) {
+        let wait = if self.since.is_some() { (self.wait * 2).min(longest) } else { first };
+        let active = core.map.active();
+        if !sealed.contains(active) {
             let mut rest = Vec::new();
             for range in &ranges {
-                self.map.not_dirty(*range, active, &mut rest);
+                core.map.not_dirty(*range, active, &mut rest);
             }
             ranges = rest;
         }
-        self.lost = Lost { ranges, since: Some(since), tried_at: self.now, wait };
-        self.seal = Seal::Unreadable(sides);
-        reach(CrashPoint::UploadFailed);
-        if self.lifecycle == Lifecycle::Recovering {
-            // Without a device, no write could replace what is lost.
-            self.map.set_union(Union::Serving);
-            self.lifecycle = Lifecycle::Serving;
-            out.push(Action::Report(Report::Ready));
-        }
-        self.unpark(out);
+        let since = self.since.unwrap_or(core.unix_ms());
+        *self = Self { ranges, since: Some(since), tried_at: core.now, wait };
     }
 
-    /// Retries when the delay has passed or everything unreadable was overwritten.
-    pub(super) fn advance_unreadable(&mut self, out: &mut Vec<Action>) {
-        let Seal::Unreadable(sides) = self.seal else { return };
-        let due = self.now >= self.lost.tried_at + self.lost.wait;
-        let resolved = self.lost.ranges.is_empty();
-        if self.commit != Commit::Idle || !(due || resolved) {
-            return;
+    /// How the upload of `sealed` is to be tried again: the delay has passed, or all that was unreadable is overwritten.
+    pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> Retry {
+        let is_due = now >= self.tried_at + self.wait;
+        let is_resolved = self.ranges.is_empty();
+        if is_resolved || (is_due && sealed == SideSet::BOTH) {
+            Retry::BothSides
+        } else if is_due {
+            Retry::SameSides
+        } else {
+            Retry::NotYet
         }
-        if !resolved && sides != SideSet::BOTH {
-            return self.upload(sides, out);
-        }
-        self.map.set_union(Union::Serving);
-        self.begin_seal(SideSet::BOTH);
-        reach(CrashPoint::BothSealed);
     }
 
     /// The seal is committed: everything was read.
-    pub(super) fn everything_was_read(&mut self, out: &mut Vec<Action>) {
-        if std::mem::take(&mut self.lost).is_any() {
+    pub(super) fn committed(&mut self, out: &mut Vec<Action>) {
+        if std::mem::take(self).is_any() {
             out.push(Action::Report(Report::UploadReadable));
         }
     }
-
-    /// Whether writes have to wait for a seal that covers the active side.
-    pub(super) fn is_active_sealed(&self) -> bool {
-        self.seal.holds_still(self.map.active())
-    }
 }
+
+#[cfg(test)]
+mod tests;

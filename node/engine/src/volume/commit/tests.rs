@@ -1,0 +1,135 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use holdfast_types::Epoch;
+
+use super::super::core::tests::{NONCE, core};
+use super::*;
+
+const STATES: [&str; 5] = ["idle", "storing", "creating", "reading", "probing"];
+
+fn name(log: &LogWriter) -> &'static str {
+    match log.commit {
+        Commit::Idle => STATES[0],
+        Commit::Storing(_) => STATES[1],
+        Commit::Creating(..) => STATES[2],
+        Commit::Reading(..) => STATES[3],
+        Commit::Probing(_) => STATES[4],
+    }
+}
+
+fn at(state: usize) -> LogWriter {
+    let core = core(1);
+    let mut log = LogWriter::idle(NONCE, None, 0);
+    let out = &mut Vec::new();
+    if state == 4 {
+        log.last_log_contact = 0;
+        let late = Core { now: 1000, ..core };
+        log.probe(&late, out);
+    } else if state > 0 {
+        log.create_record(Body::Detach, &core, out);
+    }
+    if (2..4).contains(&state) {
+        log.pending_stored(Ok(()), out);
+    }
+    if state == 3 {
+        assert_eq!(log.create_answered(CreateAnswer::Ambiguous, out), LogNews::Nothing);
+    }
+    assert_eq!(name(&log), STATES[state]);
+    log
+}
+
+/// The record at the next place in the log, as a process of this writer or of another made it.
+fn record(nonce: Nonce) -> Record {
+    let core = core(1);
+    let manifest = core.manifest.as_ref().unwrap();
+    let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+    Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 9, body: Body::Detach }
+}
+
+type LogEvent = (&'static str, fn(&mut LogWriter) -> LogNews);
+
+fn read(log: &mut LogWriter, found: Option<Record>) -> LogNews {
+    let bytes = found.map(|record| record.encode());
+    log.record_read(record(NONCE).seq, bytes.as_deref(), 0, &mut Vec::new())
+}
+
+fn stored(log: &mut LogWriter, result: Result<(), Errno>) -> LogNews {
+    log.pending_stored(result, &mut Vec::new());
+    LogNews::Nothing
+}
+
+#[test]
+fn every_event_in_every_state() {
+    let other = Nonce([9; 16]);
+    let events: [LogEvent; 8] = [
+        ("stored", |log| stored(log, Ok(()))),
+        ("not stored", |log| stored(log, Err(Errno::EIO))),
+        ("created", |log| log.create_answered(CreateAnswer::Created, &mut Vec::new())),
+        ("exists", |log| log.create_answered(CreateAnswer::Exists, &mut Vec::new())),
+        ("ambiguous", |log| log.create_answered(CreateAnswer::Ambiguous, &mut Vec::new())),
+        ("nothing there", |log| read(log, None)),
+        ("own there", |log| read(log, Some(record(NONCE)))),
+        ("another's there", |log| read(log, Some(record(Nonce([9; 16]))))),
+    ];
+    assert_ne!(other, NONCE);
+    // The state after it, from each of `STATES`; none where the event cannot happen.
+    let table = [
+        [None, Some("creating"), None, None, None],
+        [None, Some("storing"), None, None, None],
+        [None, None, Some("idle"), None, None],
+        [None, None, Some("reading"), None, None],
+        [None, None, Some("reading"), None, None],
+        [None, None, None, Some("creating"), Some("idle")],
+        [None, None, None, Some("idle"), Some("idle")],
+        [None, None, None, Some("idle"), Some("idle")],
+    ];
+    for ((event, happens), row) in events.into_iter().zip(table) {
+        for (state, expected) in row.into_iter().enumerate() {
+            let mut log = at(state);
+            let next = catch_unwind(AssertUnwindSafe(|| {
+                happens(&mut log);
+                name(&log)
+            }));
+            assert_eq!(next.ok(), expected, "{event} while {}", STATES[state]);
+        }
+    }
+}
+
+#[test]
+fn only_the_key_itself_says_who_won() {
+    let own = record(NONCE);
+    assert!(matches!(at(2).create_answered(CreateAnswer::Created, &mut Vec::new()), LogNews::Won(_)));
+    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Won(own.clone()));
+    assert_eq!(read(&mut at(3), None), LogNews::Nothing);
+    let known = Seq(own.seq.0 - 1);
+    assert_eq!(read(&mut at(3), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
+    assert_eq!(read(&mut at(4), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));
+    assert_eq!(read(&mut at(4), Some(own.clone())), LogNews::Predecessor(own));
+    assert_eq!(read(&mut at(4), None), LogNews::Nothing);
+}
+
+#[test]
+fn a_record_of_the_previous_process_is_repeated_only_at_its_place() {
+    let own = record(NONCE);
+    let pending = Pending { seq: own.seq, bytes: own.encode() };
+    let mut log = LogWriter::idle(NONCE, Some(pending.clone()), 0);
+    assert!(log.detach_was_sent(core(1).manifest.as_ref().unwrap()));
+    assert!(log.take_pending(own.seq.next()).is_none() && log.take_pending(own.seq).is_none());
+    let out = &mut Vec::new();
+    assert!(!log.repeat_record(pending, out), "a seal repeats commits alone");
+    let torn = Pending { seq: own.seq, bytes: vec![1, 2, 3] };
+    assert!(!log.repeat_record(torn, out) && out.is_empty() && log.is_idle());
+}
+
+#[test]
+fn one_checkpoint_is_stored_at_a_time() {
+    let core = core(1);
+    let mut log = LogWriter::idle(NONCE, None, 0);
+    let out = &mut Vec::new();
+    log.advance_checkpoint(&core, true, out);
+    log.advance_checkpoint(&core, true, out);
+    assert_eq!(out.len(), 1);
+    log.checkpoint_written(Seq(1), false);
+    log.advance_checkpoint(&core, true, out);
+    assert_eq!(out.len(), 2);
+}

@@ -1,0 +1,282 @@
+//! What all owners of a volume's state read, and through which they change the sector map.
+//!
+//! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what changed since the
+//! last flush round began, and the lifecycle. Does not own: any decision; the owners beside it make theirs.
+//! Runs on: the ring thread of the volume.
+//! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1, 16).
+
+use holdfast_types::{CHUNK_SECTORS, SECTOR_BYTES, SectorRange, Seq};
+
+use super::dirty::DirtySide;
+use super::lifecycle::Lifecycle;
+use super::setup::{DirtyLimits, Setup};
+use super::unflushed::Unflushed;
+use crate::crash_point::{CrashPoint, reach};
+use crate::durable_map::Header;
+use crate::event::Millis;
+use crate::manifest::Manifest;
+use crate::safeguard::{
+    Safeguard::{InvalidateUnsynced, SealByAge},
+    safeguard,
+};
+use crate::sector_map::{PerSide, SectorMap, Side, SideSet};
+
+/// Memory of a live map.
+pub(super) trait Memory: AsRef<[u8]> + AsMut<[u8]> {}
+
+impl<M: AsRef<[u8]> + AsMut<[u8]>> Memory for M {}
+
+pub(super) struct Core<M> {
+    pub(super) map: SectorMap<M>,
+    /// The header that the next round which writes one writes.
+    pub(super) header: Header,
+    /// None after a takeover until the log is read.
+    pub(super) manifest: Option<Manifest>,
+    pub(super) limits: DirtyLimits,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) dirty: PerSide<DirtySide>,
+    pub(super) unflushed: Unflushed,
+    /// The time of the event that is being handled.
+    pub(super) now: Millis,
+    /// Milliseconds since 1970 when `now` was zero.
+    pub(super) unix_ms_at_zero: u64,
+}
+
+impl<M: Memory> Core<M> {
+    /// The core of a volume that serves, over its map.
+    pub(super) fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
+        let pages = map.pages();
+        let mut core = Self {
+            header: setup.header,
+            manifest: None,
+            limits: setup.limits,
+            lifecycle: Lifecycle::Serving,
+            dirty: PerSide::from_fn(|_side| DirtySide::clean(pages)),
+            unflushed: Unflushed::after_takeover(&map),
+            now,
+            unix_ms_at_zero: setup.unix_ms_at_zero,
+            map,
+        };
+        // The first round writes every page; what was invalid before it is forgotten.
+        core.header.void = SideSet::NONE;
+        let prepared: Vec<u64> = core.map.prepared_pages().collect();
+        for page in prepared {
+            let dirty = core.map.count(page);
+            for side in dirty.iter() {
+                core.dirty[side].pages.insert(page);
+                core.dirty[side].since = Some(core.map.dirty_since(side).min(now));
+            }
+        }
+        core
+    }
+
+    /// Milliseconds since 1970.
+    pub(super) fn unix_ms(&self) -> u64 {
+        self.unix_ms_at_zero + self.now
+    }
+
+    /// The newest record that this writer knows.
+    pub(super) fn known_seq(&self) -> Seq {
+        self.manifest.as_ref().map_or(self.header.seq, Manifest::seq)
+    }
+
+    /// Returns true if a sync of a side failed since the attach (`volume/durability.rs`).
+    pub(super) fn is_sync_failed(&self) -> bool {
+        self.map.is_sync_failed()
+    }
+
+    /// Returns true if the inactive side may be punched without a round: nothing that the durable map says counts.
+    pub(super) fn is_invalidated(&self) -> bool {
+        self.is_sync_failed()
+            && self.manifest.as_ref().is_some_and(|manifest| manifest.void() == SideSet::BOTH)
+    }
+
+    /// The sides that a commit of these makes invalid.
+    pub(super) fn invalidated_with(&self, sealed: SideSet) -> SideSet {
+        if self.is_sync_failed() && safeguard(InvalidateUnsynced) {
+            self.map.flushed_sides().others().or(sealed)
+        } else {
+            SideSet::NONE
+        }
+    }
+
+    pub(super) fn dirty_bytes(&self, side: Side) -> u64 {
+        self.map.counted(side) * SECTOR_BYTES
+    }
+
+    /// The sides with anything dirty.
+    pub(super) fn dirty_sides(&self) -> SideSet {
+        let dirty = Side::BOTH.into_iter().filter(|side| !self.dirty[*side].pages.is_empty());
+        dirty.fold(SideSet::NONE, SideSet::with)
+    }
+
+    /// Returns true if no write or punch is in flight on any of `sides`.
+    pub(super) fn is_still(&self, sides: SideSet) -> bool {
+        sides.iter().all(|side| self.dirty[side].in_flight == 0)
+    }
+
+    /// Returns true if dirty data of `side` reached its age limit.
+    pub(super) fn is_overdue(&self, side: Side) -> bool {
+        let age = self.dirty[side].since.map_or(0, |since| self.now.saturating_sub(since));
+        safeguard(SealByAge) && !self.dirty[side].pages.is_empty() && age >= self.limits.max_age_ms
+    }
+
+    /// Writes go to the other side from here on. Returns the one that was active.
+    pub(super) fn swap_sides(&mut self) -> Side {
+        let active = self.map.active();
+        self.map.set_active(active.other());
+        reach(CrashPoint::SidesSwapped);
+        self.header.active = active.other();
+        self.unflushed.header_changed();
+        active
+    }
+
+    /// `range` was written in `side`.
+    pub(super) fn record_write(&mut self, range: SectorRange, side: Side) {
+        if self.map.mark_written(range, side) {
+            self.became_dirty(range, side);
+        }
+    }
+
+    /// `range` was made a hole in `side`.
+    pub(super) fn record_zeroes(&mut self, range: SectorRange, side: Side) {
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            let chunk = piece.start.chunk();
+            let remote_data = self.manifest.as_ref().is_none_or(|manifest| manifest.layers(chunk).is_some());
+            if self.map.is_prepared(chunk) && self.map.mark_zeroed(piece, side, remote_data) {
+                self.became_dirty(piece, side);
+            }
+        }
+    }
+
+    /// What is clean on `side` and newest there is not, or no longer, what the object store has: it becomes dirty. Returns
+    /// true if anything did.
+    pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
+        let mut any = false;
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            if self.map.is_prepared(piece.start.chunk()) && self.map.mark_uncertain(piece, side) {
+                self.became_dirty(piece, side);
+                any = true;
+            }
+        }
+        any
+    }
+
+    fn became_dirty(&mut self, range: SectorRange, side: Side) {
+        self.unflushed.range_changed(range);
+        if self.dirty[side].became_dirty(range, self.now) {
+            self.map.set_dirty_since(side, self.now);
+        }
+    }
+
+    /// Makes what is dirty in `page` of `side` clean: a commit holds it.
+    pub(super) fn clear(&mut self, page: u64, side: Side) {
+        self.dirty[side].pages.remove(page);
+        self.map.clear_dirty(page, side);
+        self.unflushed.page_changed(page);
+    }
+
+    /// Makes what the sides and the store both have remote. Returns true if there was any.
+    pub(super) fn forget_clean(&mut self, range: SectorRange) -> bool {
+        let forgotten = self.map.forget_clean(range) > 0;
+        if forgotten {
+            self.unflushed.range_changed(range);
+        }
+        forgotten
+    }
+
+    /// Returns true if something of `range` is on a side.
+    pub(super) fn is_on_a_side(&self, range: SectorRange) -> bool {
+        (range.start.0..range.end()).any(|sector| self.map.newest(sector).is_some())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use holdfast_types::{Chunk, Epoch, Nonce};
+
+    use super::super::Durability;
+    use super::*;
+    use crate::record::{Body, Record};
+    use crate::sector_map::{PAGE_SECTORS, map_bytes};
+
+    pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
+
+    /// An attached volume of `pages` map pages in which nothing was written.
+    pub(in crate::volume) fn core(pages: u64) -> Core<Vec<u8>> {
+        let sectors = pages * PAGE_SECTORS;
+        let mut manifest = Manifest::empty("v".parse().unwrap());
+        let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
+        for (epoch, body) in [(0, Body::Create { sectors }), (1, attach)] {
+            let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+            let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+            manifest.apply(&record).unwrap();
+        }
+        let header = Header {
+            volume: manifest.volume().clone(),
+            sectors,
+            epoch: Epoch(1),
+            writer: NONCE,
+            nonces: vec![NONCE],
+            active: Side::A,
+            closed_clean: false,
+            void: SideSet::NONE,
+            seq: Seq(0),
+            synced_generation: 0,
+            identity: manifest.identity(),
+        };
+        let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &header.volume);
+        for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
+            map.set_prepared(Chunk(chunk));
+        }
+        let limits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
+        let durability = Durability::Local;
+        let setup =
+            Setup { requests: 4, limits, durability, header, header_generation: 0, unix_ms_at_zero: 0 };
+        let mut core = Core::over(setup, map, 0);
+        core.manifest = Some(manifest);
+        core
+    }
+
+    /// Sector 0 of a map page.
+    pub(in crate::volume) fn sector_of(page: u64) -> SectorRange {
+        SectorRange::new(page * PAGE_SECTORS, 1)
+    }
+
+    #[test]
+    fn what_is_written_is_dirty_until_it_is_cleared() {
+        let mut core = core(2);
+        core.now = 5;
+        core.record_write(sector_of(1), Side::A);
+        assert_eq!((core.dirty_sides(), core.dirty_bytes(Side::A)), (SideSet::only(Side::A), SECTOR_BYTES));
+        assert!(!core.is_overdue(Side::A) && core.is_on_a_side(sector_of(1)));
+        core.now = 1005;
+        assert!(core.is_overdue(Side::A));
+        core.clear(1, Side::A);
+        assert_eq!((core.dirty_sides(), core.dirty_bytes(Side::A)), (SideSet::NONE, 0));
+        assert!(core.forget_clean(sector_of(1)) && !core.is_on_a_side(sector_of(1)));
+    }
+
+    #[test]
+    fn clean_data_whose_copy_is_lost_is_dirty_where_it_is_newest() {
+        let mut core = core(2);
+        core.record_write(sector_of(0), Side::A);
+        core.clear(0, Side::A);
+        assert!(!core.mark_unstored(sector_of(0), Side::B));
+        assert!(core.mark_unstored(sector_of(0), Side::A));
+        assert_eq!(core.dirty_sides(), SideSet::only(Side::A));
+    }
+
+    #[test]
+    fn a_commit_after_a_failed_sync_says_which_sides_are_invalid() {
+        let mut core = core(2);
+        let sealed = SideSet::only(Side::A);
+        core.map.set_flushed_sides(SideSet::BOTH);
+        assert_eq!(core.invalidated_with(sealed), SideSet::NONE);
+        core.map.set_sync_failed();
+        assert_eq!(core.invalidated_with(sealed), sealed);
+        core.map.set_flushed_sides(SideSet::NONE);
+        assert_eq!(core.invalidated_with(sealed), SideSet::BOTH);
+        assert!(!core.is_invalidated());
+    }
+}

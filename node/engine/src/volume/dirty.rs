@@ -1,0 +1,47 @@
+//! What one side holds that no commit holds.
+
+use holdfast_types::SectorRange;
+
+use crate::event::Millis;
+use crate::sector_map::PageSet;
+
+pub(super) struct DirtySide {
+    /// Since when anything is dirty.
+    pub(super) since: Option<Millis>,
+    /// Map pages with a dirty sector.
+    pub(super) pages: PageSet,
+    /// Writes and punches in flight.
+    pub(super) in_flight: u32,
+}
+
+impl DirtySide {
+    /// A side of a map with `pages` pages.
+    pub(super) fn clean(pages: u64) -> Self {
+        Self { since: None, pages: PageSet::new(pages), in_flight: 0 }
+    }
+
+    /// `range` became dirty. Returns true if nothing was before.
+    pub(super) fn became_dirty(&mut self, range: SectorRange, now: Millis) -> bool {
+        self.pages.insert_range(range);
+        let is_first = self.since.is_none();
+        if is_first {
+            self.since = Some(now);
+        }
+        is_first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sector_map::PAGE_SECTORS;
+
+    #[test]
+    fn the_age_counts_from_the_first_dirty_range() {
+        let mut side = DirtySide::clean(4);
+        assert!(side.became_dirty(SectorRange::new(PAGE_SECTORS - 1, 2), 7));
+        assert!(!side.became_dirty(SectorRange::new(3 * PAGE_SECTORS, 1), 9));
+        assert_eq!(side.since, Some(7));
+        assert_eq!(side.pages.iter().collect::<Vec<_>>(), [0, 1, 3]);
+    }
+}

@@ -1,0 +1,333 @@
+//! The requests in flight: each is completed exactly once.
+//!
+//! Owns: a slot for each request that the device can have in flight, which of them wait (are *parked*), and what concurrent
+//! stores do to each other's marks. Does not own: the plan of a request (`volume/read.rs`, `volume.rs`).
+//! Runs on: the ring thread of the volume.
+//! Invariants: a request is in one slot from its begin to its completion (8); of zeros and data that are stored in the same
+//! sectors at once, data counts (2).
+
+use std::collections::VecDeque;
+
+use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
+
+use super::evict::ReadGeneration;
+use crate::action::Action;
+use crate::event::{Errno, Millis, Op, RequestId, Unprepared};
+use crate::sector_map::{SectorMap, Side};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) op: Op,
+    pub(super) range: SectorRange,
+    /// Of a store: where it goes.
+    pub(super) side: Side,
+    /// Parts in flight.
+    pending: u32,
+    pub(super) failed: Option<Errno>,
+    /// Of a read: a part on a side failed.
+    pub(super) unreadable: Option<Errno>,
+    /// It was planned again for that.
+    pub(super) again: bool,
+    /// Of a read with parts on a side.
+    pub(super) on_side: Option<ReadGeneration>,
+}
+
+fn is_zeroing(op: Op) -> bool {
+    matches!(op, Op::Discard | Op::WriteZeroes)
+}
+
+/// The requests in flight.
+pub(super) struct RequestTable {
+    slots: Vec<Option<Request>>,
+    parked: VecDeque<RequestId>,
+    /// Since when at least one request is parked.
+    parked_since: Option<Millis>,
+    /// Chunks whose part of the live map is being allocated.
+    preparing: Vec<Chunk>,
+    /// The run directory had no room for the last chunk tried.
+    run_dir_full: bool,
+    /// Discards and zeroes in flight.
+    zeroing: u32,
+    /// The parts of those that were written while they were in flight.
+    overlaps: Vec<(RequestId, SectorRange)>,
+    /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
+    deferred_failures: Vec<RequestId>,
+}
+
+impl RequestTable {
+    /// With room for `requests`.
+    pub(super) fn new(requests: u32) -> Self {
+        Self {
+            slots: vec![None; requests as usize],
+            parked: VecDeque::with_capacity(requests as usize),
+            parked_since: None,
+            preparing: Vec::new(),
+            run_dir_full: false,
+            zeroing: 0,
+            overlaps: Vec::new(),
+            deferred_failures: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    /// A request comes.
+    pub(super) fn begin(&mut self, id: RequestId, op: Op, range: SectorRange, active: Side) {
+        let slot = &mut self.slots[id.0 as usize];
+        assert!(slot.is_none(), "a request id is in use once");
+        *slot = Some(Request {
+            op,
+            range,
+            side: active,
+            pending: 0,
+            failed: None,
+            unreadable: None,
+            again: false,
+            on_side: None,
+        });
+    }
+
+    pub(super) fn get(&mut self, id: RequestId) -> &mut Request {
+        self.slots[id.0 as usize].as_mut().expect("an answer belongs to a request in flight")
+    }
+
+    pub(super) fn complete(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        let taken = self.slots[id.0 as usize].take();
+        assert!(taken.is_some(), "a request is completed once");
+        out.push(Action::Complete { id, result });
+    }
+
+    /// The request waits until something changes.
+    pub(super) fn park(&mut self, id: RequestId, now: Millis) {
+        self.parked.push_back(id);
+        self.parked_since = self.parked_since.or(Some(now));
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// For how long at least one request is parked.
+    pub(super) fn parked_for(&self, now: Millis) -> Option<Millis> {
+        self.parked_since.map(|since| now.saturating_sub(since))
+    }
+
+    /// Takes the request that is parked the longest.
+    pub(super) fn unpark(&mut self) -> Option<RequestId> {
+        self.parked.pop_front()
+    }
+
+    /// All parked requests were planned again.
+    pub(super) fn all_unparked(&mut self) {
+        if self.parked.is_empty() {
+            self.parked_since = None;
+        }
+    }
+
+    /// A read was planned, with so many parts.
+    pub(super) fn reading(&mut self, id: RequestId, parts: u32, on_side: Option<ReadGeneration>) {
+        let slot = self.get(id);
+        slot.on_side = on_side;
+        slot.unreadable = None;
+        slot.pending = parts;
+    }
+
+    /// A write or punch on `side` was planned.
+    pub(super) fn storing(&mut self, id: RequestId, side: Side) {
+        let slot = self.get(id);
+        slot.side = side;
+        slot.pending = 1;
+        slot.failed = None;
+        let request = *slot;
+        self.record_overlaps(id, request);
+        self.zeroing += u32::from(is_zeroing(request.op));
+    }
+
+    /// Concurrent zeroing and writing of a sector complete in unknown order, so the sector counts as data.
+    fn record_overlaps(&mut self, id: RequestId, request: Request) {
+        let zeroing = is_zeroing(request.op);
+        if !zeroing && self.zeroing == 0 {
+            return;
+        }
+        for (other_id, other) in (0..).map(RequestId).zip(&self.slots) {
+            let Some(other) = other else { continue };
+            let is_opposite = if zeroing { other.op.is_write() } else { is_zeroing(other.op) };
+            if !is_opposite || other.pending == 0 || other.side != request.side {
+                continue;
+            }
+            if let Some(both) = request.range.intersect(other.range) {
+                self.overlaps.push((if zeroing { id } else { other_id }, both));
+            }
+        }
+    }
+
+    /// One part on a side ended. Returns the request if it was the last.
+    pub(super) fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>) -> Option<Request> {
+        let slot = self.get(id);
+        match slot.op {
+            Op::Read => slot.unreadable = slot.unreadable.or(result.err()),
+            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => {
+                slot.failed = slot.failed.or(result.err());
+            }
+            Op::Flush => unreachable!("a flush moves no bytes"),
+        }
+        self.part_ended(id)
+    }
+
+    /// One part from the object store ended. Returns the request if it was the last.
+    pub(super) fn cold_read_completed(
+        &mut self,
+        id: RequestId,
+        result: Result<(), Errno>,
+    ) -> Option<Request> {
+        let slot = self.get(id);
+        slot.failed = slot.failed.or(result.err());
+        self.part_ended(id)
+    }
+
+    fn part_ended(&mut self, id: RequestId) -> Option<Request> {
+        let slot = self.get(id);
+        slot.pending = slot.pending.checked_sub(1).expect("one answer for each action");
+        (slot.pending == 0).then_some(*slot)
+    }
+
+    /// A write or punch ended.
+    pub(super) fn store_ended(&mut self, op: Op) {
+        self.zeroing -= u32::from(is_zeroing(op));
+    }
+
+    /// Takes the parts of a discard or zeroing that were written while it was in flight.
+    pub(super) fn take_overlaps(&mut self, id: RequestId) -> Vec<SectorRange> {
+        self.overlaps.extract_if(.., |(zeroes, _)| *zeroes == id).map(|(_, written)| written).collect()
+    }
+
+    /// A failure is answered after the writes that are in flight on the sealed side.
+    pub(super) fn defer_failure(&mut self, id: RequestId) {
+        self.deferred_failures.push(id);
+    }
+
+    pub(super) fn take_deferred_failures(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.deferred_failures)
+    }
+
+    /// Returns true if a chunk of `range` has no place in the live map yet, and asks for those that have none.
+    pub(super) fn needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        range: SectorRange,
+        map: &SectorMap<M>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let mut any = false;
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            any |= self.chunk_needs_preparing(piece.start.chunk(), map, out);
+        }
+        any
+    }
+
+    /// The same for one chunk.
+    pub(super) fn chunk_needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
+        &mut self,
+        chunk: Chunk,
+        map: &SectorMap<M>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        if map.is_prepared(chunk) {
+            return false;
+        }
+        if !self.preparing.contains(&chunk) {
+            self.preparing.push(chunk);
+            out.push(Action::PrepareMap { chunk });
+        }
+        true
+    }
+
+    /// Preparing a chunk ended. On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not
+    /// fail.
+    pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
+        self.preparing.retain(|other| *other != chunk);
+        self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
+    }
+
+    pub(super) fn is_run_dir_full(&self) -> bool {
+        self.run_dir_full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: RequestId = RequestId(0);
+    const B: RequestId = RequestId(1);
+
+    fn storing(ops: [(RequestId, Op, u64); 2]) -> RequestTable {
+        let mut table = RequestTable::new(4);
+        for (id, op, start) in ops {
+            table.begin(id, op, SectorRange::new(start, 8), Side::A);
+            table.storing(id, Side::A);
+        }
+        table
+    }
+
+    #[test]
+    fn a_request_ends_with_its_last_part() {
+        let mut table = RequestTable::new(4);
+        table.begin(A, Op::Read, SectorRange::new(0, 8), Side::A);
+        table.reading(A, 2, None);
+        assert_eq!(table.io_completed(A, Err(Errno::EIO)), None);
+        let ended = table.cold_read_completed(A, Ok(())).unwrap();
+        assert_eq!((ended.unreadable, ended.failed), (Some(Errno::EIO), None));
+        let mut out = Vec::new();
+        table.complete(A, Ok(()), &mut out);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "a request is completed once")]
+    fn a_request_is_not_completed_twice() {
+        let mut table = storing([(A, Op::Write, 0), (B, Op::Write, 8)]);
+        let mut out = Vec::new();
+        table.complete(A, Ok(()), &mut out);
+        table.complete(A, Ok(()), &mut out);
+    }
+
+    #[test]
+    fn zeros_remember_what_is_written_under_them() {
+        for ops in [[(A, Op::Discard, 0), (B, Op::Write, 4)], [(B, Op::Write, 4), (A, Op::Discard, 0)]] {
+            let mut table = storing(ops);
+            assert_eq!(table.take_overlaps(B), []);
+            assert_eq!(table.take_overlaps(A), [SectorRange::new(4, 4)]);
+            assert_eq!(table.take_overlaps(A), []);
+        }
+    }
+
+    #[test]
+    fn writes_alone_and_zeros_that_ended_overlap_nothing() {
+        let mut table = storing([(A, Op::Write, 0), (B, Op::Write, 4)]);
+        assert_eq!((table.take_overlaps(A), table.take_overlaps(B)), (vec![], vec![]));
+        let mut table = storing([(A, Op::Discard, 0), (B, Op::Discard, 64)]);
+        for id in [A, B] {
+            table.io_completed(id, Ok(())).unwrap();
+            table.store_ended(Op::Discard);
+        }
+        table.begin(RequestId(2), Op::Write, SectorRange::new(0, 8), Side::A);
+        table.storing(RequestId(2), Side::A);
+        assert_eq!(table.take_overlaps(A), []);
+    }
+
+    #[test]
+    fn parked_requests_keep_their_order_and_the_first_ones_time() {
+        let mut table = RequestTable::new(4);
+        table.park(B, 5);
+        table.park(A, 7);
+        assert_eq!((table.parked(), table.parked_for(9)), (2, Some(4)));
+        assert_eq!(table.unpark(), Some(B));
+        table.all_unparked();
+        assert_eq!(table.parked_for(9), Some(4));
+        assert_eq!(table.unpark(), Some(A));
+        table.all_unparked();
+        assert_eq!((table.unpark(), table.parked_for(9)), (None, None));
+    }
+}

@@ -1,0 +1,44 @@
+//! What a volume is started with.
+
+use holdfast_types::Seq;
+
+use super::durability::Durability;
+use crate::durable_map::Header;
+use crate::event::Millis;
+
+/// When dirty data is sealed and when writes are delayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyLimits {
+    /// Dirty bytes on the active side at which it is sealed.
+    pub seal_bytes: u64,
+    /// Dirty bytes on the active side at which writes wait for the commit in progress.
+    pub most_bytes: u64,
+    /// Age of the oldest dirty byte at which the side is sealed.
+    pub max_age_ms: Millis,
+}
+
+/// What a volume is started with.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Requests the device can have in flight (`queues * depth`).
+    pub requests: u32,
+    /// Its limits.
+    pub limits: DirtyLimits,
+    /// What a successful FLUSH means.
+    pub durability: Durability,
+    /// The durable header as last written; its newest nonce is this writer's, and at an attach its epoch too.
+    pub header: Header,
+    /// The header's generation.
+    pub header_generation: u64,
+    /// Milliseconds since 1970 when the clock of `now` stood at zero: for the times in records.
+    pub unix_ms_at_zero: u64,
+}
+
+/// What a successor knows of a volume beyond its live map.
+#[derive(Debug, Clone)]
+pub struct Pending {
+    /// The place of the record the predecessor was about to create.
+    pub seq: Seq,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}

@@ -1,0 +1,115 @@
+//! What changed since the last flush round began: the next one covers it.
+
+use holdfast_types::{Chunk, SectorRange};
+
+use crate::safeguard::{Safeguard::FirstRoundIsFull, safeguard};
+use crate::sector_map::{PageSet, SectorMap, Side, SideSet, chunk_pages};
+
+pub(super) struct Unflushed {
+    pages: PageSet,
+    /// Sides that were written since they were last synced.
+    sides: SideSet,
+    header: bool,
+    /// A page will be written for the first time: the header says since when pages are complete.
+    first_pages: bool,
+}
+
+impl Unflushed {
+    /// Both sides and the whole map: what changed since the last round of the previous process is unknown.
+    pub(super) fn after_takeover<M: AsRef<[u8]> + AsMut<[u8]>>(map: &SectorMap<M>) -> Self {
+        let mut all =
+            Self { pages: PageSet::new(map.pages()), sides: SideSet::NONE, header: true, first_pages: true };
+        if safeguard(FirstRoundIsFull) {
+            all.sides = SideSet::BOTH;
+            for page in map.prepared_pages() {
+                all.pages.insert(page);
+            }
+        }
+        all
+    }
+
+    pub(super) fn page_changed(&mut self, page: u64) {
+        self.pages.insert(page);
+    }
+
+    pub(super) fn range_changed(&mut self, range: SectorRange) {
+        self.pages.insert_range(range);
+    }
+
+    pub(super) fn side_written(&mut self, side: Side) {
+        self.sides = self.sides.with(side);
+    }
+
+    pub(super) fn header_changed(&mut self) {
+        self.header = true;
+    }
+
+    /// The pages of `chunk` have a place in a map of `pages` pages now.
+    pub(super) fn chunk_prepared(&mut self, chunk: Chunk, pages: u64) {
+        for page in chunk_pages(chunk).filter(|page| *page < pages) {
+            self.pages.insert(page);
+        }
+        self.first_pages = true;
+    }
+
+    /// Moves the pages to those of a round that begins.
+    pub(super) fn move_pages_to(&mut self, pages: &mut PageSet) {
+        pages.append(&mut self.pages);
+    }
+
+    /// Takes the sides: they are about to be synced.
+    pub(super) fn take_sides(&mut self) -> SideSet {
+        std::mem::take(&mut self.sides)
+    }
+
+    /// Takes the header's part. Returns true if a round that begins writes the header.
+    pub(super) fn take_header(&mut self) -> bool {
+        std::mem::take(&mut self.header) | std::mem::take(&mut self.first_pages)
+    }
+
+    /// Takes back what a round that failed was to cover.
+    pub(super) fn take_back(&mut self, pages: &mut PageSet, sides: SideSet, header: bool) {
+        self.pages.append(pages);
+        self.sides = self.sides.or(sides);
+        self.header |= header;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sector_map::{PAGE_SECTORS, map_bytes};
+
+    fn map() -> SectorMap<Vec<u8>> {
+        let sectors = 4 * PAGE_SECTORS;
+        SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &"v".parse().unwrap())
+    }
+
+    #[test]
+    fn the_first_round_covers_both_sides_and_every_prepared_page() {
+        let mut map = map();
+        map.set_prepared(Chunk(0));
+        let mut unflushed = Unflushed::after_takeover(&map);
+        let mut pages = PageSet::new(map.pages());
+        unflushed.move_pages_to(&mut pages);
+        assert_eq!(pages.iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+        assert_eq!((unflushed.take_sides(), unflushed.take_header()), (SideSet::BOTH, true));
+        assert_eq!((unflushed.take_sides(), unflushed.take_header()), (SideSet::NONE, false));
+    }
+
+    #[test]
+    fn a_failed_round_gives_back_what_it_was_to_cover() {
+        let map = map();
+        let mut unflushed = Unflushed::after_takeover(&map);
+        let mut pages = PageSet::new(map.pages());
+        unflushed.page_changed(2);
+        unflushed.move_pages_to(&mut pages);
+        let (sides, header) = (unflushed.take_sides(), unflushed.take_header());
+        unflushed.page_changed(1);
+        unflushed.take_back(&mut pages, sides, header);
+        assert!(pages.is_empty());
+        unflushed.move_pages_to(&mut pages);
+        assert_eq!(pages.iter().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!((unflushed.take_sides(), unflushed.take_header()), (sides, header));
+    }
+}
