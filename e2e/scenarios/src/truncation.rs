@@ -15,7 +15,7 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "truncation";
 const VOLUME: &str = "disk";
-/// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first mark, at 64.
+/// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first marker, at 64.
 const COMMITS: u32 = 110;
 /// Less than as many records are there in the end.
 const KEPT: usize = 64;
@@ -66,8 +66,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let sum = sum(b.vm(), &device)?;
     until("the log to be truncated", LIMIT, || Ok((s3.keys(BUCKET, &log())?.len() < KEPT).then_some(())))?;
     ensure!(s3.keys(BUCKET, &next)?.is_empty(), "{next} was not truncated");
-    let marks = s3.keys(BUCKET, &format!("volumes/{VOLUME}/trimmed/"))?;
-    ensure!(marks == [format!("volumes/{VOLUME}/trimmed/{:020}", 64)], "marks: {marks:?}");
+    let markers = s3.keys(BUCKET, &format!("volumes/{VOLUME}/trimmed/"))?;
+    ensure!(markers == [format!("volumes/{VOLUME}/trimmed/{:020}", 64)], "markers: {markers:?}");
 
     report::step("node a resumes: it is fenced");
     a.vm().signal(PROGRAM, SIGCONT)?;

@@ -1,12 +1,13 @@
 //! Attaches a volume: log, local files, attach record, in this order.
 //!
-//! 1. the log is read, and the local map; where that knows more of the log than LIST showed, the log is read to its end;
-//! 2. local data that is not the volume's newest is preserved if anything of it is dirty (invariant 6) or the log was set back,
-//!    else discarded (`SupersededPreserved`);
+//! 1. the log is read, and the local map; where the map knows more of the log than LIST showed, the log is
+//!    read to its end;
+//! 2. local data that is not the volume's newest is preserved if any of it is dirty (invariant 6) or the log
+//!    was set back, else discarded (`SupersededPreserved`);
 //! 3. the local files are opened with all the room that serving needs. The header with this attach's nonce is
 //!    written and synced, so that data written under it is known as ours (`IntentStored`);
-//! 4. the attach record is created once. When another writer was faster, everything begins again (`AttachLost`): whether that
-//!    writer may be replaced is asked of the log as it is then;
+//! 4. the attach record is created once. If another writer was faster, everything begins again
+//!    (`AttachLost`): the log as it is then decides if that writer may be replaced;
 //! 5. the log that was read was not truncated meanwhile, so that nothing had been in the record's place
 //!    before (`AttachWon`). Else everything begins again (`AttachSuperseded`), and the record stays where no
 //!    reader looks.
@@ -47,7 +48,7 @@ pub struct Won<F> {
     pub header_generation: u64,
     /// Pages of the durable map with this writer's data.
     pub found: Vec<FoundPage>,
-    /// Clean data is what the log's end says, too.
+    /// Clean data equals the log's end, too.
     pub trust_clean: bool,
     /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is not in the volume.
     pub displaced: Option<Displaced>,
@@ -75,7 +76,7 @@ pub enum AttachError<L: Error + 'static> {
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
-    /// Other writers kept winning.
+    /// Other writers created the next record at every try.
     #[error("volume {0} is being attached by others at the same time")]
     Contended(VolumeId),
     /// The local files could not be used.

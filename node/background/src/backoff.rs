@@ -7,8 +7,9 @@ use holdfast_types::Jitter;
 
 use crate::TimeAndChance;
 
-/// Waits that double up to a limit. Each is by chance between half and all of its length: volumes that began to wait at
-/// one moment, when the store went away, do not all ask at one moment when it is back.
+/// Waits that double up to a limit, each by chance between half and all of its length. Volumes that began to
+/// wait at one moment, when the store became unreachable, thus do not all retry at the moment when it is
+/// back.
 pub(crate) struct Backoff {
     waits: holdfast_types::Backoff,
     attempts: u32,
@@ -19,7 +20,7 @@ impl Backoff {
         Self { waits: holdfast_types::Backoff { first, last, jitter: Jitter::Half }, attempts: 0 }
     }
 
-    /// For what a volume's commit waits for.
+    /// For requests that a volume's commit waits for.
     pub(crate) const fn of_commits() -> Self {
         Self::new(Duration::from_millis(200), Duration::from_secs(10))
     }

@@ -1,11 +1,12 @@
-//! Blocks out of the object store: which frames make one up, and their bytes.
+//! Blocks from the object store: the frames that make one up, and their bytes.
 //!
-//! Owns: the segment indexes kept in memory, the fetching of frames, what is tried again. Nothing is handed out that
-//! fails its checksum (invariant 3). Does not own: where a block's bytes are kept.
-//! On failure: a store that is unreachable, refuses, or answers what it cannot mean is asked again until it answers. Only two
-//! things fail a read: the store says that the object does not exist, or what it sent is not what was written. Each is a
-//! finding, and is believed when a second read some seconds later finds the same: a failed read makes a filesystem
-//! read-only, and bytes that a network changed or a failover that is not over heal in between.
+//! Owns: the segment indexes kept in memory, the fetching of frames, the retries. Bytes that fail their
+//! checksum are never handed out (invariant 3). Does not own: the place where a block's bytes are kept.
+//! On failure: a request is retried while the store is unreachable, refuses, or sends a senseless answer.
+//! Only two findings fail a read: the store says that the object does not exist, or the bytes are not those
+//! that were written. A finding is final when a second read some seconds later finds the same. A failed read
+//! makes a file system read-only, and bytes that a network changed, or a failover in progress, heal in
+//! between.
 
 use std::error::Error;
 use std::io;
@@ -137,7 +138,8 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
     }
 }
 
-/// Weighs an index by its bytes, and none as more than `most`: the cache refuses what is larger than itself.
+/// Weighs an index by its bytes, and none heavier than `most`: the cache refuses an index that is larger than
+/// itself.
 #[derive(Debug, Clone)]
 struct IndexBytes {
     most: u64,
@@ -153,8 +155,8 @@ impl Weighter<SegmentId, Arc<FrameIndex>> for IndexBytes {
 pub struct Indexes(Cache<SegmentId, Arc<FrameIndex>, IndexBytes>);
 
 impl Indexes {
-    /// Keeps at most `bytes` of them, at least 1024; `expected` is how many those may be. An index that is larger is kept
-    /// alone: without it, each read of its segment would fetch all of it.
+    /// Keeps at most `bytes` of them, at least 1024; `expected` is their expected number. An index that is
+    /// larger is kept alone: without it, each read of its segment would fetch all of it.
     ///
     /// The cache has one part, on any number of CPUs: it refuses what does not fit the share of a part.
     pub fn new(expected: usize, bytes: u64) -> Self {

@@ -10,7 +10,7 @@ use holdfast_types::Epoch;
 
 use crate::{SegmentBuild, Unreadable};
 
-/// Time and chance, which no code makes up for itself.
+/// Time and chance, which no code may take from elsewhere.
 pub trait TimeAndChance: Send + Sync {
     /// Waits.
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
@@ -27,8 +27,8 @@ pub trait Sides: Send + Sync {
     /// Error of the local files.
     type Error: Error + Send + Sync + 'static;
 
-    /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back. What the local disk
-    /// cannot read ends it: the volume decides when it is asked again.
+    /// Makes the next part of a segment, with [`SegmentBuild::next_part`], and hands the segment back.
+    /// Sectors that the local disk cannot read end it: the volume decides when it retries.
     fn next_part(
         &self,
         build: SegmentBuild,
@@ -37,7 +37,7 @@ pub trait Sides: Send + Sync {
     /// Keeps a log record through a crash, in place of the last one.
     ///
     /// # Errors
-    /// The local disk's; the volume asks again.
+    /// The local disk's; the volume retries.
     fn store_pending(&self, pending: Pending) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
@@ -66,20 +66,20 @@ pub trait LocalState: Send + Sync {
     /// The local disk's, or that the map is damaged.
     fn read_map(&self) -> impl Future<Output = Result<Option<FoundMap>, Self::Error>> + Send;
 
-    /// Keeps the files aside, as what the writer of `epoch` never uploaded (invariant 6).
+    /// Preserves the files as the data that the writer of `epoch` never uploaded (invariant 6).
     ///
     /// # Errors
     /// The local disk's.
     fn preserve(&self, epoch: Epoch) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Throws the files away: nothing in them is the volume's newest data.
+    /// Discards the files: nothing in them is the volume's newest data.
     ///
     /// # Errors
     /// The local disk's.
     fn discard(&self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Opens the files, making or growing them for `sectors`, with all the room that a volume needs which begins with `found`:
-    /// what fails here fences no writer.
+    /// Opens the files, makes or grows them for `sectors`, with all the room that a volume needs which begins
+    /// with `found`. A failure here fences no writer.
     ///
     /// # Errors
     /// The local disk's.

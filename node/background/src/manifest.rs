@@ -9,9 +9,9 @@ use holdfast_types::VolumeId;
 use crate::TimeAndChance;
 use crate::backoff::Backoff;
 
-/// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a detach wait for
-/// it. What LIST shows is not enough: a writer that knows less than its predecessor committed takes its own records for
-/// another's, and releases its volume.
+/// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a
+/// detach wait for it. A LIST alone is not enough: a writer that knows less than its predecessor committed
+/// takes its own records for another's, and releases its volume.
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

@@ -1,7 +1,8 @@
 //! Contents of the slots of the node's slab.
 //!
-//! Owns: the numbers of the slots, which of them are free, and the index from contents to slots. Does not own: the slab's
-//! file. A slot's content is written before it is published, and never changes while anybody holds a [`Slot`].
+//! Owns: the numbers of the slots, the free slots, and the index from contents to slots. Does not own: the
+//! slab's file. A slot's content is written before it is published, and never changes while a [`Slot`] is
+//! held.
 //! Runs on: whatever polls its futures.
 
 use std::collections::hash_map::DefaultHasher;
@@ -32,7 +33,7 @@ impl Slot {
         self.0.number
     }
 
-    /// The disk failed a write or a read of it: it is the last to be used again.
+    /// Records that the disk failed a write or a read of it: it is the last to be used again.
     pub fn set_failed(&self) {
         self.0.failed.store(true, Ordering::Relaxed);
     }
@@ -145,7 +146,7 @@ impl SlotTable {
             .await
     }
 
-    /// The disk cannot read this slot: its content is fetched again, into another.
+    /// Forgets a slot that the disk cannot read: its content is fetched again, into another.
     pub fn forget(&self, slot: &Slot) {
         slot.set_failed();
         self.index.remove_if(&slot.0.key, |held| Arc::ptr_eq(&held.0, &slot.0));

@@ -41,7 +41,7 @@ pub struct Unreadable {
     pub error: io::Error,
 }
 
-/// After so many unreadable sectors no more are looked for: each may take a disk seconds.
+/// Number of unreadable sectors after which the search ends: each may take a disk seconds.
 const MOST_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 

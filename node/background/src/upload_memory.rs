@@ -1,11 +1,13 @@
-//! Memory for the uploads of a node: how much each may use, and which comes first.
+//! Memory for the uploads of a node: the share of each, and their order.
 //!
 //! Owns: the bytes that uploads of all volumes may take together, and their division between stores.
-//! Does not own: what is done with them. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`] wakes who waits.
-//! Invariants: a share is held during an attempt to upload and never between two; the shares make up at most the whole,
-//! unless a single one is larger; a store holds more than one upload's share only where as much stays free, so that stores
-//! that do not answer leave room for the others; a store whose last attempt failed holds one share of one part; who waits for
-//! the first share of a store that answers is overtaken only until what the others give back is enough for it.
+//! Does not own: the use of the memory. [`Ledger`] decides and knows neither time nor tasks; [`UploadMemory`]
+//! wakes the uploads that wait.
+//! Invariants: a share is held during an attempt to upload and never between two. The shares make up at most
+//! the whole, unless a single one is larger. A store holds more than one upload's share only where as much
+//! stays free, so that stores that do not answer leave room for the others. A store whose last attempt failed
+//! holds one share of one part. An upload that waits for the first share of a store that answers is overtaken
+//! only until the memory that the others give back is enough for it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -55,7 +57,7 @@ struct Account {
     waiting: VecDeque<(u64, Need)>,
 }
 
-/// An upload that what is free is not enough for.
+/// An upload for which the free memory is not enough.
 #[derive(Debug, Clone, Copy)]
 struct Starved {
     ticket: u64,
@@ -79,7 +81,7 @@ impl Ledger {
         Self { bytes, held_bytes: 0, peak_bytes: 0, asked: 0, stores: BTreeMap::new() }
     }
 
-    /// Takes a place behind the other uploads to `store`.
+    /// Queues behind the other uploads to `store`.
     fn ask(&mut self, store: StoreKey, need: Need) -> u64 {
         self.asked += 1;
         self.stores.entry(store).or_default().waiting.push_back((self.asked, need));
@@ -210,7 +212,7 @@ impl UploadMemory {
         self.lock().ledger.peak_bytes
     }
 
-    /// Waits for what an upload to `store` needs.
+    /// Waits for the share of an upload to `store`.
     pub(crate) async fn room(&self, store: StoreKey, need: Need) -> Room {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
@@ -278,7 +280,7 @@ impl Room {
         usize::try_from(self.share.parts).unwrap_or(usize::MAX)
     }
 
-    /// Says whether the store takes what it is sent.
+    /// Records if the store takes what it is sent.
     pub(crate) fn set_failing(&self, is_failing: bool) {
         self.memory.lock().ledger.set_failing(self.store, is_failing);
         self.memory.grant();

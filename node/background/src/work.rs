@@ -1,4 +1,4 @@
-//! The work of a running volume: what its planner asks for, until it is done.
+//! The work of a running volume: requests of its planner, until they are done.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::backoff::Backoff;
 use crate::upload_memory::{Need, Room, StoreKey};
 use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, Unreadable, UploadMemory};
 
-/// Time for which a failed local write is held back before the volume hears of it: it will ask again at once.
+/// Time for which the failure of a local write is held back: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
 /// The same of a checkpoint.
 const CHECKPOINT_RETRY: Duration = Duration::from_secs(10);
@@ -56,15 +56,15 @@ pub enum Work {
     },
     /// Store the checkpoint of `seq`; a [`Tidy`] follows.
     WriteCheckpoint {
-        /// As of which seq.
+        /// Its seq.
         seq: Seq,
         /// Its bytes.
         bytes: Vec<u8>,
     },
 }
 
-/// Deletions that a stored checkpoint allows. The volume waits for none of them, and none has to succeed: what is left is
-/// deleted after a later checkpoint.
+/// Deletions that a stored checkpoint allows. The volume waits for none of them, and none has to succeed: the
+/// rest is deleted after a later checkpoint.
 #[derive(Debug)]
 #[must_use]
 pub struct Tidy {
@@ -249,7 +249,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         }
     }
 
-    /// Stores a checkpoint. Whether it is stored.
+    /// Stores a checkpoint. True if it is stored.
     async fn write_checkpoint(&self, seq: Seq, bytes: Bytes) -> bool {
         let Err(error) = holdfast_log::write_checkpoint(&*self.objects, &self.volume, seq, bytes).await
         else {
@@ -289,9 +289,10 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
 
     /// Reads the record at `seq` of the log; `None` if the place is free.
     ///
-    /// A running writer asks this to learn whether another writer fenced it, so each wrong answer has its price:
-    /// - *free*, believed wrongly: the writer does not learn of its fencing until its next create, which the store answers
-    ///   with 412. Nothing is lost; the store's own word (`NoSuchKey`) is enough;
+    /// A running writer calls this to detect that another writer fenced it, so each wrong answer has its
+    /// price:
+    /// - *free*, believed wrongly: the writer does not detect its fencing until its next create, which the
+    ///   store answers with 412. No data is lost; the store's own word (`NoSuchKey`) is enough;
     /// - *another's record*, believed wrongly: the writer fences itself and fails all I/O. A record decodes, and its checksum
     ///   holds: no proxy makes one;
     /// - *something that does not decode*: a place that is taken, and the writer is fenced. Believed only when the same bytes

@@ -1,8 +1,8 @@
 //! Reading a log into a manifest.
 //!
-//! A record or checkpoint that "does not exist" is believed when the store itself says so, and nothing else is: a log that
-//! seems to end too early makes a restarted writer take its own records for another's, and give its volume up. What cannot
-//! be decoded is an error, never the end of the log.
+//! A record or checkpoint "does not exist" only if the store itself says so. A log that seems to end too
+//! early makes a restarted writer take its own records for another's, and release its volume. Bytes that
+//! cannot be decoded are an error, never the end of the log.
 
 use futures::future::try_join_all;
 use holdfast_engine::manifest::Manifest;

@@ -5,7 +5,7 @@
 //!    (`segment`);
 //! 3. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
 //!
-//! Owns: the order of reads and what a finding means. Changes nothing; [`repair_checkpoints`] does.
+//! Owns: the order of reads and the meaning of a finding. Changes nothing; [`repair_checkpoints`] does.
 //! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.
 //! On failure: a store that does not answer ends the scrub without a report, since its findings would be
 //! incomplete.

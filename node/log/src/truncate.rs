@@ -34,7 +34,7 @@ use crate::remove::PARALLEL_DELETES;
 use crate::{LogFailure, store};
 
 /// A marker is empty: only its presence counts.
-const MOST_MARK_BYTES: u64 = 1 << 10;
+const MAX_MARKER_BYTES: u64 = 1 << 10;
 
 /// A body that was sent in place of a marker.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +71,7 @@ pub async fn truncate(
     newest: (Seq, &[u8]),
 ) -> Result<(), LogFailure> {
     let Some(end) = mark_upto(older) else { return Ok(()) };
-    let marked = newest_mark(objects, volume, end).await?;
+    let marked = newest_marker(objects, volume, end).await?;
     // What lies before the newest marker but one was deleted before the newest was stored.
     let from = marked.and_then(|marked| mark_upto(Seq(marked.0 - 1))).unwrap_or(Seq(0));
     let listed = records_after(objects, volume, from).await?;
@@ -80,18 +80,18 @@ pub async fn truncate(
         key: ObjectKey::Checkpoint(volume.clone(), seq).to_string(),
         source,
     })?;
-    let mut mark = from;
-    while mark < end {
-        let before = mark;
-        mark = mark_after(before);
-        if marked.is_none_or(|marked| marked < mark) {
-            store_mark(objects, volume, mark).await?;
+    let mut marker = from;
+    while marker < end {
+        let before = marker;
+        marker = mark_after(before);
+        if marked.is_none_or(|marked| marked < marker) {
+            store_marker(objects, volume, marker).await?;
             reach(CrashPoint::TruncationMarked);
         }
         let unneeded: Vec<Seq> = listed
             .iter()
             .copied()
-            .filter(|seq| (before.next()..=mark).contains(seq) && manifest.may_be_truncated(*seq))
+            .filter(|seq| (before.next()..=marker).contains(seq) && manifest.may_be_truncated(*seq))
             .collect();
         if !unneeded.is_empty() {
             delete_records(objects, volume, &unneeded).await?;
@@ -102,40 +102,40 @@ pub async fn truncate(
 }
 
 /// The newest marker up to `end` that is there.
-pub(crate) async fn newest_mark(
+pub(crate) async fn newest_marker(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     end: Seq,
 ) -> Result<Option<Seq>, LogFailure> {
     let mut place = mark_upto(end);
-    while let Some(mark) = place {
-        if is_marked(objects, volume, mark).await? {
-            return Ok(Some(mark));
+    while let Some(marker) = place {
+        if is_marked(objects, volume, marker).await? {
+            return Ok(Some(marker));
         }
-        place = mark_upto(Seq(mark.0 - 1));
+        place = mark_upto(Seq(marker.0 - 1));
     }
     Ok(None)
 }
 
-async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<bool, LogFailure> {
-    let key = ObjectKey::TruncationMarker(volume.clone(), mark).to_string();
-    match objects.get(&key, MOST_MARK_BYTES).await {
-        Ok(mark) if mark.is_empty() => Ok(true),
+async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<bool, LogFailure> {
+    let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
+    match objects.get(&key, MAX_MARKER_BYTES).await {
+        Ok(marker) if marker.is_empty() => Ok(true),
         Ok(page) => {
             let foreign = Foreign { key, bytes: page.len() };
-            Err(store("look for a mark of a truncation", volume)(StoreError::Unavailable(foreign.into())))
+            Err(store("look for a truncation marker", volume)(StoreError::Unavailable(foreign.into())))
         }
         Err(StoreError::NotFound { .. }) => Ok(false),
-        Err(error) => Err(store("look for a mark of a truncation", volume)(error)),
+        Err(error) => Err(store("look for a truncation marker", volume)(error)),
     }
 }
 
-async fn store_mark(objects: &dyn ObjectStore, volume: &VolumeId, mark: Seq) -> Result<(), LogFailure> {
-    let key = ObjectKey::TruncationMarker(volume.clone(), mark).to_string();
+async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<(), LogFailure> {
+    let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     match objects.create(&key, Bytes::new()).await {
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
         Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => {
-            Err(store("mark the end of a truncation", volume)(source))
+            Err(store("store a truncation marker", volume)(source))
         }
     }
 }

@@ -345,7 +345,7 @@ async fn a_listed_checkpoint_that_is_gone_is_a_transient_error() {
     assert!(matches!(failed, LogFailure::Contended(_)) && failed.is_transient());
 }
 
-/// A proxy's answer to the look for a mark made a superseded log count as the log.
+/// A proxy's answer to the GET of a marker made a superseded log count as the log.
 #[tokio::test]
 async fn a_proxys_answer_proves_nothing_about_a_marker() {
     let store = long_log(200).await;
@@ -354,7 +354,9 @@ async fn a_proxys_answer_proves_nothing_about_a_marker() {
         let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();
         assert!(matches!(failed, LogFailure::Store { .. }), "{kind:?}: {failed}");
     }
-    store.corrupt("volumes/v/trimmed/00000000000000000064", |mark| mark.extend(b"<html>maintenance</html>"));
+    store.corrupt("volumes/v/trimmed/00000000000000000064", |marker| {
+        marker.extend(b"<html>maintenance</html>")
+    });
     let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();
     assert!(matches!(failed, LogFailure::Store { .. }) && failed.is_transient(), "{failed}");
     let read = read_manifest_to_end(&store, &volume()).await;

@@ -1,4 +1,4 @@
-//! One page of a list, checked: a server that skips, repeats or disorders keys is not believed.
+//! One page of a list, checked: a page with skipped, repeated or disordered keys is an error.
 
 use std::time::SystemTime;
 

@@ -42,7 +42,7 @@ const END_RECOVERY_WITHIN: Duration = Duration::from_secs(10);
 /// The longest wait for programs that open a device only for a moment, as udev does.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The kernel's word on what a device can do now.
+/// States of a device, as the kernel reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceState {
     /// Added but not started, or stopped: there is no `/dev/ublkbN`.

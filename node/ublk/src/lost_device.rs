@@ -40,8 +40,8 @@ pub fn flush_device(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_data()
 }
 
-/// Starts `flusher`, a program that calls [`flush_device`], and waits for its end, at most `limit`. A flusher that does
-/// not end is told to, and left behind: it ends when the kernel lets it.
+/// Starts `flusher`, a program that calls [`flush_device`], and waits for its end, at most `limit`. A flusher
+/// that does not end is killed and left behind: it ends when the kernel lets it.
 ///
 /// # Errors
 /// If it cannot be started, or failed; [`io::ErrorKind::TimedOut`].

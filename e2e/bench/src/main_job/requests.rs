@@ -148,16 +148,16 @@ fn attach_figure(requests: &[S3Request]) -> Figure {
     let lists = requests.iter().filter(|request| request.operation.starts_with("List")).count();
     let (checkpoints, records) = (count("GetObject", "/checkpoints/"), count("GetObject", "/log/"));
     let puts = count("PutObject", "/log/");
-    let marks = count("GetObject", "/trimmed/");
+    let markers = count("GetObject", "/trimmed/");
     let allowed =
-        lists.min(MOST_LISTS) + checkpoints.min(1) + records.min(MOST_RECORDS) + puts.min(1) + marks.min(1);
+        lists.min(MOST_LISTS) + checkpoints.min(1) + records.min(MOST_RECORDS) + puts.min(1) + markers.min(1);
     Figure {
         name: "s3_requests_per_attach".to_owned(),
         value: requests.len() as f64,
         unit: "requests",
         against: format!(
             "{lists} LIST (at most {MOST_LISTS}), {checkpoints} GET of a checkpoint (1), {records} GET of records \
-             (at most {MOST_RECORDS}), {puts} PUT (1), {marks} GET of a mark (1)"
+             (at most {MOST_RECORDS}), {puts} PUT (1), {markers} GET of a truncation marker (1)"
         ),
         bar: Some(Bar::AtMost(allowed as f64)),
     }

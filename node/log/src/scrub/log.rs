@@ -14,7 +14,7 @@ use holdfast_types::{Seq, VolumeId};
 
 use super::{Effect, Fault, Finding};
 use crate::read::{read_record, records_after, seqs_under};
-use crate::truncate::{newest_mark, was_truncated_after};
+use crate::truncate::{newest_marker, was_truncated_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Records read at once.
@@ -63,8 +63,9 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     let (records_read, checkpoints_read) = (records.len() as u64, checkpoints.len() as u64);
     // What lies before the oldest checkpoint may have been truncated.
     let truncated_before = checkpoints.keys().next().copied().unwrap_or(Seq::FIRST);
-    // What is left up to the newest mark does not follow from each other, and some of it may have come too late.
-    let truncated_upto = newest_mark(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
+    // The records up to the newest marker do not follow from each other, and some of them may have come too
+    // late.
+    let truncated_upto = newest_marker(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
     // Listed, and truncated before it was read: as if it had not been listed.
     records.retain(|_, record| !matches!(record, Err(Fault::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);

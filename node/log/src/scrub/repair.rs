@@ -1,4 +1,4 @@
-//! Damaged checkpoints give way to a new one made from the rest of the log.
+//! Replacement of damaged checkpoints by a new one made from the rest of the log.
 
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;

@@ -58,7 +58,7 @@ pub(super) async fn weigh(
     Ok(findings)
 }
 
-/// Goes through the chunk's layers, newest first, with what the newer ones cover.
+/// Visits the chunk's layers, newest first, with the sectors that the newer ones cover.
 async fn look_at_chunk(
     objects: &dyn ObjectStore,
     volume: &VolumeId,

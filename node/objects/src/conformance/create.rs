@@ -1,4 +1,4 @@
-//! Create-once: exactly one creator wins, and everybody else learns so.
+//! Create-once: exactly one creator wins, and every other one gets an error that says so.
 
 use bytes::Bytes;
 use futures::future::join_all;
