@@ -46,8 +46,8 @@ pub struct ConditionBuilder<'a> {
 }
 
 impl ConditionBuilder<'_> {
-    /// A condition. Its transition time stays as it was unless the status changed, so that writing an unchanged condition again
-    /// changes nothing.
+    /// A condition. Its transition time stays as it was unless the status changed, so that writing an
+    /// unchanged condition again changes nothing.
     pub fn build(
         &self,
         type_: &str,

@@ -1,7 +1,8 @@
 //! The `storage.holdfast.dev` custom resources.
 //!
-//! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in `crds/*.yaml`, and
-//! the parsing of field values into typed ones; sizes and durations are written alike in the daemon's configuration.
+//! Owns: the Rust types of the API, the rules the API server enforces (CEL), the generated YAML in
+//! `crds/*.yaml`, and the parsing of field values into typed ones; sizes and durations are written alike in
+//! the daemon's configuration.
 //! Does not own: what the operator and the node daemon do with a resource.
 //! Invariants: everything the API server accepts also parses here; `crds/*.yaml` is what these types generate
 //! (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test compares it).

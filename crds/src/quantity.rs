@@ -1,8 +1,9 @@
-//! Sizes and durations as people write them: in custom resources, in the daemon's configuration and on its command line.
+//! Sizes and durations as people write them: in custom resources, in the daemon's configuration and on its
+//! command line.
 //!
-//! A size is a whole number of bytes with an optional suffix of a Kubernetes quantity. Quantities also allow fractions,
-//! exponents and milli-units; a size is never one of those, and the CEL rules refuse them too. A duration is one or several
-//! whole numbers, each with its unit.
+//! A size is a whole number of bytes with an optional suffix of a Kubernetes quantity. Quantities also allow
+//! fractions, exponents and milli-units; a size is never one of those, and the CEL rules refuse them too. A
+//! duration is one or several whole numbers, each with its unit.
 
 use std::fmt;
 use std::str::FromStr;

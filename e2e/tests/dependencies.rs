@@ -45,8 +45,8 @@ const HARNESS: &[&str] = &["holdfast-lab", "holdfast-scenarios", "holdfast-bench
 /// Crates of the workspace that the harness may use: those that users see.
 const SEEN_BY_USERS: &[&str] = &["holdfast-crds", "holdfast-proto"];
 
-/// All that may be below the planner: checksums, compression, errors. It has no threads, no clock, no files, no sockets,
-/// so nothing that does I/O, tells the time or runs anything is in this list.
+/// All that may be below the planner: checksums, compression, errors. It has no threads, no clock, no files,
+/// no sockets, so nothing that does I/O, tells the time or runs anything is in this list.
 const BELOW_ENGINE: &[&str] = &[
     "arrayvec",
     "blake3",

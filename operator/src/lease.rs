@@ -6,9 +6,10 @@
 //! Leader --(stopped)--> released: the lease is free at once
 //! ```
 //! Owns: the Lease object.
-//! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while others wait
-//! for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the moment it saw the last
-//! change, never by comparing clocks of two machines. Every write carries the resource version it is based on.
+//! Invariants: the holder stops before another may begin, because it stops after [`RENEW_DEADLINE`] while
+//! others wait for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the
+//! moment it saw the last change, never by comparing clocks of two machines. Every write carries the resource
+//! version it is based on.
 //! On failure: an API server that does not answer is asked again; a leader stops when the deadline passes.
 
 use std::time::Duration;

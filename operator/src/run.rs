@@ -1,7 +1,7 @@
 //! Puts the parts together: metrics, election, controllers, and an orderly end.
 //!
-//! Order of the end: controllers finish what they do, then the lease is released, so that no two instances ever work at
-//! the same time. A lost lease ends the process without waiting.
+//! Order of the end: controllers finish what they do, then the lease is released, so that no two instances
+//! ever work at the same time. A lost lease ends the process without waiting.
 
 use std::sync::Arc;
 

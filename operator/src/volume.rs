@@ -1,12 +1,13 @@
 //! The life of a `Volume`: provision, grant, move, delete.
 //!
-//! Owns: `status.volumeId`, `status.assignedNode`, `status.phase`, `status.observedGeneration`, `status.forcedDetach`,
-//! the conditions `Provisioned`, `Assigned`, `Resized` and `UnuploadedDataLost`, and the finalizer.
-//! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's log
-//! (`holdfast-log`).
-//! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty or names a
-//! node that the user force-detached; nothing is provisioned before the finalizer and the volume's identity are recorded;
-//! the finalizer goes only after the objects.
+//! Owns: `status.volumeId`, `status.assignedNode`, `status.phase`, `status.observedGeneration`,
+//! `status.forcedDetach`, the conditions `Provisioned`, `Assigned`, `Resized` and `UnuploadedDataLost`, and
+//! the finalizer.
+//! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's
+//! log (`holdfast-log`).
+//! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty
+//! or names a node that the user force-detached; nothing is provisioned before the finalizer and the volume's
+//! identity are recorded; the finalizer goes only after the objects.
 //! On failure: the step is repeated; every step may be repeated.
 
 pub(crate) mod apply;

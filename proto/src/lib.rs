@@ -1,7 +1,7 @@
 //! gRPC interfaces: of the node daemon, and of CSI, which the kubelet and the CSI sidecars speak.
 //!
-//! Owns: the `.proto` files and the Rust generated from them (`src/gen`), which is checked in so that a build needs no
-//! protobuf compiler.
+//! Owns: the `.proto` files and the Rust generated from them (`src/gen`), which is checked in so that a build
+//! needs no protobuf compiler.
 //! Invariants: `src/gen` is what the `.proto` files generate. A test compares them;
 //! `HOLDFAST_GENERATE=1 cargo test -p holdfast-proto --test up_to_date` writes them again.
 

@@ -95,8 +95,8 @@ pub enum StoreConfigError {
     Invalid(#[from] InvalidConfig),
 }
 
-/// Reads the ObjectStore called `name` and the Secrets it refers to. `reader` is the program's name in messages,
-/// such as "the operator".
+/// Reads the ObjectStore called `name` and the Secrets it refers to. `reader` is the program's name in
+/// messages, such as "the operator".
 ///
 /// # Errors
 /// [`StoreConfigError`].

@@ -1,7 +1,7 @@
 //! Lines of the crates that hold the data that the simulation alone runs.
 //!
-//! The simulation is compiled with the compiler's own counters, into a target directory of its own, and played: random
-//! seeds, fleets and deaths at crash points. No unit test counts.
+//! The simulation is compiled with the compiler's own counters, into a target directory of its own, and
+//! played: random seeds, fleets and deaths at crash points. No unit test counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

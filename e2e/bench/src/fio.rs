@@ -48,7 +48,8 @@ pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
     } else {
         format!("--offset={} --size={}", region.start, region.end - region.start)
     };
-    // In bytes: a number of requests would restart in each pass over a region that is smaller than all of them.
+    // In bytes: a number of requests would restart in each pass over a region that is smaller than all of
+    // them.
     let all_bytes = u64::from(*requests) * u64::from(*block_bytes);
     let script = format!(
         "test -e {target}; exec fio --name=job --filename={target} --direct=1 --ioengine=io_uring --rw={pattern} \

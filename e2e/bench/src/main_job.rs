@@ -1,8 +1,9 @@
-//! The main job's figures: what each step asks of S3, what a request costs beside the kernel's own server, what many
-//! volumes cost.
+//! The main job's figures: what each step asks of S3, what a request costs beside the kernel's own server,
+//! what many volumes cost.
 //!
-//! One machine counts its instructions and serves everything from ext4 on a ramdisk. The S3 server runs on the host: how
-//! long it takes means nothing, so requests are counted and their time is taken out of what is timed.
+//! One machine counts its instructions and serves everything from ext4 on a ramdisk. The S3 server runs on
+//! the host: how long it takes means nothing, so requests are counted and their time is taken out of what is
+//! timed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,8 +74,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
 }
 
 impl Bench {
-    /// Restarts the daemon with other `data` settings, and with nothing of any volume left on the node. No volume may
-    /// be attached.
+    /// Restarts the daemon with other `data` settings, and with nothing of any volume left on the node. No
+    /// volume may be attached.
     fn restart_with(&mut self, data: &str) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
@@ -97,7 +98,8 @@ impl Bench {
         self.node.cli(&["detach", volume]).map(drop)
     }
 
-    /// Waits until the volume has committed a record later than `seq` and holds nothing that is not committed.
+    /// Waits until the volume has committed a record later than `seq` and holds nothing that is not
+    /// committed.
     fn wait_committed_after(&self, volume: &str, seq: f64) -> Result<()> {
         until("the commit", COMMIT_LIMIT, || {
             let committed = self.node.metric("holdfast_volume_committed_seq", volume)?;
@@ -112,7 +114,8 @@ impl Bench {
     }
 }
 
-/// A volume whose sides are filled against a file on the same ramdisk, one after the other, round after round.
+/// A volume whose sides are filled against a file on the same ramdisk, one after the other, round after
+/// round.
 fn speed(bench: &Bench) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
     bench.create(SPEED, "256Mi")?;

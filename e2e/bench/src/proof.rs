@@ -19,8 +19,8 @@ const OPERATIONS: &str = "10000";
 const FLEET: &str = "8";
 const FLEET_SEEDS: &str = "200";
 const FLEET_OPERATIONS: &str = "20000";
-/// Outcomes of a power cut tried at each visit of a crash point, so that all of them take minutes; the command's own default
-/// takes hours.
+/// Outcomes of a power cut tried at each visit of a crash point, so that all of them take minutes; the
+/// command's own default takes hours.
 const OUTCOMES: &str = "256";
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {

@@ -1,5 +1,5 @@
-//! The proof's figures that need machines: power cuts, a store that is away for minutes, what that leaves dirty, and many ends
-//! of the daemon.
+//! The proof's figures that need machines: power cuts, a store that is away for minutes, what that leaves
+//! dirty, and many ends of the daemon.
 
 use std::time::Duration;
 
@@ -65,7 +65,8 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     ])
 }
 
-/// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts here.
+/// Plays a scenario in a world of its own, with programs that check themselves: speed is not what counts
+/// here.
 fn play<T>(world: &World, name: &str, scenario: impl FnOnce(&World) -> Result<T>) -> Result<T> {
     let own = World::new(world.toolbox(), name, Profile::Dev)?;
     let played = scenario(&own);

@@ -1,6 +1,7 @@
 //! Work of a ring thread in one turn for one volume, while the devices of all others on it wait.
 //!
-//! The tests of `node/engine/tests/rounds.rs` print it, optimised and in a machine whose clock counts instructions.
+//! The tests of `node/engine/tests/rounds.rs` print it, optimised and in a machine whose clock counts
+//! instructions.
 
 use anyhow::{Context, Result};
 use holdfast_lab::setup::Profile;

@@ -1,4 +1,5 @@
-//! Chance that repeats: the same seed gives the same numbers. Source: SplitMix64, <https://prng.di.unimi.it/splitmix64.c>.
+//! Chance that repeats: the same seed gives the same numbers. Source: SplitMix64,
+//! <https://prng.di.unimi.it/splitmix64.c>.
 
 /// A source of numbers.
 #[derive(Debug, Clone)]

@@ -1,7 +1,8 @@
-//! Work on a file system in a test machine: files are written, flushed, renamed, read back and deleted, all the time.
+//! Work on a file system in a test machine: files are written, flushed, renamed, read back and deleted, all
+//! the time.
 //!
-//! Every name that is printed is durable: its file was flushed, then its directory. What a file holds follows from its
-//! worker and number, so that it is checked without any memory of the run.
+//! Every name that is printed is durable: its file was flushed, then its directory. What a file holds follows
+//! from its worker and number, so that it is checked without any memory of the run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

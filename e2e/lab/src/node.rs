@@ -106,8 +106,8 @@ impl Node {
         Ok(node)
     }
 
-    /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before. Told by its
-    /// command line what to serve.
+    /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before.
+    /// Told by its command line what to serve.
     ///
     /// # Errors
     /// If it does not come up.
@@ -198,8 +198,8 @@ impl Node {
         Ok(done.stdout)
     }
 
-    /// Runs the daemon's command line, again while its exit code says that the store does not answer: on a busy host a
-    /// request may take longer than the daemon waits for one.
+    /// Runs the daemon's command line, again while its exit code says that the store does not answer: on a
+    /// busy host a request may take longer than the daemon waits for one.
     ///
     /// # Errors
     /// When it fails otherwise, or the store does not answer in time; the error holds its output.

@@ -87,8 +87,8 @@ impl S3Server {
         format!("http://{}:{}", vm::HOST, self.port)
     }
 
-    /// The endpoint under a name that leads to the host both on the host and in a test machine: what an ObjectStore
-    /// says must hold for the operator and for the daemons.
+    /// The endpoint under a name that leads to the host both on the host and in a test machine: what an
+    /// ObjectStore says must hold for the operator and for the daemons.
     pub fn endpoint_everywhere(&self) -> String {
         format!("http://localhost:{}", self.port)
     }
@@ -116,7 +116,8 @@ impl S3Server {
         Ok(keys)
     }
 
-    /// Keeps a bucket as it is now, in the new directory `to`. Objects are never changed in place, so links are enough.
+    /// Keeps a bucket as it is now, in the new directory `to`. Objects are never changed in place, so links
+    /// are enough.
     ///
     /// # Errors
     /// If a link cannot be made.

@@ -1,8 +1,8 @@
 //! Sectors with stamps: what was written where and when can be read off each of them.
 //!
-//! A region of a device is cut into lanes of [`LANE_SECTORS`] sectors. In each lane one writer goes from round to round:
-//! it writes and zeroes some places, flushes, and says so. What a round does follows from the seed, the lane and the
-//! round's number, so a later reader of the lane knows what each sector may hold.
+//! A region of a device is cut into lanes of [`LANE_SECTORS`] sectors. In each lane one writer goes from
+//! round to round: it writes and zeroes some places, flushes, and says so. What a round does follows from the
+//! seed, the lane and the round's number, so a later reader of the lane knows what each sector may hold.
 
 use crate::chance::Chance;
 

@@ -50,7 +50,8 @@ struct Parts {
 }
 
 impl World {
-    /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are compiled.
+    /// An empty world; `name` becomes part of its directory's. `profile` says how the programs under test are
+    /// compiled.
     ///
     /// # Errors
     /// If the run's directory cannot be made.
@@ -183,7 +184,8 @@ impl World {
         output(self.control_plane()?.kubectl().args(arguments))
     }
 
-    /// Waits until `what` (as `kubectl wait --for` takes it) holds of `kind/name`, or of all objects of a kind.
+    /// Waits until `what` (as `kubectl wait --for` takes it) holds of `kind/name`, or of all objects of a
+    /// kind.
     ///
     /// # Errors
     /// If it does not within five minutes; the error shows how the objects stand.
@@ -245,8 +247,8 @@ impl World {
         self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-node", HOST)
     }
 
-    /// The daemon of the machine of that name, which serves the volumes that the Kubernetes API assigns to it. The
-    /// machine is booted if need be. See [`Node::start`] for `transport` and `data`.
+    /// The daemon of the machine of that name, which serves the volumes that the Kubernetes API assigns to
+    /// it. The machine is booted if need be. See [`Node::start`] for `transport` and `data`.
     ///
     /// # Errors
     /// If the machine or the daemon does not come up.

@@ -1,6 +1,6 @@
-//! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is read from
-//! there, what it has not fails loudly and is never left out of an upload, and a flush that was not done is not called done,
-//! also where the next one succeeds.
+//! The node's disk is full, cannot read, cannot flush: writes wait and do not fail, what the store has too is
+//! read from there, what it has not fails loudly and is never left out of an upload, and a flush that was not
+//! done is not called done, also where the next one succeeds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,7 +84,8 @@ fn clean(node: &Node, disk: &RecordedDisk) -> Result<()> {
     node.cli(&["detach", CLEAN]).map(drop)
 }
 
-/// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device and the sum.
+/// Reads of data that was not uploaded fail, and are there again when the disk can read. Returns the device
+/// and the sum.
 fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     let device = create(node, DIRTY, "16Mi", "1h")?;
     let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
@@ -98,7 +99,8 @@ fn dirty(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
     Ok((device, sum))
 }
 
-/// Nothing is uploaded without the unreadable range, and the node reports it; once overwritten, everything is uploaded.
+/// Nothing is uploaded without the unreadable range, and the node reports it; once overwritten, everything is
+/// uploaded.
 fn overwritten(node: &Node, disk: &RecordedDisk) -> Result<()> {
     let vm = node.vm();
     let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
@@ -172,8 +174,8 @@ fn full(node: &Node, proxy: &FaultProxy) -> Result<()> {
     node.cli(&["detach", FULL]).map(drop)
 }
 
-/// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all that was written.
-/// Returns the sum of what was.
+/// A flush fails with the disk's, which loses what it was to make durable; the next one succeeds, for all
+/// that was written. Returns the sum of what was.
 fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
     let vm = node.vm();
     let device = create(node, LOST, "16Mi", "1h")?;
@@ -183,7 +185,8 @@ fn lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
             "head -c 1M /dev/urandom | dd of={device} bs=1M seek={mib} iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
         ))
     };
-    // The journal is to have nothing to write meanwhile: with a failed flush of its own, the file system would end.
+    // The journal is to have nothing to write meanwhile: with a failed flush of its own, the file system
+    // would end.
     vm.exec("mount -o remount,lazytime,commit=600 /state; sync --file-system /state")?;
     disk.fail_flushes(true);
     let failed = overwrite(0);
@@ -205,7 +208,8 @@ fn no_flush(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The disk comes back without anything that it did not flush, and the volumes with all that was flushed on them.
+/// The disk comes back without anything that it did not flush, and the volumes with all that was flushed on
+/// them.
 fn after_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)]) -> Result<()> {
     let image = world.dir().join("cut.ext4");
     let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;

@@ -1,6 +1,6 @@
-//! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed, named, and
-//! never served; with the byte back in its place everything is there again. A scrub finds it before a reader does, and
-//! stores again what the node still holds.
+//! Decay: one byte of a segment, of a log record, of the durable map is not what was written. It is noticed,
+//! named, and never served; with the byte back in its place everything is there again. A scrub finds it
+//! before a reader does, and stores again what the node still holds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ const INDEX_BYTES: u64 = 32 + 4 + 2 * 48;
 const LOCAL: &str = "/var/lib/holdfast/volumes/disk";
 /// Bytes of a block, the unit of a read from S3.
 const BLOCK_BYTES: u64 = 128 << 10;
-/// Two blocks written with noise, as the segment holds them: the first one's bytes come first. Not the volume's first
-/// block, which the kernel reads on its own when it looks for partitions.
+/// Two blocks written with noise, as the segment holds them: the first one's bytes come first. Not the
+/// volume's first block, which the kernel reads on its own when it looks for partitions.
 const DAMAGED_BLOCK: u64 = 8;
 const SOUND_BLOCK: u64 = 16;
 /// The two slots of the durable map's first page.
@@ -55,7 +55,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     map(&node, &sound)
 }
 
-/// A byte of a segment, found by a scrub; what the node has of it is stored again, so that another node reads it.
+/// A byte of a segment, found by a scrub; what the node has of it is stored again, so that another node reads
+/// it.
 fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", SCRUBBED, "--size", "256Mi", "--store", "store"])?;
@@ -134,8 +135,9 @@ fn record(s3: &S3Server, node: &Node) -> Result<()> {
     s3.flip(BUCKET, commit, 40)
 }
 
-/// The newest slot of a page that was synced before the power went: what it said is unknown, and the other slot says less, so
-/// nothing is served. If only the daemon restarts, the next one recovers the device and rewrites the page.
+/// The newest slot of a page that was synced before the power went: what it said is unknown, and the other
+/// slot says less, so nothing is served. If only the daemon restarts, the next one recovers the device and
+/// rewrites the page.
 fn map(node: &Node, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;

@@ -1,5 +1,5 @@
-//! The kernel gives the number of a deleted device to the next one. A daemon that dies at the worst moment leaves records of
-//! both: each volume keeps its own device all the same.
+//! The kernel gives the number of a deleted device to the next one. A daemon that dies at the worst moment
+//! leaves records of both: each volume keeps its own device all the same.
 
 use std::time::Duration;
 

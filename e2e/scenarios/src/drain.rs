@@ -29,8 +29,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Has `dirty_mib` written while the store is away and uploaded when it is back. Returns the most memory that the daemon had
-/// resident, in MiB.
+/// Has `dirty_mib` written while the store is away and uploaded when it is back. Returns the most memory that
+/// the daemon had resident, in MiB.
 ///
 /// # Errors
 /// If the daemon ends, or not all is uploaded.

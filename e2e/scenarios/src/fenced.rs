@@ -1,5 +1,5 @@
-//! A writer that was replaced: what it never uploaded, flushed or not, is kept and comes out as a file, of which the other
-//! node's volume knows nothing.
+//! A writer that was replaced: what it never uploaded, flushed or not, is kept and comes out as a file, of
+//! which the other node's volume knows nothing.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! Forced writes to a volume of `durability: object` wait for a store that is away, until they hold every request that the
-//! device has. Reads are served as long as one is free, and wait then; nothing fails. The node's other volumes are served, a
-//! detach is refused, and the daemon ends on SIGTERM and is killed with all of them waiting.
+//! Forced writes to a volume of `durability: object` wait for a store that is away, until they hold every
+//! request that the device has. Reads are served as long as one is free, and wait then; nothing fails. The
+//! node's other volumes are served, a detach is refused, and the daemon ends on SIGTERM and is killed with
+//! all of them waiting.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The daemon is ended again and again, by kill -9 and SIGTERM in turns, while file systems and a raw device under it are
-//! written with forced writes (FUA): journal commits, and fio with `--sync=dsync`.
+//! The daemon is ended again and again, by kill -9 and SIGTERM in turns, while file systems and a raw device
+//! under it are written with forced writes (FUA): journal commits, and fio with `--sync=dsync`.
 //!
 //! Fault that it looks for: the kernel can lose a device that announces a volatile cache without FUA when its
 //! server ends under such writes. The device stays LIVE, cannot be recovered, and every task that waits for
@@ -7,8 +7,8 @@
 //! of one takes the others with it. With devices that did not announce FUA this scenario met it at the third
 //! end of the daemon (zero copy, Linux 7.3.4).
 //!
-//! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find nothing, and each file whose flush
-//! was reported is there.
+//! Then another node attaches the volumes: `e2fsck`, `xfs_repair` and `btrfs scrub` find nothing, and each
+//! file whose flush was reported is there.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is reported, and the
-//! node, back again, serves nothing and keeps it.
+//! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is
+//! reported, and the node, back again, serves nothing and keeps it.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The node daemon in a PID namespace of its own, as in a pod without `hostPID`: the kernel compares the pid that a server
-//! names with the one that it sees itself.
+//! The node daemon in a PID namespace of its own, as in a pod without `hostPID`: the kernel compares the pid
+//! that a server names with the one that it sees itself.
 
 use std::time::Duration;
 

@@ -1,9 +1,10 @@
 //! Power cuts that lose what was not flushed.
 //!
-//! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and uploaded, the
-//! store is frozen for a moment now and then and its bucket kept: a cut anywhere in such a moment leaves that bucket. Then
-//! for each cut the disk is rebuilt as of a place in the record soon after a flush was reported, with some of the writes
-//! that no flush covers, and another machine boots on it. Nothing that was flushed may be missing, nothing stale or foreign may be served.
+//! A machine's state disk records its writes and flushes. While volumes on it are written, flushed and
+//! uploaded, the store is frozen for a moment now and then and its bucket kept: a cut anywhere in such a
+//! moment leaves that bucket. Then for each cut the disk is rebuilt as of a place in the record soon after a
+//! flush was reported, with some of the writes that no flush covers, and another machine boots on it. Nothing
+//! that was flushed may be missing, nothing stale or foreign may be served.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -132,7 +133,8 @@ fn begin(node: &Node, reports: &Reports) -> Result<()> {
         STAMPS,
         &bash(&format!("exec nice -n 19 holdfast-e2e stamp-write {stamps} {LANES} {SEED} {address}")),
     )?;
-    // A file's name is printed once the file and its directory are flushed; the log is read from the disk after a cut.
+    // A file's name is printed once the file and its directory are flushed; the log is read from the disk
+    // after a cut.
     vm.spawn(
         FILES,
         &bash(

@@ -1,5 +1,5 @@
-//! A store that is slow, resets connections, refuses, acts and does not say so, or falls silent: each volume lives its
-//! life with one of these, and nothing is lost and nothing committed twice.
+//! A store that is slow, resets connections, refuses, acts and does not say so, or falls silent: each volume
+//! lives its life with one of these, and nothing is lost and nothing committed twice.
 //!
 //! A proxy hits the first request for each object in each way, so every create, read and list is hit once.
 
@@ -114,8 +114,9 @@ fn flush_waits(node: &Node, proxy: &FaultProxy) -> Result<()> {
     node.cli(&["detach", "flushed"]).map(drop)
 }
 
-/// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no success. So
-/// is a store that falls silent: the suite's hundred requests, one after the other, would wait for minutes.
+/// The suite of `node/objects` on the real client. Creates are spared: an answer that is lost is rightly no
+/// success. So is a store that falls silent: the suite's hundred requests, one after the other, would wait
+/// for minutes.
 fn conformance(world: &World, proxy: &FaultProxy) -> Result<()> {
     let tests = world.toolbox().test_program("s3", Profile::Dev)?;
     for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {

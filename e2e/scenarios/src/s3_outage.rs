@@ -1,5 +1,6 @@
-//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes continue, cold
-//! reads wait, and the Volumes say so. When it is back everything catches up, and not all at once.
+//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes
+//! continue, cold reads wait, and the Volumes say so. When it is back everything catches up, and not all at
+//! once.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,8 @@ const SHORT: Duration = Duration::from_secs(45);
 /// Longer than the scenario, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
-/// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a second.
+/// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a
+/// second.
 const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
 /// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
 const MOST_AT_ONCE: usize = 16;
@@ -68,8 +70,8 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     Ok(errors as u64)
 }
 
-/// The store goes away under load and comes back. `sum` is that of the first 4 MiB of [`COLD`]. Returns how many
-/// requests failed.
+/// The store goes away under load and comes back. `sum` is that of the first 4 MiB of [`COLD`]. Returns how
+/// many requests failed.
 fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);

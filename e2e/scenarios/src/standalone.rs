@@ -58,7 +58,8 @@ fn run(world: &World, transport: &str) -> Result<()> {
     Ok(())
 }
 
-/// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it can.
+/// A daemon that cannot recover the device says so, lets no other volume have it, and recovers it once it
+/// can.
 fn held(node: &Node, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");
     node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;

@@ -1,5 +1,5 @@
-//! The main job: a user applies Volumes, real block devices backed by S3 appear on a node, survive what happens to nodes,
-//! and their data is there again on another node.
+//! The main job: a user applies Volumes, real block devices backed by S3 appear on a node, survive what
+//! happens to nodes, and their data is there again on another node.
 
 use std::sync::Arc;
 use std::time::Duration;

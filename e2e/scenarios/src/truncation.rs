@@ -15,7 +15,8 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "truncation";
 const VOLUME: &str = "disk";
-/// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first marker, at 64.
+/// Flushes that are a commit each: enough for the checkpoint before the newest to reach the first marker, at
+/// 64.
 const COMMITS: u32 = 110;
 /// Less than as many records are there in the end.
 const KEPT: usize = 64;

@@ -30,8 +30,8 @@ pub(super) struct Reported {
     pub(super) since: String,
 }
 
-/// Asks `node` for volumes of these names and sizes, which upload after two seconds, and waits until it serves all volumes
-/// there are.
+/// Asks `node` for volumes of these names and sizes, which upload after two seconds, and waits until it
+/// serves all volumes there are.
 pub(super) fn serve_all(
     world: &World,
     node: &Node,

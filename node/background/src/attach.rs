@@ -50,7 +50,8 @@ pub struct Won<F> {
     pub found: Vec<FoundPage>,
     /// Clean data equals the log's end, too.
     pub trust_clean: bool,
-    /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is not in the volume.
+    /// The writer that was replaced, also by the attach that this one continues: what it had not uploaded is
+    /// not in the volume.
     pub displaced: Option<Displaced>,
     /// Local data that was preserved, and why.
     pub preserved: Option<Preserved>,
@@ -90,7 +91,8 @@ fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     holds_dirty(&map.pages) || (why == Foreign::LogSetBack && !map.pages.is_empty())
 }
 
-/// Reads the log and the local files, decides, and creates the attach record; begins again when another writer was faster.
+/// Reads the log and the local files, decides, and creates the attach record; begins again when another
+/// writer was faster.
 ///
 /// # Errors
 /// [`AttachError`].

@@ -20,7 +20,8 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{OptionsBuilder, UnitWeighter};
 use tokio::sync::Semaphore;
 
-/// The keys are checksums, so no seed is needed; the same contents leave the index in the same order in every process.
+/// The keys are checksums, so no seed is needed; the same contents leave the index in the same order in every
+/// process.
 type Hasher = BuildHasherDefault<DefaultHasher>;
 
 /// A slot with a content; it keeps both while this is held.
@@ -92,15 +93,16 @@ pub struct SlotTable {
 }
 
 impl SlotTable {
-    /// A table of `slots`, which are all free, with an index of at most `shards` parts for all but `spare` of them: those
-    /// are for blocks that are being filled, or read while they are evicted.
+    /// A table of `slots`, which are all free, with an index of at most `shards` parts for all but `spare` of
+    /// them: those are for blocks that are being filled, or read while they are evicted.
     ///
     /// # Panics
     /// If the index could hold more than that.
     pub fn new(slots: u32, spare: u32, shards: usize) -> Self {
         let spare = if safeguard(SpareSlots) { spare } else { 0 };
         let most = (slots - spare) as usize;
-        // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each up.
+        // The cache has parts of at least 32, as many as a power of two says, and rounds the share of each
+        // up.
         let mut shards = shards.next_power_of_two();
         while shards > 1 && most / shards < 32 {
             shards /= 2;
@@ -122,8 +124,8 @@ impl SlotTable {
         Self { index, free: Arc::new(FreeSlots::new(slots)) }
     }
 
-    /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a free slot. Fetches
-    /// of one content coalesce.
+    /// The slot of this content. When there is none, `fetch` makes the content and `write` puts it into a
+    /// free slot. Fetches of one content coalesce.
     ///
     /// # Errors
     /// Those of `fetch` and `write`; nothing is kept of them.
@@ -190,7 +192,8 @@ mod tests {
         (0..count).map(|number| compose(Block(number), Mask::FULL, [(&segment, &index)]).key).collect()
     }
 
-    /// Fills slots until each of `keys` was asked for once; says how many were filled before one could not be.
+    /// Fills slots until each of `keys` was asked for once; says how many were filled before one could not
+    /// be.
     fn fill(table: &SlotTable, keys: &[ContentKey]) -> usize {
         let fill = |key| {
             let write = |slot, ()| std::future::ready(Ok::<_, io::Error>(slot));
@@ -199,8 +202,8 @@ mod tests {
         keys.iter().take_while(|key| fill(key).is_some_and(|slot| slot.is_ok())).count()
     }
 
-    /// On nodes of 17 CPUs and more the index could hold every slot of the slab: then no miss found a free one, and each
-    /// cold read of the node waited until the daemon was restarted.
+    /// On nodes of 17 CPUs and more the index could hold every slot of the slab: then no miss found a free
+    /// one, and each cold read of the node waited until the daemon was restarted.
     #[test]
     fn misses_are_served_on_any_number_of_cpus() {
         let tiny = 4 * SPARE;

@@ -22,7 +22,8 @@ pub const BLOCK_ALIGNMENT: usize = 4096;
 
 /// Reads sectors of a side.
 pub trait SideReader {
-    /// Fills `buffer`, which is aligned to [`BLOCK_ALIGNMENT`] and as long as `range`, with the range's bytes in `side`.
+    /// Fills `buffer`, which is aligned to [`BLOCK_ALIGNMENT`] and as long as `range`, with the range's bytes
+    /// in `side`.
     ///
     /// # Errors
     /// The local disk's.
@@ -45,7 +46,8 @@ pub struct Unreadable {
 const MOST_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
-/// A segment in the making. The same sectors give the same bytes, however often it is made: the sealed side is still.
+/// A segment in the making. The same sectors give the same bytes, however often it is made: the sealed side
+/// is still.
 pub struct SegmentBuild {
     id: SegmentId,
     part_bytes: usize,
@@ -90,7 +92,8 @@ impl SegmentBuild {
         &self.dirty[self.read..]
     }
 
-    /// Reads sectors and makes the next part of them. Reads files and compresses: not for a thread that must not block.
+    /// Reads sectors and makes the next part of them. Reads files and compresses: not for a thread that must
+    /// not block.
     ///
     /// # Errors
     /// [`Unreadable`] names what the local disk cannot read, of all sectors that were not read yet.

@@ -124,8 +124,8 @@ impl Ledger {
         stores.into_iter().find_map(|(key, account)| Some((*key, self.share(account)?)))
     }
 
-    /// The first of those that wait while their store holds nothing, because the others leave too little free. A store that
-    /// fails has none: its next attempt may take as long as the store is unreachable.
+    /// The first of those that wait while their store holds nothing, because the others leave too little
+    /// free. A store that fails has none: its next attempt may take as long as the store is unreachable.
     fn starved(&self) -> Option<Starved> {
         let starves =
             |account: &&Account| account.uploads == 0 && !account.is_failing && self.share(account).is_none();
@@ -170,7 +170,8 @@ impl Ledger {
         self.tidy();
     }
 
-    /// Forgets stores of which nothing is known that matters: while an upload waits, that a store gives back does.
+    /// Forgets stores of which nothing is known that matters: while an upload waits, that a store gives back
+    /// does.
     fn tidy(&mut self) {
         let waits = self.stores.values().any(|account| !account.waiting.is_empty());
         self.stores.retain(|_, account| account.uploads > 0 || account.is_failing || waits);
@@ -431,7 +432,8 @@ mod tests {
         assert!(busy.turn() > [0, 0], "the others continue");
     }
 
-    /// A store with one volume is idle while the record of each upload is created: that it gives back was forgotten.
+    /// A store with one volume is idle while the record of each upload is created: that it gives back was
+    /// forgotten.
     #[test]
     fn single_uploads_do_not_starve_a_large_one() {
         let memory = memory();

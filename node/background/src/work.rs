@@ -138,8 +138,8 @@ impl<S: Sides> Parts for PartsOf<'_, S> {
 }
 
 impl<S: Sides, T: TimeAndChance> Background<S, T> {
-    /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other volumes of the
-    /// node know by the same key.
+    /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other
+    /// volumes of the node know by the same key.
     pub fn new(
         volume: VolumeId,
         (store, objects): (StoreKey, Arc<dyn ObjectStore>),
@@ -150,7 +150,8 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         Self { volume, objects, sides, time, store, pools, tidying: Mutex::new(()) }
     }
 
-    /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is begun.
+    /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is
+    /// begun.
     pub async fn perform(&self, work: Work) -> (Event, Option<Tidy>) {
         let event = match work {
             Work::Upload(dirty) => self.upload(dirty).await,
@@ -193,7 +194,8 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         tracing::warn!(volume = %self.volume, error, "{what}");
     }
 
-    /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next one waits.
+    /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next
+    /// one waits.
     async fn upload(&self, dirty: Vec<DirtyBlock>) -> Event {
         let need = self.need(&dirty);
         let dirty: Arc<[DirtyBlock]> = dirty.into();
@@ -293,10 +295,11 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     /// price:
     /// - *free*, believed wrongly: the writer does not detect its fencing until its next create, which the
     ///   store answers with 412. No data is lost; the store's own word (`NoSuchKey`) is enough;
-    /// - *another's record*, believed wrongly: the writer fences itself and fails all I/O. A record decodes, and its checksum
-    ///   holds: no proxy makes one;
-    /// - *something that does not decode*: a place that is taken, and the writer is fenced. Believed only when the same bytes
-    ///   are read again some seconds later and begin as a structure of ours; a proxy's page never does.
+    /// - *another's record*, believed wrongly: the writer fences itself and fails all I/O. A record decodes,
+    ///   and its checksum holds: no proxy makes one;
+    /// - *something that does not decode*: a place that is taken, and the writer is fenced. Believed only
+    ///   when the same bytes are read again some seconds later and begin as a structure of ours; a proxy's
+    ///   page never does.
     async fn read_record(&self, seq: Seq) -> Option<Vec<u8>> {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
         let mut backoff = Backoff::of_commits();

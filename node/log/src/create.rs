@@ -45,11 +45,12 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     }
 }
 
-/// Creates the volume: one PUT. Again with the same size it changes nothing, whatever nonce and time it brings.
+/// Creates the volume: one PUT. Again with the same size it changes nothing, whatever nonce and time it
+/// brings.
 ///
 /// # Errors
-/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; [`LogFailure::Broken`] when the record
-/// there is of another volume; else why the store did not do it.
+/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; [`LogFailure::Broken`]
+/// when the record there is of another volume; else why the store did not do it.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -82,7 +83,8 @@ pub async fn provision(
     }
 }
 
-/// Stores a checkpoint. That it is stored does not depend on what may be deleted for it ([`drop_checkpoints`]).
+/// Stores a checkpoint. That it is stored does not depend on what may be deleted for it
+/// ([`drop_checkpoints`]).
 ///
 /// # Errors
 /// [`LogFailure::Store`]: try again at the next occasion.

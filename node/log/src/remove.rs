@@ -16,8 +16,8 @@ pub(crate) const TRIES: usize = 8;
 /// Deletes in flight at once.
 pub(crate) const PARALLEL_DELETES: usize = 16;
 
-/// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be called
-/// again after it failed half-way. Without a log there is nothing to remove.
+/// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be
+/// called again after it failed half-way. Without a log there is nothing to remove.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is removed by the next call.
@@ -31,7 +31,8 @@ pub async fn remove(
     let tombstone = ObjectKey::Log(volume.clone(), tombstone).to_string();
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
-    // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is found.
+    // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is
+    // found.
     let mut found_any = false;
     loop {
         let page = objects

@@ -1,4 +1,5 @@
-//! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can detect it.
+//! Truncation of a log: what checkpoints hold needs no records; a reader that knows only an older part can
+//! detect it.
 //!
 //! 1. two checkpoints exist at or after the end of the truncation: readers begin at one of them;
 //! 2. the marker of that end is stored, after the markers of all ends before it (`TruncationMarked`);
@@ -59,8 +60,8 @@ pub async fn was_truncated_after(
     is_marked(objects, volume, mark_after(seq)).await
 }
 
-/// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest checkpoint, `older` is
-/// the seq of the one before it.
+/// Deletes the records that are no longer needed. `newest` are the seq and the bytes of the writer's newest
+/// checkpoint, `older` is the seq of the one before it.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is truncated after the next checkpoint.

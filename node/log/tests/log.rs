@@ -98,7 +98,8 @@ async fn only_the_newest_checkpoints_are_kept() {
     assert_eq!(store.list("volumes/v/checkpoints/", None, 100).await.unwrap().entries.len(), 2);
 }
 
-/// A deletion that the store denied hid that the checkpoint was stored: from 60 records on nothing was committed.
+/// A deletion that the store denied hid that the checkpoint was stored: from 60 records on nothing was
+/// committed.
 #[tokio::test]
 async fn checkpoints_are_stored_while_deletions_are_denied() {
     let store = log_of(2).await;
@@ -320,7 +321,8 @@ impl ObjectStore for Behind {
     }
 }
 
-/// Found by the simulation: a daemon that was killed and restarted took its own last commits for another writer's.
+/// Found by the simulation: a daemon that was killed and restarted took its own last commits for another
+/// writer's.
 #[tokio::test]
 async fn records_that_list_does_not_show_yet_are_found() {
     let store = log_of(6).await;

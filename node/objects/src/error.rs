@@ -31,7 +31,8 @@ pub enum ErrorKind {
 /// Reasons for which a request to a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// No object has this key. Only an answer of the store itself says so: a proxy's 404 is [`StoreError::Unavailable`].
+    /// No object has this key. Only an answer of the store itself says so: a proxy's 404 is
+    /// [`StoreError::Unavailable`].
     #[error("object {key} does not exist")]
     NotFound {
         /// Key relative to the store's prefix.

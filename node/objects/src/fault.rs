@@ -13,7 +13,8 @@ pub enum Fault {
     Before(ErrorKind),
     /// The request takes effect and its answer is lost: a create is ambiguous, anything else unavailable.
     LostReply,
-    /// The request is lost before it arrives, which the sender cannot know: [`Fault::LostReply`] without the effect.
+    /// The request is lost before it arrives, which the sender cannot know: [`Fault::LostReply`] without the
+    /// effect.
     LostRequest,
     /// The request takes this much longer (tokio's clock, so a test may pause it).
     Delay(Duration),

@@ -7,7 +7,8 @@ use bytes::Bytes;
 
 use crate::StoreError;
 
-/// A piece of a segment. All pieces but the last have one length, which is at least 5 MiB: S3's smallest part.
+/// A piece of a segment. All pieces but the last have one length, which is at least 5 MiB: S3's smallest
+/// part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Its bytes.

@@ -9,8 +9,8 @@ use crate::ErrorKind;
 /// Limits on the attempts of a request and on the waits between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryPolicy {
-    /// Wait before the second attempt; it doubles with each further one. After a throttled answer it starts at
-    /// four times this.
+    /// Wait before the second attempt; it doubles with each further one. After a throttled answer it starts
+    /// at four times this.
     pub first_delay: Duration,
     /// The longest wait between two attempts.
     pub max_delay: Duration,
@@ -38,8 +38,9 @@ impl RetryPolicy {
         deadline: Duration::from_secs(20),
     };
 
-    /// Decides what follows attempt number `attempt` (from 1), which failed with `kind`, `elapsed` after the first
-    /// attempt began. `jitter` is a random number from 0 up to 1: the wait is between half and all of the backoff.
+    /// Decides what follows attempt number `attempt` (from 1), which failed with `kind`, `elapsed` after the
+    /// first attempt began. `jitter` is a random number from 0 up to 1: the wait is between half and all of
+    /// the backoff.
     ///
     /// # Panics
     /// If `jitter` is not a number.

@@ -1,7 +1,7 @@
 //! The interface of an object store.
 //!
-//! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never changed;
-//! creating a key once is the compare-and-swap that everything else rests on.
+//! Keys are `/`-separated paths relative to the store's own prefix. Every object is written once and never
+//! changed; creating a key once is the compare-and-swap that everything else rests on.
 
 use std::{fmt, ops::Range, time::SystemTime};
 
@@ -53,21 +53,22 @@ pub struct Page {
 
 /// A place that keeps immutable objects.
 ///
-/// Methods retry inside their own deadline where repeating is harmless; [`ObjectStore::create`] is sent exactly once.
-/// Dropping a future leaves a write's outcome unknown.
+/// Methods retry inside their own deadline where repeating is harmless; [`ObjectStore::create`] is sent
+/// exactly once. Dropping a future leaves a write's outcome unknown.
 #[async_trait]
 pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// Reads a whole object of at most `max_bytes`.
     ///
     /// # Errors
-    /// [`StoreError::NotFound`]; [`StoreError::TooLarge`] before any of a larger body is kept; else why the store
-    /// did not answer.
+    /// [`StoreError::NotFound`]; [`StoreError::TooLarge`] before any of a larger body is kept; else why the
+    /// store did not answer.
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError>;
 
     /// Reads exactly the bytes `range` of an object.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] for an empty range; [`StoreError::OutOfRange`] if the object ends before the range does.
+    /// [`StoreError::Invalid`] for an empty range; [`StoreError::OutOfRange`] if the object ends before the
+    /// range does.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError>;
 
     /// Reads the last `len` bytes of an object, or all of a shorter one, and learns its size.
@@ -84,20 +85,23 @@ pub trait ObjectStore: Send + Sync + fmt::Debug {
     /// [`CreateError::Failed`]: nothing was written.
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError>;
 
-    /// Writes a segment, the concatenation of `parts`, under a key that no other writer uses. One part is one PUT, several
-    /// are a multipart upload; parts are made while earlier ones are sent. Safe to repeat with the same bytes.
+    /// Writes a segment, the concatenation of `parts`, under a key that no other writer uses. One part is one
+    /// PUT, several are a multipart upload; parts are made while earlier ones are sent. Safe to repeat with
+    /// the same bytes.
     ///
     /// # Errors
     /// [`SegmentError`]. The first part that fails ends the upload.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError>;
 
-    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) keys that begin with `prefix` and sort after `start_after`.
+    /// Lists at most `limit` (and [`MAX_PAGE_ENTRIES`]) keys that begin with `prefix` and sort after
+    /// `start_after`.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] if `limit` is 0; else why the store did not answer.
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError>;
 
-    /// Deletes an object; one that is not there counts as deleted. Only for keys that are never created again.
+    /// Deletes an object; one that is not there counts as deleted. Only for keys that are never created
+    /// again.
     ///
     /// # Errors
     /// The reason for which the store did not answer; the object may be gone.

@@ -1,11 +1,11 @@
 //! Availability of one store, learned from its requests: how slowly uploads move, and whether it answers.
 //!
-//! An upload that timed out would time out again with the same limit: each time-out doubles the limit of the next
-//! uploads, and quick uploads halve it again.
+//! An upload that timed out would time out again with the same limit: each time-out doubles the limit of the
+//! next uploads, and quick uploads halve it again.
 //!
-//! While a store is unreachable, one request every 500 ms probes it; all others fail without being sent, and their
-//! callers retry on their own schedule. So the load on a store that is unreachable, or has just come back, does not
-//! grow with the number of volumes and readers that wait for it.
+//! While a store is unreachable, one request every 500 ms probes it; all others fail without being sent, and
+//! their callers retry on their own schedule. So the load on a store that is unreachable, or has just come
+//! back, does not grow with the number of volumes and readers that wait for it.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -100,8 +100,8 @@ impl Availability {
         }
     }
 
-    /// Records that an operation ended without an answer to its last request, sent at `sent`. An answer to any other
-    /// request since then counts more: a slow upload is not an outage for reads that are answered.
+    /// Records that an operation ended without an answer to its last request, sent at `sent`. An answer to
+    /// any other request since then counts more: a slow upload is not an outage for reads that are answered.
     pub(crate) fn set_unreachable(&self, sent: Instant, now: Instant, error: &StoreError) {
         let mut known = self.lock();
         if known.answered.is_some_and(|answered| answered >= sent) {

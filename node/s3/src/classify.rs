@@ -1,16 +1,18 @@
 //! Meaning of an answer of the server, or of its absence.
 //!
-//! Proxies, ingresses and load balancers answer with the same status codes as the server behind them, so a status alone
-//! proves nothing. An answer is the server's own when it has an S3 error code or the header `x-amz-request-id`; anything
-//! else means "not available", and leaves a write in doubt:
+//! Proxies, ingresses and load balancers answer with the same status codes as the server behind them, so a
+//! status alone proves nothing. An answer is the server's own when it has an S3 error code or the header
+//! `x-amz-request-id`; anything else means "not available", and leaves a write in doubt:
 //!
-//! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. Believed wrongly it ends a log
-//!   too early, hides a truncation marker or another writer's record, and fails reads of data that is there;
-//! - *exists* (412) and *conflict* (409) need the server's word too. Believed wrongly, 412 sends a writer to read a place
-//!   that holds nothing;
-//! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was never stored
-//!   counts as stored;
-//! - a bucket that does not exist is a failover or a configuration error: the server cannot be asked about objects.
+//! - *does not exist* (404) needs the code `NoSuchKey`, or no code and the server's header. Believed wrongly
+//!   it ends a log too early, hides a truncation marker or another writer's record, and fails reads of data
+//!   that is there;
+//! - *exists* (412) and *conflict* (409) need the server's word too. Believed wrongly, 412 sends a writer to
+//!   read a place that holds nothing;
+//! - *done* (2xx) needs the fields that S3 always sends ([`foreign`]). Believed wrongly, a commit that was
+//!   never stored counts as stored;
+//! - a bucket that does not exist is a failover or a configuration error: the server cannot be asked about
+//!   objects.
 
 use std::error::Error;
 
@@ -139,7 +141,8 @@ fn is_credentials(cause: &(dyn Error + 'static)) -> bool {
     cause.is::<CredentialsError>()
 }
 
-/// A request that was not sent for want of credentials. Only a provider that did not answer in time may do so later.
+/// A request that was not sent for want of credentials. Only a provider that did not answer in time may do so
+/// later.
 fn no_credentials(source: Box<dyn Error + Send + Sync>) -> StoreError {
     let late = |cause: &(dyn Error + 'static)| {
         matches!(cause.downcast_ref(), Some(CredentialsError::ProviderTimedOut(_)))

@@ -95,8 +95,8 @@ impl Timeouts {
         self.attempt.saturating_add(self.per_mib.saturating_mul(mib))
     }
 
-    /// The longest that a server may take to complete an upload of `bytes` in parts. Some copy all parts on their own
-    /// disks: that has a sixteenth of what sending them may take.
+    /// The longest that a server may take to complete an upload of `bytes` in parts. Some copy all parts on
+    /// their own disks: that has a sixteenth of what sending them may take.
     pub(crate) fn completion_for(&self, bytes: u64) -> Duration {
         let mib = u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
         self.deadline.saturating_add(self.per_mib.saturating_mul(mib) / 16)

@@ -126,8 +126,8 @@ const FIRST: &[u8] = b"holdfast probe: first";
 const SECOND: &[u8] = b"holdfast probe: second";
 
 impl S3Store {
-    /// Asks the bucket for everything volumes need: list, create-once (a second create must not win), read, delete.
-    /// Costs two PUTs, one LIST, one GET and one DELETE.
+    /// Asks the bucket for everything volumes need: list, create-once (a second create must not win), read,
+    /// delete. Costs two PUTs, one LIST, one GET and one DELETE.
     ///
     /// # Errors
     /// The first requirement that the bucket does not meet.

@@ -1,7 +1,9 @@
-//! Segment upload: one PUT for one part, a multipart upload for several. Repeatable, because no other writer uses the key.
+//! Segment upload: one PUT for one part, a multipart upload for several. Repeatable, because no other writer
+//! uses the key.
 //!
-//! A part is in memory from its making until it is stored, and no more of them than the maker allows. A part keeps its bytes
-//! while its request is repeated, which the retry policy's deadline bounds; the first one that fails for good ends the upload.
+//! A part is in memory from its making until it is stored, and no more of them than the maker allows. A part
+//! keeps its bytes while its request is repeated, which the retry policy's deadline bounds; the first one
+//! that fails for good ends the upload.
 
 use aws_sdk_s3::{
     primitives::ByteStream,
@@ -174,7 +176,8 @@ impl S3Store {
         .await
     }
 
-    /// A completion that is retried after its answer was lost finds no upload; then the object itself is looked up.
+    /// A completion that is retried after its answer was lost finds no upload; then the object itself is
+    /// looked up.
     async fn settle_complete(
         &self,
         key: &str,
@@ -188,8 +191,8 @@ impl S3Store {
         completed
     }
 
-    /// Frees what an upload that failed left behind. The bucket's lifecycle rule is the fallback, so an error is
-    /// only logged.
+    /// Frees what an upload that failed left behind. The bucket's lifecycle rule is the fallback, so an error
+    /// is only logged.
     async fn abort_upload(&self, key: &str, full: &str, upload: &str) {
         let aborted = self
             .repeat(Verb::AbortUpload, self.config.timeouts.attempt, || async {

@@ -1,8 +1,8 @@
 //! Log lines to standard error, written by a thread of their own.
 //!
 //! Owns: the queue of lines, its bound, the count of lines that found it full.
-//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the process
-//! waits for at most `FLUSH_WITHIN`.
+//! Invariants: a thread that logs never waits for the program that reads standard error; the end of the
+//! process waits for at most `FLUSH_WITHIN`.
 //! On failure: lines are dropped and counted ([`DroppedLines`]).
 
 use std::backtrace::{Backtrace, BacktraceStatus};

@@ -66,8 +66,8 @@ impl Telemetry {
         self.level.clone()
     }
 
-    /// Sends the traces that are still here and writes the last log lines, both within a limit. Call it outside a
-    /// runtime.
+    /// Sends the traces that are still here and writes the last log lines, both within a limit. Call it
+    /// outside a runtime.
     pub fn finish(self) {
         if let Some(Export { provider, runtime }) = self.export {
             if let Err(error) = provider.shutdown_with_timeout(SEND_WITHIN) {

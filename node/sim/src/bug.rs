@@ -1,5 +1,5 @@
-//! Planted bugs: what the simulation must notice. Each takes a safeguard out of the engine, the background work or the
-//! model of the daemon, or is a mutation of what the model of the daemon does.
+//! Planted bugs: what the simulation must notice. Each takes a safeguard out of the engine, the background
+//! work or the model of the daemon, or is a mutation of what the model of the daemon does.
 
 use std::cell::Cell;
 use std::fmt;

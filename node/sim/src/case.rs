@@ -50,14 +50,15 @@ pub struct Outcome {
 }
 
 impl Case {
-    /// Runs it and keeps the last `story` lines of what happened; words cost time, so a run without them is faster.
+    /// Runs it and keeps the last `story` lines of what happened; words cost time, so a run without them is
+    /// faster.
     pub fn run(self, story: usize) -> Outcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
-    /// The first of so many seeds that notices that `bug` is planted, and what it sees: the invariant that the bug is said
-    /// to break, in a run that breaks none without it. The seeds are those from 0, or those of the one profile whose runs
-    /// meet the bug.
+    /// The first of so many seeds that notices that `bug` is planted, and what it sees: the invariant that
+    /// the bug is said to break, in a run that breaks none without it. The seeds are those from 0, or those
+    /// of the one profile whose runs meet the bug.
     pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
         let (first, step) = Profile::that_meets(bug).map_or((0, 1), Profile::seeds);
         (0..seeds).map(|number| first + number * step).find_map(|seed| {
@@ -95,8 +96,8 @@ impl Case {
         }
     }
 
-    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most `tries` times.
-    /// Returns what is left, or `None` when the case has no violation.
+    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
+    /// `tries` times. Returns what is left, or `None` when the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
@@ -114,8 +115,8 @@ impl fmt::Display for Case {
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
-/// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the bug is about what
-/// they share, or of the deaths at crash points.
+/// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the
+/// bug is about what they share, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
     // What goes wrong only between two steps of a round is found by ending it there.
     if bug == Bug::Missing(Safeguard::SyncEachGroup) {
@@ -136,7 +137,8 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
         .map(|(case, found)| (case.seed, found))
 }
 
-/// Leaves out steps of a run whose `whole` ends in a violation as long as it still ends in one like it, at most `tries` times.
+/// Leaves out steps of a run whose `whole` ends in a violation as long as it still ends in one like it, at
+/// most `tries` times.
 pub(crate) fn shrink(
     run: impl Fn(Vec<u64>, usize) -> Outcome,
     whole: Outcome,
@@ -148,7 +150,8 @@ pub(crate) fn shrink(
     let mut size = steps.len().div_ceil(2);
     let mut tried = 0;
     while size > 0 && tried < tries {
-        // Backwards: what came last is most likely needed for the violation, and what is cut early shortens the rest.
+        // Backwards: what came last is most likely needed for the violation, and what is cut early shortens
+        // the rest.
         let mut from = 0;
         while from < steps.len() && tried < tries {
             let fewer = [&steps[..from], &steps[(from + size).min(steps.len())..]].concat();

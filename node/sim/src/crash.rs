@@ -35,7 +35,8 @@ pub enum Death {
     HostForGood,
     /// The host, which comes back with this one of its possible outcomes ([`World::outcomes`]).
     Host(u64),
-    /// The host, which comes back with one of more outcomes than can be tried: each unsynced write by chance from this seed.
+    /// The host, which comes back with one of more outcomes than can be tried: each unsynced write by chance
+    /// from this seed.
     HostByChance(u64),
 }
 
@@ -194,8 +195,8 @@ impl Found {
 
 /// Ends each of `scenarios` with `seed` at every visit of every point, in every way.
 ///
-/// Of the outcomes that a loss of the host can have at one visit, all are played where they are at most `outcomes`, else
-/// that many, chosen by the seed.
+/// Of the outcomes that a loss of the host can have at one visit, all are played where they are at most
+/// `outcomes`, else that many, chosen by the seed.
 pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> Found {
     let mut found = Found::default();
     for &scenario in scenarios {

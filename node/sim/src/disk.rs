@@ -111,8 +111,8 @@ impl<T: Clone + PartialEq> Cells<T> {
         });
     }
 
-    /// A sync fails: what was not synced by now reads back until the power is cut, and may be lost then, whatever syncs come
-    /// later. A cell that is written again is as good as any.
+    /// A sync fails: what was not synced by now reads back until the power is cut, and may be lost then,
+    /// whatever syncs come later. A cell that is written again is as good as any.
     fn fail_sync(&mut self) {
         for at in &self.unsynced {
             let cell = self.cells.get_mut(at).expect("an unsynced cell was written");
@@ -147,7 +147,8 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are not a hole.
     pub(crate) held: u64,
-    /// A sync failed and the process that had asked for it died: the kernel reports it to the next process that syncs.
+    /// A sync failed and the process that had asked for it died: the kernel reports it to the next process
+    /// that syncs.
     pub(crate) failed_unheard: bool,
     /// Sectors that cannot be read until they are overwritten.
     pub(crate) decayed: BTreeSet<u64>,

@@ -179,7 +179,8 @@ impl Expect {
         self.raced.extend(sectors(range));
     }
 
-    /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector holds.
+    /// A read issued at `issued` saw `stamp`: if every write had ended by then, that is what the sector
+    /// holds.
     pub(crate) fn saw(&mut self, sector: u64, stamp: Stamp, issued: u64) {
         let now = self.now();
         let Some(writes) = self.sectors.get_mut(&sector) else { return };
@@ -204,7 +205,8 @@ impl Expect {
         }
     }
 
-    /// A write of `range`, issued at `issued`, survives the loss of the host: nothing that had ended before comes back.
+    /// A write of `range`, issued at `issued`, survives the loss of the host: nothing that had ended before
+    /// comes back.
     pub(crate) fn is_durable_in(&mut self, range: SectorRange, issued: u64) {
         for sector in sectors(range) {
             let writes = self.sectors.get_mut(&sector).expect("it was written");
@@ -221,7 +223,8 @@ impl Expect {
         });
     }
 
-    /// Everything that had ended before `before` is in the commit that captured `cut`, or replaced by later writes there.
+    /// Everything that had ended before `before` is in the commit that captured `cut`, or replaced by later
+    /// writes there.
     pub(crate) fn check_covered(&self, cut: &Cut, before: u64) {
         for (sector, writes) in &self.sectors {
             let stamps = cut.allowed(*sector);

@@ -1,7 +1,8 @@
-//! Several volumes on the same hosts, in several stores: what they share, and the faults that hit all of them at once.
+//! Several volumes on the same hosts, in several stores: what they share, and the faults that hit all of them
+//! at once.
 //!
-//! Owns: the order between volumes; the daemon's process on each host, which is one for all of them; the kernel's devices;
-//! the stores, which fail one by one. Each volume keeps its own schedule, log and model.
+//! Owns: the order between volumes; the daemon's process on each host, which is one for all of them; the
+//! kernel's devices; the stores, which fail one by one. Each volume keeps its own schedule, log and model.
 //! Invariants: 25 and 26, beside those of every volume.
 
 mod case;
@@ -115,7 +116,8 @@ impl Fleet {
         self.volumes.iter().map(|volume| volume.world.trace.operations).sum()
     }
 
-    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before it.
+    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
+    /// it.
     pub(crate) fn step(&mut self, number: u64) {
         self.taken += 1;
         let seed = Rng::new(!self.seed).bits() ^ number;

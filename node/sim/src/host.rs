@@ -85,7 +85,8 @@ pub(crate) struct Host {
     pub(crate) killed_inside: bool,
     /// Its current faults.
     pub(crate) fault: HostFault,
-    /// A fenced writer released its files here, and its durable map names data that is in no commit, until that is preserved.
+    /// A fenced writer released its files here, and its durable map names data that is in no commit, until
+    /// that is preserved.
     pub(crate) keeps: bool,
     /// Time that its engine last got.
     pub(crate) ticked: Millis,
@@ -178,7 +179,8 @@ impl Host {
         told.is_some()
     }
 
-    /// Polls the pipeline's futures until one ends, or none can proceed; `None` when the process was killed in one.
+    /// Polls the pipeline's futures until one ends, or none can proceed; `None` when the process was killed
+    /// in one.
     pub(crate) fn run_pipeline(&mut self) -> Option<Option<Ended>> {
         self.survive(|host| host.process.as_mut().expect("a process has a pipeline").tasks.next_ended())
     }
@@ -209,8 +211,8 @@ impl Host {
         self.take(now, out, trace);
     }
 
-    /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It vouches for
-    /// nothing that was not committed.
+    /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It
+    /// vouches for nothing that was not committed.
     fn committed_or_now(&mut self) -> Rc<Cut> {
         let mut cut = self.committed.or(&self.expect.cut());
         cut.at = 0;

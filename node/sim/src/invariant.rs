@@ -24,13 +24,15 @@ pub enum Invariant {
     ReadsAreTiled = 9,
     /// Writes and punches store their own range, on a side that is not being uploaded.
     StoresItsOwnRange = 10,
-    /// Each record follows from those before it; checkpoints of one seq are equal, whichever writer makes them.
+    /// Each record follows from those before it; checkpoints of one seq are equal, whichever writer makes
+    /// them.
     LogIsAChain = 11,
     /// Once nothing fails any more, everything comes to rest.
     ComesToRest = 12,
     /// Synced data is found intact.
     SyncedIsWhole = 13,
-    /// While the store answers, no write waits longer for its commit than the limit and the time a commit takes.
+    /// While the store answers, no write waits longer for its commit than the limit and the time a commit
+    /// takes.
     CommittedInTime = 14,
     /// With `durability: object`, what a successful FLUSH covered survives the loss of the node.
     ObjectFlushSurvivesNode = 15,
@@ -40,8 +42,8 @@ pub enum Invariant {
     DecayIsNamed = 17,
     /// Local data that lacks what its own writer committed is never taken for the volume's newest.
     OlderStateIsNeverUploaded = 18,
-    /// A writer that is attached is replaced only by its own node with its data, or with permission that names its epoch; then
-    /// the attach says whom it replaced.
+    /// A writer that is attached is replaced only by its own node with its data, or with permission that
+    /// names its epoch; then the attach says whom it replaced.
     TakeoverNamesItsVictim = 19,
     /// Local data of another volume of the same name is never taken for this one's.
     OneVolumeOneState = 20,

@@ -1,11 +1,13 @@
-//! Deterministic simulation of the real engine on simulated hosts around one bucket, checked sector by sector.
+//! Deterministic simulation of the real engine on simulated hosts around one bucket, checked sector by
+//! sector.
 //!
 //! Owns: simulated disks, memory, store, clients and their deaths; the model of what each sector may read as;
 //! the invariants (`docs/invariants.md`). Does not own: any part of the engine; it runs the one that is
 //! shipped.
 //! Runs on: one thread a run. Invariant: the same seed gives the same run, on every machine.
 //!
-//! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`] with [`drive`] is for tests that choose each step themselves.
+//! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`]
+//! with [`drive`] is for tests that choose each step themselves.
 
 pub mod bug;
 mod calls;

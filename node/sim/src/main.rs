@@ -1,5 +1,5 @@
-//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, and says what it found. The last
-//! line is JSON.
+//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, and says what it
+//! found. The last line is JSON.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -55,7 +55,8 @@ struct CrashPoints {
     /// The first of them.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all where there are no more.
+    /// Outcomes of a power cut (subsets of the unsynced writes) to try at each visit: all where there are no
+    /// more.
     #[arg(long, default_value_t = 4096)]
     outcomes: u64,
     /// Only this one death, as it was printed.

@@ -1,4 +1,5 @@
-//! Live-map memory: it outlives the process that maps it, and a process can die between any two changes of it.
+//! Live-map memory: it outlives the process that maps it, and a process can die between any two changes of
+//! it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,7 +12,8 @@ pub(crate) struct Killed;
 pub(crate) struct Tmpfs(Rc<RefCell<Option<Vec<u8>>>>);
 
 impl Tmpfs {
-    /// Maps what is there, or new zeroed memory. With `killed_after`, the process dies at that many changes from now.
+    /// Maps what is there, or new zeroed memory. With `killed_after`, the process dies at that many changes
+    /// from now.
     pub(crate) fn map(&self, bytes: u64, killed_after: Rc<RefCell<Option<u32>>>) -> LiveMemory {
         let found = self.0.borrow_mut().take();
         let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);

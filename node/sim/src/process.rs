@@ -1,4 +1,5 @@
-//! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's futures.
+//! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's
+//! futures.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ use crate::world::{AttachStep, Shared};
 /// Segment indexes that a process keeps, and their bytes: more than a run has.
 pub(crate) const INDEXES: usize = 64;
 pub(crate) const INDEX_BYTES: u64 = 1 << 30;
-/// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part, some more, and
-/// a few uploads are enough to take all.
+/// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part,
+/// some more, and a few uploads are enough to take all.
 pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
 pub(crate) const PART_BYTES: usize = 64 << 10;
 

@@ -33,7 +33,8 @@ pub enum Profile {
     Timely,
     /// Processes stand still for so long that the log is truncated beyond what they know of it.
     Sleepers,
-    /// Hosts come back with an empty disk, an older one, or a copy of another's; the volume is created a second time.
+    /// Hosts come back with an empty disk, an older one, or a copy of another's; the volume is created a
+    /// second time.
     OtherDisks,
 }
 

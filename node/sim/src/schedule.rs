@@ -112,8 +112,8 @@ impl Schedule {
             view: None,
             sleeps: profile == Profile::Sleepers,
             crowd: 1,
-            // Every profile is run with and without, for both durabilities; but the age of what is in no commit is told by writes
-            // that complete once they are stored.
+            // Every profile is run with and without, for both durabilities; but the age of what is in no
+            // commit is told by writes that complete once they are stored.
             fua: !profile.is_timely() && (seed / (2 * Profile::ALL.len() as u64)).is_multiple_of(2),
         }
     }
@@ -181,7 +181,8 @@ impl Schedule {
         if self.chance(self.deaths.kill) {
             self.world.kill(host);
         }
-        // A record in flight is the worst thing to leave behind, but a process that pauses with one resumes with it.
+        // A record in flight is the worst thing to leave behind, but a process that pauses with one resumes
+        // with it.
         let sleeps = self.sleeps && self.world.hosts[host].fault.paused;
         if !sleeps && self.deaths.kill.is_some() && self.world.is_creating(host) && self.dies_creating() {
             self.world.kill(host);
@@ -271,8 +272,8 @@ impl Schedule {
         (self.home + 1 + self.rng().below(hosts - 1)) % hosts
     }
 
-    /// The writer that the next attach may replace, as the API server shows it to that host: at times none, at times one
-    /// of some time ago.
+    /// The writer that the next attach may replace, as the API server shows it to that host: at times none,
+    /// at times one of some time ago.
     fn permission(&mut self) -> Option<Epoch> {
         if self.rng().once_in(4) {
             return None;
@@ -331,7 +332,8 @@ impl Schedule {
         }
     }
 
-    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before it.
+    /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
+    /// it.
     pub(crate) fn step(&mut self, number: u64) {
         self.taken += 1;
         self.world.trace.begin_step(number);
@@ -353,7 +355,8 @@ impl Schedule {
                 self.world.tick(host, passed);
             }
             6 if self.rng().once_in(16) => self.world.land_late(),
-            // The model takes a repair's commit for one that captured nothing new, which says nothing about time.
+            // The model takes a repair's commit for one that captured nothing new, which says nothing about
+            // time.
             7 if !self.world.timely && self.rng().once_in(20) => {
                 let sectors = self.world.sectors;
                 let ranges = (0..self.rng().below(4)).map(|_| range(self.rng(), sectors)).collect();

@@ -105,7 +105,8 @@ impl Store {
         &self.volume
     }
 
-    /// Does what is asked for. `cut` is what the sender's seal captured; LIST shows what was there `behind` changes ago.
+    /// Does what is asked for. `cut` is what the sender's seal captured; LIST shows what was there `behind`
+    /// changes ago.
     pub(crate) fn apply(&mut self, ask: &StoreAsk, cut: Option<&Rc<Cut>>, behind: u64) -> Answer {
         self.requests += 1;
         match ask {

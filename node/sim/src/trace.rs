@@ -1,7 +1,7 @@
 //! Trace of a run: a digest of all of it, and words for the last part.
 //!
-//! The digest is the same for the same seed on every machine, so nothing that differs between machines may enter it:
-//! no addresses, no clock, no order of a hash map.
+//! The digest is the same for the same seed on every machine, so nothing that differs between machines may
+//! enter it: no addresses, no clock, no order of a hash map.
 
 use std::collections::VecDeque;
 

@@ -1,7 +1,7 @@
 //! Hosts around one bucket: what the daemon does with actions, and what can go wrong.
 //!
-//! Owns: the order of everything. Each step is one job done or one answer given, so that a test can choose the order and
-//! stop the world between any two of them.
+//! Owns: the order of everything. Each step is one job done or one answer given, so that a test can choose
+//! the order and stop the world between any two of them.
 
 mod answer;
 mod attach;
@@ -299,8 +299,8 @@ impl World {
         self.take_note();
     }
 
-    /// Objects that were asked for together come together, and count as one operation: they never change, so that it does
-    /// not matter which of them is read first.
+    /// Objects that were asked for together come together, and count as one operation: they never change, so
+    /// that it does not matter which of them is read first.
     fn fetch(&mut self, host: usize) {
         self.trace.operations += 1;
         let process = self.hosts[host].process.as_mut().expect("jobs belong to a process");

@@ -1,5 +1,5 @@
-//! Every crash point: the process is killed, or the host lost, at each point the engine names, and after each single step
-//! of one scenario.
+//! Every crash point: the process is killed, or the host lost, at each point the engine names, and after each
+//! single step of one scenario.
 
 use std::process::Command;
 

@@ -1,7 +1,8 @@
 //! Fuzz targets: each decoder of stored bytes against changed bytes.
 //!
-//! The corpus of a target is what engines store in a simulated life, and the files of `node/sim/fuzz/<target>`: what earlier
-//! versions stored, which must stay readable, and what once broke the decoder.
+//! The corpus of a target is what engines store in a simulated life, and the files of
+//! `node/sim/fuzz/<target>`: what earlier versions stored, which must stay readable, and what once broke the
+//! decoder.
 //!
 //! Two kinds of change. *Decay* leaves the checksum as it was, and must never be taken for what was written.
 //! *Forgery* corrects the checksum, so that the fields behind it are reached: a decoder may take or refuse
@@ -280,13 +281,15 @@ fn durable_map_headers() {
     }
 }
 
-/// The front of a durable map's file: the header's slots, and the slots of one page, which are called page 0's.
+/// The front of a durable map's file: the header's slots, and the slots of one page, which are called page
+/// 0's.
 fn found_page(file: &[u8], page: u64) -> Result<Option<FoundPage>, DamagedPage> {
     let (_, header) = Header::newest(file).unwrap().unwrap();
     newest_pages(&header, &[(page, file[2 * SLOT..].to_vec())]).map(|found| found.into_iter().next())
 }
 
-/// Invariant 13: whatever becomes of one slot, the older form of the page is never served in place of the newest.
+/// Invariant 13: whatever becomes of one slot, the older form of the page is never served in place of the
+/// newest.
 #[test]
 fn durable_map_pages() {
     const UNIT: usize = 512;
@@ -357,7 +360,8 @@ fn durable_map_pages() {
     assert!(taken > 0, "no forgery passed the checksums: the fields were not reached");
 }
 
-/// The record that a dead process was about to send, behind its seq: it is sent as it was stored, or not at all.
+/// The record that a dead process was about to send, behind its seq: it is sent as it was stored, or not at
+/// all.
 #[test]
 fn pending_records() {
     let world = life();
@@ -435,8 +439,8 @@ fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
     assert!(taken > 0);
 }
 
-/// It has no checksum: it is memory that only its owner writes, and it dies with the host. Whatever it holds, taking it
-/// up ends well or with an error.
+/// It has no checksum: it is memory that only its owner writes, and it dies with the host. Whatever it holds,
+/// taking it up ends well or with an error.
 #[test]
 fn live_maps() {
     let world = life();

@@ -3,8 +3,8 @@
 use holdfast_sim::case::Case;
 use holdfast_sim::fleet::FleetCase;
 
-/// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of what the
-/// engine does changes them: then take the new ones from the message of the failure.
+/// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of
+/// what the engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 26] = [
     "2fdc1c3a6f4b74d43fb2f6c0e880c2b6",
     "25b6970d6ab8ecea79a0b688d8c850fd",

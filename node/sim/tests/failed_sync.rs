@@ -1,5 +1,5 @@
-//! A sync of a side that failed is never believed: what it covered may be gone although it reads back, and no later sync that
-//! succeeds says otherwise.
+//! A sync of a side that failed is never believed: what it covered may be gone although it reads back, and no
+//! later sync that succeeds says otherwise.
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Op};
@@ -47,7 +47,8 @@ fn sync_failed() -> World {
     world
 }
 
-/// Every sector is as it should be after a power cut that leaves nothing unsynced, and wherever it is read later.
+/// Every sector is as it should be after a power cut that leaves nothing unsynced, and wherever it is read
+/// later.
 fn survives(mut world: World) {
     world.lose_host(0, Some(Fate::Nothing));
     reads_right(world);
@@ -124,9 +125,9 @@ fn is_shown_older_logs(world: &mut World, seed: u64) {
     world.set_faults(Faults::default());
 }
 
-/// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere yet, and wrote a
-/// header of the epoch before. An attach that was shown a log of that epoch took what that epoch's writer had made void out
-/// of what was flushed since.
+/// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere
+/// yet, and wrote a header of the epoch before. An attach that was shown a log of that epoch took what that
+/// epoch's writer had made void out of what was flushed since.
 #[test]
 fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     for seed in 0..16 {

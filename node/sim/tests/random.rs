@@ -91,16 +91,16 @@ fn logs_are_truncated() {
     assert!(truncated.count() >= 18);
 }
 
-/// Found by this seed: of a sector that was zeros when its map page was written last, and data when the power went, the data
-/// did not count as dirty.
+/// Found by this seed: of a sector that was zeros when its map page was written last, and data when the power
+/// went, the data did not count as dirty.
 #[test]
 fn what_a_power_cut_left_counts_as_data() {
     let outcome = Case { seed: 533, operations: 10_000, bug: None }.run(0);
     assert_eq!(outcome.violation, None);
 }
 
-/// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side, and what had
-/// been there before both was read.
+/// Found by these seeds: a write failed on the active side, an older one then succeeded on the sealed side,
+/// and what had been there before both was read.
 #[test]
 fn a_failed_write_does_not_hide_a_late_one() {
     for seed in [1546, 1570] {
@@ -109,8 +109,8 @@ fn a_failed_write_does_not_hide_a_late_one() {
     }
 }
 
-/// Found by this seed: a read failed on the side while another one that had failed there gave the same sectors up, and was
-/// not sent to the store.
+/// Found by this seed: a read failed on the side while another one that had failed there gave the same
+/// sectors up, and was not sent to the store.
 #[test]
 fn two_reads_that_fail_together_both_come_from_the_store() {
     let outcome = Case { seed: 314, operations: 10_000, bug: None }.run(0);

@@ -1,5 +1,5 @@
-//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is served, and an operator who
-//! writes or discards it gets all the rest committed.
+//! A dirty sector that the local disk cannot read: nothing is committed without it, everything else is
+//! served, and an operator who writes or discards it gets all the rest committed.
 
 use holdfast_engine::event::Op;
 use holdfast_engine::volume::{Delay, DirtyLimits, Durability};

@@ -6,7 +6,8 @@
 //! volumes/<volume>/segments/<ulid>
 //! volumes/<volume>/trimmed/<seq:020>
 //! ```
-//! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and `a/b`).
+//! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and
+//! `a/b`).
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Leaf words of the data plane: sectors, byte lengths, blocks, masks, identifiers, object keys and waits between
-//! attempts.
+//! Leaf words of the data plane: sectors, byte lengths, blocks, masks, identifiers, object keys and waits
+//! between attempts.
 //!
 //! Owns: the units every other crate speaks in and their checked arithmetic.
 //! Does not own: any I/O, any policy.

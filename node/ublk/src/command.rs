@@ -53,8 +53,8 @@ impl Payload for sys::ublksrv_ctrl_dev_info {}
 impl Payload for Params {}
 impl Payload for sys::ublk_params {}
 
-/// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not ended then is
-/// cancelled if the kernel lets it be.
+/// Sends a command without payload and waits for its answer, not longer than `limit`: a command that has not
+/// ended then is cancelled if the kernel lets it be.
 pub(crate) fn send(command: Command, limit: Option<Duration>) -> Result<(), ControlError> {
     with_channel(|channel| channel.send(command, 0, limit))
 }

@@ -10,9 +10,10 @@
 //!                                           QUIESCED ---start_recovery----'
 //! ```
 //!
-//! The kernel names devices by small numbers and hands out the lowest free one, so a number says nothing about whose device
-//! it is. Each device carries a tag of its server's choice (`ublksrv_flags`), which the kernel keeps and returns; a [`Device`]
-//! is made only for a device with the tag that the caller expects, and none with another tag is stopped or deleted.
+//! The kernel names devices by small numbers and hands out the lowest free one, so a number says nothing
+//! about whose device it is. Each device carries a tag of its server's choice (`ublksrv_flags`), which the
+//! kernel keeps and returns; a [`Device`] is made only for a device with the tag that the caller expects, and
+//! none with another tag is stopped or deleted.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -149,8 +150,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Finds a device that exists, for example one to recover. Its queues, depth, request size and transport are those
-    /// that the kernel has; they may be another version's.
+    /// Finds a device that exists, for example one to recover. Its queues, depth, request size and transport
+    /// are those that the kernel has; they may be another version's.
     ///
     /// # Errors
     /// [`ControlError::NotFound`]; those of [`of`](Self::of).
@@ -166,8 +167,8 @@ impl Device {
     /// The device that the kernel describes so, if it is the one expected.
     ///
     /// # Errors
-    /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for a device that
-    /// cannot be served; [`ControlError::Resized`] for another size.
+    /// [`ControlError::NotOurs`] for another tag; [`ControlError::Foreign`] and [`ControlError::Invalid`] for
+    /// a device that cannot be served; [`ControlError::Resized`] for another size.
     pub fn of(info: &DeviceInfo, sectors: u64, expected: &Expected) -> Result<Self, ControlError> {
         let &DeviceInfo { id, queues, depth, max_io_bytes, transport, tag, foreign, .. } = info;
         if tag != expected.tag {
@@ -278,8 +279,8 @@ impl Device {
     /// [`end_recovery`](Self::end_recovery).
     ///
     /// # Errors
-    /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after that;
-    /// [`ControlError::TimedOut`]; [`ControlError::NotFound`]; [`ControlError::Command`].
+    /// [`ControlError::StillHeld`] after `timeout`; [`ControlError::KernelLostDevice`] two seconds after
+    /// that; [`ControlError::TimedOut`]; [`ControlError::NotFound`]; [`ControlError::Command`].
     pub fn start_recovery(&self, timeout: Duration) -> Result<(), ControlError> {
         self.info()?;
         let begin = Instant::now();
@@ -310,8 +311,8 @@ impl Device {
     /// when every queue is armed, so the ring thread must be pumping.
     ///
     /// # Errors
-    /// [`ControlError::Command`]; [`ControlError::TimedOut`] after ten seconds: a queue was not armed, or the kernel refused
-    /// one of its tags. It may be called again.
+    /// [`ControlError::Command`]; [`ControlError::TimedOut`] after ten seconds: a queue was not armed, or the
+    /// kernel refused one of its tags. It may be called again.
     pub fn end_recovery(&self) -> Result<(), ControlError> {
         let code = sys::UBLK_U_CMD_END_USER_RECOVERY;
         self.send_within("END_USER_RECOVERY", code, own_pid(), END_RECOVERY_WITHIN).map_err(named)
@@ -342,8 +343,8 @@ impl Device {
 
     /// The same, unless the device is in use: mounted, below another device, or opened by a program.
     ///
-    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not tell who opened the device without claiming it, and
-    /// may let a program open it before it stops.
+    /// A kernel without TRY_STOP_DEV (`UBLK_F_SAFE_STOP_DEV`) does not tell who opened the device without
+    /// claiming it, and may let a program open it before it stops.
     ///
     /// # Errors
     /// [`ControlError::InUse`] after two seconds; [`ControlError::NotFound`]; [`ControlError::Command`].
@@ -371,7 +372,8 @@ impl Device {
     /// first, and keep the ring thread pumping.
     ///
     /// # Errors
-    /// [`ControlError::Command`]. A device that does not exist is not an error, nor one whose number another program's has.
+    /// [`ControlError::Command`]. A device that does not exist is not an error, nor one whose number another
+    /// program's has.
     pub fn delete(&self) -> Result<(), ControlError> {
         loop {
             match self.info() {
@@ -425,9 +427,9 @@ impl Device {
     /// Asks the kernel about any device. The answer does not wait for what is being done with it.
     ///
     /// # Errors
-    /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program, of which the
-    /// kernel tells nothing without the path of its character device, also to root (`ublk_ctrl_uring_cmd_permission` in
-    /// Linux, `drivers/block/ublk_drv.c`).
+    /// [`ControlError::NotFound`]; [`ControlError::NotOurs`] for an unprivileged device of another program,
+    /// of which the kernel tells nothing without the path of its character device, also to root
+    /// (`ublk_ctrl_uring_cmd_permission` in Linux, `drivers/block/ublk_drv.c`).
     pub fn look(id: u32) -> Result<DeviceInfo, ControlError> {
         let command =
             Command { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
@@ -513,8 +515,8 @@ fn own_pid() -> u64 {
 /// Inode of the host's PID namespace. Source: `PROC_PID_INIT_INO` in `linux/proc_ns.h`.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Names what `EINVAL` for the server's pid means. Kernels from 6.17 on compare it with the opener's as the host sees it;
-/// `47bdf1d29cae` (7.0) has it translated first.
+/// Names what `EINVAL` for the server's pid means. Kernels from 6.17 on compare it with the opener's as the
+/// host sees it; `47bdf1d29cae` (7.0) has it translated first.
 fn named(error: ControlError) -> ControlError {
     let in_host_namespace =
         fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == HOST_PID_NAMESPACE);

@@ -6,8 +6,9 @@ use crate::{ControlError, KERNEL_SECTORS_PER_SECTOR, SECTOR_BYTES, Transport};
 
 /// The most a single discard or write-zeroes request covers: 1 GiB.
 const MAX_ZERO_BYTES: u64 = 1 << 30;
-/// The mask for the address of a request's memory. With zero copy the memory goes to the local disk as it is, and no disk
-/// that can hold sectors of 4096 bytes demands more: the most is dm-crypt's, its sector. The kernel takes none above a page.
+/// The mask for the address of a request's memory. With zero copy the memory goes to the local disk as it is,
+/// and no disk that can hold sectors of 4096 bytes demands more: the most is dm-crypt's, its sector. The
+/// kernel takes none above a page.
 const DMA_ALIGNMENT: u32 = SECTOR_BYTES as u32 - 1;
 const SECTOR_SHIFT: u8 = SECTOR_BYTES.trailing_zeros() as u8;
 
@@ -55,7 +56,8 @@ impl DeviceSpec {
             len: size_of::<Params>() as u32,
             types: sys::UBLK_PARAM_TYPE_BASIC | sys::UBLK_PARAM_TYPE_DISCARD | sys::UBLK_PARAM_TYPE_DMA_ALIGN,
             basic: sys::ublk_param_basic {
-                // FUA always: without it the kernel can lose the device at the end of its server (`docs/kernels.md`).
+                // FUA always: without it the kernel can lose the device at the end of its server
+                // (`docs/kernels.md`).
                 attrs: sys::UBLK_ATTR_VOLATILE_CACHE | sys::UBLK_ATTR_FUA,
                 logical_bs_shift: SECTOR_SHIFT,
                 physical_bs_shift: SECTOR_SHIFT,

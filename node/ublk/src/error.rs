@@ -109,8 +109,9 @@ pub enum ControlError {
         /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The server has ended, and the kernel never finishes that: a fault of the kernel that only devices without FUA
-    /// meet. [`flush_from_outside`](crate::flush_from_outside) may help, once; then only a restart of the host does.
+    /// The server has ended, and the kernel never finishes that: a fault of the kernel that only devices
+    /// without FUA meet. [`flush_from_outside`](crate::flush_from_outside) may help, once; then only a
+    /// restart of the host does.
     #[error(
         "the kernel has lost ublk device {id}: its server ended and the kernel does not release it. All I/O on the device \
          waits; restart this host, which keeps what was flushed"

@@ -102,9 +102,11 @@ pub enum Unsupported {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingFeatures(u64);
 
-/// Features of a device whose requests have to be fetched or answered in another way than [`Queue`](crate::Queue) does.
+/// Features of a device whose requests have to be fetched or answered in another way than
+/// [`Queue`](crate::Queue) does.
 ///
-/// Of a feature that this version has never heard of nothing can be said: the kernel sets some on every device by itself.
+/// Of a feature that this version has never heard of nothing can be said: the kernel sets some on every
+/// device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ForeignFeatures(u64);
 
@@ -247,8 +249,8 @@ impl Features {
         }
     }
 
-    /// The flags a device with this transport is added with. With zero copy, requests whose pages the kernel cannot register
-    /// are copied.
+    /// The flags a device with this transport is added with. With zero copy, requests whose pages the kernel
+    /// cannot register are copied.
     pub(crate) const fn device_flags(&self, transport: Transport) -> u64 {
         REQUIRED | transport.flags() | ((WELCOME | Transport::UserCopy.flags()) & self.bits)
     }
@@ -284,7 +286,8 @@ mod tests {
         assert!(features(REQUIRED).best_transport().unwrap_err().to_string().ends_with("lacks USER_COPY"));
     }
 
-    /// A kernel that scans for partitions when a device starts can hang when the server ends meanwhile (`docs/kernels.md`).
+    /// A kernel that scans for partitions when a device starts can hang when the server ends meanwhile
+    /// (`docs/kernels.md`).
     #[test]
     fn a_device_asks_for_no_partition_scan_where_it_can() {
         let with = |more: u32| {

@@ -1,11 +1,12 @@
 //! Devices that the kernel has lost: their server has ended, and the kernel never finishes its teardown.
 //!
-//! A device with a volatile cache and without FUA gets forced writes as a write and a flush. When a server ends between
-//! the two for two requests at a time, the kernel waits for a command that cannot end (`docs/kernels.md`). The device
-//! stays LIVE, refuses recovery, and every process that waits for it waits until the host restarts. Devices that announce FUA cannot
-//! get there.
+//! A device with a volatile cache and without FUA gets forced writes as a write and a flush. When a server
+//! ends between the two for two requests at a time, the kernel waits for a command that cannot end
+//! (`docs/kernels.md`). The device stays LIVE, refuses recovery, and every process that waits for it waits
+//! until the host restarts. Devices that announce FUA cannot get there.
 //!
-//! STOP_DEV, DEL_DEV and a change of the scheduler would wait too, under the device's mutex: nothing here does that.
+//! STOP_DEV, DEL_DEV and a change of the scheduler would wait too, under the device's mutex: nothing here
+//! does that.
 
 use std::fs::{self, File};
 use std::io;
@@ -31,8 +32,8 @@ fn is_of_a_lost_device(info: &DeviceInfo, fua: &str) -> bool {
     info.state == DeviceState::Live && info.server_pid == -1 && fua.trim() == "0"
 }
 
-/// Flushes a block device. On a lost device this may free what the kernel waits for, or never return: call it in a
-/// process made for that, see [`flush_from_outside`].
+/// Flushes a block device. On a lost device this may free what the kernel waits for, or never return: call it
+/// in a process made for that, see [`flush_from_outside`].
 ///
 /// # Errors
 /// If the device cannot be opened or flushed.

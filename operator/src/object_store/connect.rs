@@ -45,8 +45,8 @@ impl ConnectError {
     }
 }
 
-/// Connections by the name of their ObjectStore. That of a deleted ObjectStore stays until the process ends: there
-/// are few.
+/// Connections by the name of their ObjectStore. That of a deleted ObjectStore stays until the process ends:
+/// there are few.
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     open: Mutex<HashMap<String, Connection>>,
@@ -60,8 +60,8 @@ struct Connection {
 }
 
 impl Connections {
-    /// The connection to the ObjectStore called `name`; a new one if it or its Secrets changed. Sends nothing to
-    /// the store.
+    /// The connection to the ObjectStore called `name`; a new one if it or its Secrets changed. Sends nothing
+    /// to the store.
     ///
     /// # Errors
     /// The fields that the ObjectStore lacks.
@@ -78,8 +78,8 @@ impl Connections {
         Ok(store)
     }
 
-    /// The uids and resource versions of the Secrets that the last connection to the ObjectStore called `name` was
-    /// made from.
+    /// The uids and resource versions of the Secrets that the last connection to the ObjectStore called
+    /// `name` was made from.
     pub(crate) async fn credentials_version(&self, name: &str) -> Option<String> {
         self.open.lock().await.get(name)?.version.of_secrets()
     }

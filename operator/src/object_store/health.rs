@@ -42,8 +42,9 @@ impl Unfit {
         }
     }
 
-    /// Message for the user: the same words while the fault is the same, because every new message is a write that
-    /// wakes others. A server's own text carries request ids; a lost connection's does not, and says what to look at.
+    /// Message for the user: the same words while the fault is the same, because every new message is a write
+    /// that wakes others. A server's own text carries request ids; a lost connection's does not, and says
+    /// what to look at.
     fn message(&self) -> String {
         match self {
             Self::Probe(failure @ (ProbeFailure::Unreachable(_) | ProbeFailure::Untrusted(_))) => {

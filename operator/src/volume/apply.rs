@@ -15,8 +15,8 @@ use super::failure::VolumeFailure;
 use super::plan::{Step, operators_part};
 use crate::object_store::connect::Connections;
 
-/// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume alone, so that a
-/// retry finds its own tombstone.
+/// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume
+/// alone, so that a retry finds its own tombstone.
 const TOMBSTONE: Nonce = Nonce([0; 16]);
 
 /// One volume being worked on, as the API server last returned it.
@@ -59,8 +59,8 @@ impl Work<'_> {
         self.volume.spec.object_store.as_deref().unwrap_or_default()
     }
 
-    /// The resource version makes the write fail if anybody changed the object since it was read, so that a list of
-    /// finalizers is never written over another.
+    /// The resource version makes the write fail if anybody changed the object since it was read, so that a
+    /// list of finalizers is never written over another.
     async fn set_finalizer(&mut self, present: bool) -> Result<(), VolumeFailure> {
         let mut finalizers = self.volume.finalizers().to_vec();
         finalizers.retain(|name| name != VOLUME_FINALIZER);
@@ -80,8 +80,9 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Writes the operator's part of the status, unless it stands there already. The resource version makes the write
-    /// fail if the daemon reported anything since the plan was made: a grant never moves past a claim it did not see.
+    /// Writes the operator's part of the status, unless it stands there already. The resource version makes
+    /// the write fail if the daemon reported anything since the plan was made: a grant never moves past a
+    /// claim it did not see.
     async fn report(&mut self, status: &VolumeStatus) -> Result<(), VolumeFailure> {
         let present = self.volume.status.as_ref().map(operators_part).unwrap_or_default();
         if present == *status {
@@ -109,11 +110,11 @@ pub(super) fn volume_id(volume: &Volume) -> VolumeId {
     VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
 }
 
-/// Creates the volume in its store, under an identity of its own: nodes know by it that local data is of this volume, and not
-/// of one with the same id in another bucket or before the bucket was emptied.
+/// Creates the volume in its store, under an identity of its own: nodes know by it that local data is of this
+/// volume, and not of one with the same id in another bucket or before the bucket was emptied.
 ///
-/// The first create record in the store decides. A retry finds it and leaves it as it is, with its identity, however the
-/// ObjectStore spells the place by then.
+/// The first create record in the store decides. A retry finds it and leaves it as it is, with its identity,
+/// however the ObjectStore spells the place by then.
 ///
 /// # Errors
 /// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.
@@ -132,8 +133,8 @@ fn random_nonce() -> Nonce {
     Nonce(bytes)
 }
 
-/// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in the status, and
-/// the daemon grows the volume when it attaches it.
+/// A volume that was created smaller is the one we want: the spec grew before its creation was recorded in
+/// the status, and the daemon grows the volume when it attaches it.
 fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Result<(), LogFailure> {
     match outcome {
         Err(LogFailure::ExistsOtherwise { sectors, .. }) if sectors <= wanted_sectors => Ok(()),
@@ -182,8 +183,8 @@ mod tests {
         assert_eq!(store.counts().put, 3, "each attempt is one PUT");
     }
 
-    /// Found by reading: every create record had the identity 0, so that local data of a volume in one bucket passed for that of
-    /// the volume with the same id in another.
+    /// Found by reading: every create record had the identity 0, so that local data of a volume in one bucket
+    /// passed for that of the volume with the same id in another.
     #[tokio::test]
     async fn one_uid_in_two_buckets_has_two_identities() {
         let stores = [MemoryStore::new(), MemoryStore::new()];

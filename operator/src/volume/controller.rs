@@ -101,7 +101,8 @@ async fn carry_out(work: &mut Work<'_>, facts: &Facts, now: &Time) -> Result<(),
     Ok(())
 }
 
-/// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a request each.
+/// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
+/// request each.
 async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFailure> {
     let mut facts = Facts::new(volume);
     if facts.needs_store() {

@@ -72,8 +72,8 @@ impl VolumeFailure {
         Some(status)
     }
 
-    /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every attempt would
-    /// be a write at every attempt.
+    /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every
+    /// attempt would be a write at every attempt.
     fn brief(&self) -> String {
         let source = std::error::Error::source(self).map(|source| format!(": {source}"));
         format!("{self}{}", source.unwrap_or_default())

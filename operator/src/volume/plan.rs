@@ -69,7 +69,8 @@ fn plan_service(facts: &Facts, now: &Time) -> Vec<Step> {
                     "Provisioning",
                     format!("creating the volume in ObjectStore {}", facts.store_name()),
                 );
-                // The identity is recorded before anything is created under it, so that a deletion knows what to look for.
+                // The identity is recorded before anything is created under it, so that a deletion knows what
+                // to look for.
                 let status =
                     VolumeStatus { volume_id: Some(facts.uid.clone()), ..pending(facts, &obstacle, now) };
                 steps.push(Step::Report(Box::new(status)));

@@ -58,9 +58,10 @@ fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
     bench.vm.exec(&format!("for volume in {volumes}; do holdfast-node {order} > /dev/null; done")).map(drop)
 }
 
-/// Attaches one volume after the other and leaves only the last one attached. The median in microseconds of the
-/// machine's time, as the daemon's log says, without the time its requests to the store took. The volumes are new: the log
-/// of such a one is read with one request at a time, so the times of its requests add up to the time spent on them.
+/// Attaches one volume after the other and leaves only the last one attached. The median in microseconds of
+/// the machine's time, as the daemon's log says, without the time its requests to the store took. The volumes
+/// are new: the log of such a one is read with one request at a time, so the times of its requests add up to
+/// the time spent on them.
 fn attach_in_turn(bench: &Bench, volumes: &[String]) -> Result<f64> {
     let mut attached: Option<&str> = None;
     for volume in volumes {

@@ -69,7 +69,8 @@ fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S
     Ok((result, requests.split_off(before)))
 }
 
-/// Writes the volume's blocks, then zeros behind them until its log has a checkpoint and records after it, and detaches it.
+/// Writes the volume's blocks, then zeros behind them until its log has a checkpoint and records after it,
+/// and detaches it.
 fn fill(bench: &Bench) -> Result<()> {
     let device = bench.attach(VOLUME, &[])?;
     let first = WRITTEN_AT >> 20;
@@ -96,7 +97,8 @@ fn fill(bench: &Bench) -> Result<()> {
     bench.detach(VOLUME)
 }
 
-/// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from the disk.
+/// Writes sectors into blocks of which the node has nothing. Nothing may be read for them, from S3 or from
+/// the disk.
 fn write_cold(bench: &Bench, device: &str) -> Result<()> {
     let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
     let before = reads(bench)?;

@@ -2,7 +2,8 @@
 //!
 //! Owns: a port of the loopback, the rules that say which requests are hit, the record of what passed.
 //! Runs on: one thread for each connection.
-//! Invariants: a request that no rule hits passes untouched; an answer is never passed while answers are held.
+//! Invariants: a request that no rule hits passes untouched; an answer is never passed while answers are
+//! held.
 //! On failure: a server that is away looks through the proxy as it is: the connection is refused or breaks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -30,7 +31,8 @@ pub enum Fault {
     Delay(Duration),
     /// The connection is reset before any of it is passed on.
     ResetBefore,
-    /// The connection is reset in the middle: of the request's body, or of the answer to a request without one.
+    /// The connection is reset in the middle: of the request's body, or of the answer to a request without
+    /// one.
     ResetInside,
     /// It is answered with 503 SlowDown and not passed on.
     SlowDown,
@@ -156,8 +158,8 @@ impl FaultProxy {
         self.shared.lock().answers_held = true;
     }
 
-    /// From now on requests are held back as well. Returns when the server has answered all it had got, so that its
-    /// buckets do not change any more.
+    /// From now on requests are held back as well. Returns when the server has answered all it had got, so
+    /// that its buckets do not change any more.
     ///
     /// # Errors
     /// If the server does not answer.

@@ -1,15 +1,17 @@
-//! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left it; and
-//! which fails where it is told to.
+//! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left
+//! it; and which fails where it is told to.
 //!
-//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's. Writes tear between
-//! the physical blocks that the disk announces, and only there: "the smallest unit a physical storage device can write
-//! atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears smaller is for the simulation, which knows what
-//! it looks at. A flush that fails loses what it was to make durable: flushes after it cover what was written after it, and
-//! the machine, which reads the disk's cache, cannot tell.
+//! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's.
+//! Writes tear between the physical blocks that the disk announces, and only there: "the smallest unit a
+//! physical storage device can write atomically" (Linux, `Documentation/ABI/stable/sysfs-block`). What tears
+//! smaller is for the simulation, which knows what it looks at. A flush that fails loses what it was to make
+//! durable: flushes after it cover what was written after it, and the machine, which reads the disk's cache,
+//! cannot tell.
 //!
 //! Owns: the image, a copy of it from before the first write, the record.
 //! Runs on: one thread; [`RecordedDisk`] may be used by any.
-//! Invariants: a position in the record, read after something was made durable on the disk, has that flush before it.
+//! Invariants: a position in the record, read after something was made durable on the disk, has that flush
+//! before it.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -91,7 +93,8 @@ enum Entry {
 }
 
 impl RecordedDisk {
-    /// Serves the image; its record and a copy of it go beside it. Writes tear between blocks of `block_bytes`.
+    /// Serves the image; its record and a copy of it go beside it. Writes tear between blocks of
+    /// `block_bytes`.
     ///
     /// # Errors
     /// If a file cannot be made or no port is free.
@@ -154,7 +157,8 @@ impl RecordedDisk {
         Ok(cut)
     }
 
-    /// From now on reads that touch one of these ranges of bytes fail; what of them is overwritten can be read.
+    /// From now on reads that touch one of these ranges of bytes fail; what of them is overwritten can be
+    /// read.
     pub fn fail_reads(&self, ranges: Vec<Range<u64>>) {
         self.shared.lock().failing_reads = ranges;
     }

@@ -1,5 +1,5 @@
-//! More is written than the node's cache holds: what the store has is evicted and read from there; while the store is
-//! unreachable, so that nothing can be evicted, writes wait.
+//! More is written than the node's cache holds: what the store has is evicted and read from there; while the
+//! store is unreachable, so that nothing can be evicted, writes wait.
 
 use std::time::Duration;
 

@@ -22,7 +22,8 @@ fn damaged() -> ColdError {
     ColdError::Frame { key: KEY.to_owned(), source: FrameError::Length { block: 0, have: 3, need: 4 } }
 }
 
-/// Runs a read whose tries end with `answers`, in this order; returns its end and the waits between the tries.
+/// Runs a read whose tries end with `answers`, in this order; returns its end and the waits between the
+/// tries.
 fn read(answers: Vec<Result<u8, ColdError>>) -> (Result<u8, ColdError>, Vec<Duration>) {
     let time = ScriptedTime::new(|_wait| {});
     let answers = Mutex::new(answers.into_iter());

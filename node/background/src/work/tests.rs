@@ -32,8 +32,8 @@ fn record() -> Vec<u8> {
     Record { volume, seq: Seq(7), epoch: Epoch(2), nonce: Nonce([2; 16]), unix_ms: 0, body }.encode()
 }
 
-/// Reads the place of a log whose bytes are `sent` in turn, one more after each wait; returns what the writer hears and how
-/// often it waited. Nothing when it waits after the last.
+/// Reads the place of a log whose bytes are `sent` in turn, one more after each wait; returns what the writer
+/// hears and how often it waited. Nothing when it waits after the last.
 fn read(sent: Vec<Vec<u8>>) -> (Option<Event>, usize) {
     let objects = Arc::new(MemoryStore::new());
     let _created = objects.create(KEY, Bytes::new()).now_or_never().unwrap().unwrap();
@@ -60,7 +60,8 @@ fn found(event: Option<Event>) -> Option<Vec<u8>> {
     bytes
 }
 
-/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was preserved but not served.
+/// A page with status 200 in place of the next record fenced the writer: all its I/O failed, and its data was
+/// preserved but not served.
 #[test]
 fn a_page_in_place_of_a_record_fences_no_writer() {
     let page = b"<html>maintenance</html>".to_vec();

@@ -7,9 +7,9 @@ use holdfast_types::key::ObjectKey;
 use super::Report;
 use crate::{LogFailure, store, write_checkpoint};
 
-/// Removes each damaged checkpoint that the log and the other checkpoints can stand in for, and makes a new one as of
-/// the log's end. A key that was removed is not created again: where the damaged one stood at the log's end, readers
-/// begin at the one before it until the writer makes the next. Returns the keys removed.
+/// Removes each damaged checkpoint that the log and the other checkpoints can stand in for, and makes a new
+/// one as of the log's end. A key that was removed is not created again: where the damaged one stood at the
+/// log's end, readers begin at the one before it until the writer makes the next. Returns the keys removed.
 ///
 /// # Errors
 /// [`LogFailure::Store`]: what is left is repaired by the next scrub.

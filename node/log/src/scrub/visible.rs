@@ -1,6 +1,7 @@
 //! Sectors of damaged frames that no newer frame hides.
 //!
-//! A segment that is completely lost affects every chunk it has frames for: without its index its contents are unknown.
+//! A segment that is completely lost affects every chunk it has frames for: without its index its contents
+//! are unknown.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,5 +1,5 @@
-//! Credentials that come from elsewhere. What the environment says is fixed when a process starts, so each of these
-//! tests runs itself once more in a process with the environment it is about.
+//! Credentials that come from elsewhere. What the environment says is fixed when a process starts, so each of
+//! these tests runs itself once more in a process with the environment it is about.
 
 use std::{
     env,

@@ -184,8 +184,8 @@ async fn a_large_segment_survives_lost_parts_and_a_lost_completion() {
     assert_eq!(server.backend.open_uploads(), 0);
 }
 
-/// A server that copies the parts needs time for them. The limit was the same for every size: the completion of 4 GiB
-/// timed out each time, and the upload began again.
+/// A server that copies the parts needs time for them. The limit was the same for every size: the completion
+/// of 4 GiB timed out each time, and the upload began again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_segment_is_given_time_to_complete() {
     let server = Server::start().await;
@@ -273,7 +273,8 @@ async fn an_unreachable_store_gets_one_request_at_a_time() {
     assert_eq!(store.create(KEY, BODY).await.unwrap(), Created);
 }
 
-/// All parts of an upload waited in one queue with reads and log records, each of which then came after gigabytes.
+/// All parts of an upload waited in one queue with reads and log records, each of which then came after
+/// gigabytes.
 #[tokio::test]
 async fn uploads_leave_permits_for_reads() {
     let server = Server::start().await;

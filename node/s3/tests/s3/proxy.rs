@@ -16,7 +16,8 @@ const PAGE: &str = "<html><head><title>404 Not Found</title></head><body>default
 const UNCLOSED: &str = "<html><body><hr>nginx</body>";
 const STATUSES: [u16; 9] = [302, 307, 400, 404, 405, 408, 412, 421, 425];
 
-/// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: an application's read failed.
+/// A 404 of an ingress without its backend was "object does not exist", a 408 or 421 was final: an
+/// application's read failed.
 #[tokio::test]
 async fn a_read_survives_what_a_proxy_answers() {
     let server = Server::start().await;

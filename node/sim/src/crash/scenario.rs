@@ -39,11 +39,13 @@ pub enum Scenario {
     Repair,
     /// Flushes wait for their commit.
     Object,
-    /// FUA writes: beside flushes and discards, over each other, across the death of the process, and last without a flush.
+    /// FUA writes: beside flushes and discards, over each other, across the death of the process, and last
+    /// without a flush.
     Fua,
     /// FUA writes wait for their commit, and another host takes the volume meanwhile.
     ObjectFua,
-    /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs are written.
+    /// Map pages of a round are copied while others of it are on their way to the disk, and sectors of theirs
+    /// are written.
     Groups,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,

@@ -26,8 +26,8 @@ impl FleetCase {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
-    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees: the invariant that the bug
-    /// is said to break, in a run that breaks none without it.
+    /// The first of the `seeds` from 0 that notices that `bug` is planted, and what it sees: the invariant
+    /// that the bug is said to break, in a run that breaks none without it.
     pub fn that_finds(bug: Bug, seeds: u64, volumes: usize, operations: u64) -> Option<(Self, Violation)> {
         (0..seeds).find_map(|seed| {
             let case = Self { seed, volumes, operations, bug: Some(bug) };
@@ -37,8 +37,8 @@ impl FleetCase {
         })
     }
 
-    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most `tries` times.
-    /// Returns what is left, or `None` when the case has no violation.
+    /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
+    /// `tries` times. Returns what is left, or `None` when the case has no violation.
     pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }

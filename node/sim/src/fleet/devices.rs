@@ -7,7 +7,8 @@
 //!     '--------- dead: clear the record -------------------------------------------------------------------------'
 //! ```
 //!
-//! Owns: the records, and what a process remembers of each volume's device. The process may die between any two steps.
+//! Owns: the records, and what a process remembers of each volume's device. The process may die between any
+//! two steps.
 //! Invariant: a record with a number is written after the device was added and cleared before it is deleted.
 
 use holdfast_engine::safeguard::{
@@ -194,8 +195,9 @@ impl Devices {
         }
     }
 
-    /// Looks for the device with the tag of an earlier process's record: under the number there, then under every other. That
-    /// process may have died before it noted the number, or between clearing it and deleting the device.
+    /// Looks for the device with the tag of an earlier process's record: under the number there, then under
+    /// every other. That process may have died before it noted the number, or between clearing it and
+    /// deleting the device.
     fn find(&mut self, kernel: &Kernel, volume: usize) -> Stage {
         let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
         let numbered = device.and_then(|id| kernel.look(id));
@@ -244,7 +246,8 @@ impl Devices {
 }
 
 impl Devices {
-    /// At the end of a run, when no volume is left: the next process finds nothing of its own but what it deletes.
+    /// At the end of a run, when no volume is left: the next process finds nothing of its own but what it
+    /// deletes.
     pub(super) fn check_end(&mut self, kernel: &mut Kernel) {
         self.daemon_died();
         self.sweep(kernel);

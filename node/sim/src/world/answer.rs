@@ -230,7 +230,8 @@ pub(super) fn read_map(disk: &mut Disk) -> Result<Option<FoundMap>, LocalError> 
     let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
         return Ok(None);
     };
-    // To the end of the file: an attach that saw an old log may have written a header of the size before the volume grew.
+    // To the end of the file: an attach that saw an old log may have written a header of the size before the
+    // volume grew.
     let count =
         disk.map.end().saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
     let pairs: Vec<_> = (0..count).map(|page| (page, disk.map.read(page_offset(page, 0), 8192))).collect();

@@ -18,8 +18,8 @@ use crate::invariant::Invariant;
 use crate::process::Process;
 
 impl World {
-    /// Attaches the volume at `host` and waits until it is clear what came of it. With `dies`, the process dies after
-    /// that step.
+    /// Attaches the volume at `host` and waits until it is clear what came of it. With `dies`, the process
+    /// dies after that step.
     pub fn attach(&mut self, host: usize, take_over: bool, dies: Option<AttachStep>) -> Attach {
         let replaces = self.holder().filter(|_| take_over);
         self.begin_attach(host, replaces, dies);
@@ -80,7 +80,8 @@ impl World {
                 | AttachRefused::LocalStateMissing { .. }
                 | AttachRefused::ReplacedSince { .. },
             )) => {
-                // An older LIST, or a log that was read before its record arrived late, may refuse it: then it is tried again.
+                // An older LIST, or a log that was read before its record arrived late, may refuse it: then
+                // it is tried again.
                 let told = self.sound_lists && self.hosts[host].writers_before == self.writers.len();
                 let own = self.last_writer == Some(host) && told && self.hosts[host].other_disk.is_none();
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());

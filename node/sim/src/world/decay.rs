@@ -45,8 +45,8 @@ impl World {
         }
     }
 
-    /// The keys whose loss can be noticed: a log without its last record is a shorter log, and a mark only says that it is
-    /// there.
+    /// The keys whose loss can be noticed: a log without its last record is a shorter log, and a mark only
+    /// says that it is there.
     fn perishable(&self) -> Vec<String> {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
@@ -70,7 +70,8 @@ impl World {
         report.expect("this store answers")
     }
 
-    /// An attach is refused, or reads what was written, or fails the reads of the sectors that the report names.
+    /// An attach is refused, or reads what was written, or fails the reads of the sectors that the report
+    /// names.
     fn check_effect(
         &mut self,
         key: &str,

@@ -9,8 +9,8 @@ use crate::disk::sectors;
 use crate::invariant::Invariant;
 
 impl World {
-    /// The durable map names every sector whose last write was never committed, and the side it names holds that write:
-    /// that is what is preserved, and exported.
+    /// The durable map names every sector whose last write was never committed, and the side it names holds
+    /// that write: that is what is preserved, and exported.
     pub(super) fn check_kept(&mut self, host: usize) {
         let here = &self.hosts[host];
         if !self.sound_disks || here.was_full {

@@ -51,8 +51,8 @@ impl World {
         }
     }
 
-    /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its sides, until it
-    /// is overwritten.
+    /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its
+    /// sides, until it is overwritten.
     pub fn decay(&mut self, host: usize, sector: u64) {
         self.sound_disks = false;
         self.trace.host_event(host, 78, "the disk cannot read a sector");
@@ -175,8 +175,8 @@ impl World {
         }
     }
 
-    /// From now on what a dying process had submitted is written and not synced: a power cut right after it may leave any
-    /// part of it, and [`Fate::Nth`] counts them all.
+    /// From now on what a dying process had submitted is written and not synced: a power cut right after it
+    /// may leave any part of it, and [`Fate::Nth`] counts them all.
     pub fn keep_every_outcome_open(&mut self) {
         self.every_write_arrives = true;
     }

@@ -111,7 +111,8 @@ impl World {
         self.store.last_cut().touched().next().is_some()
     }
 
-    /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map from now.
+    /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map
+    /// from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
         *self.hosts[host].killed_after.borrow_mut() = Some(changes);
     }

@@ -1,5 +1,5 @@
-//! Hosts whose disk is not the one they had: emptied, set back to a snapshot, copied from another host. And a volume that is
-//! created a second time in an emptied bucket.
+//! Hosts whose disk is not the one they had: emptied, set back to a snapshot, copied from another host. And a
+//! volume that is created a second time in an emptied bucket.
 //!
 //! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
 //! log since the disk was as it is, and knows whose it was.
@@ -78,7 +78,8 @@ impl Host {
 }
 
 impl World {
-    /// Keeps the disk of `host` as a power cut would leave it now, if that names anything dirty: no other can do harm.
+    /// Keeps the disk of `host` as a power cut would leave it now, if that names anything dirty: no other can
+    /// do harm.
     pub fn take_snapshot(&mut self, host: usize) {
         let Some(mut snapshot) = self.disk_of(host) else { return };
         if read_map(&mut snapshot.disk).is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages))) {
@@ -86,7 +87,8 @@ impl World {
         }
     }
 
-    /// The disk of `host` as a power cut would leave it now; `None` where it is not the one that its last attach left.
+    /// The disk of `host` as a power cut would leave it now; `None` where it is not the one that its last
+    /// attach left.
     fn disk_of(&mut self, host: usize) -> Option<Snapshot> {
         let here = &self.hosts[host];
         let age = Age {

@@ -72,7 +72,8 @@ impl World {
                     Invariant::CompletedOnce
                         .check(process.fenced, || format!("a request failed without a cause: {result:?}"));
                 }
-                // What is zeroed where nothing was leaves nothing to commit, and a FUA write may be committed before it ends.
+                // What is zeroed where nothing was leaves nothing to commit, and a FUA write may be committed
+                // before it ends.
                 let op = device.request(*id).op;
                 let wrote = op == Op::Write;
                 // What a FLUSH promises is looked up in the log while this host is its newest writer.

@@ -9,8 +9,8 @@ use crate::drive;
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
 
-/// A process that dies with its detach record in flight, and its successor, which has read the log. `None` where the record
-/// was lost with the process.
+/// A process that dies with its detach record in flight, and its successor, which has read the log. `None`
+/// where the record was lost with the process.
 fn detach_in_flight(seed: u64) -> Option<World> {
     let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
     assert_eq!(world.attach(0, false, None), Attach::Won);
@@ -26,7 +26,8 @@ fn detach_in_flight(seed: u64) -> Option<World> {
     (!world.store.late.is_empty()).then_some(world)
 }
 
-/// The successor looked whether anybody had replaced it, met the late record and took it for another writer's.
+/// The successor looked whether anybody had replaced it, met the late record and took it for another
+/// writer's.
 #[test]
 fn a_late_detach_record_does_not_fence_its_own_writer() {
     for mut world in (0..16).filter_map(detach_in_flight) {
@@ -40,7 +41,8 @@ fn a_late_detach_record_does_not_fence_its_own_writer() {
     }
 }
 
-/// Found by seed 215: what the successor stored again was to be committed where the late record came to stand.
+/// Found by seed 215: what the successor stored again was to be committed where the late record came to
+/// stand.
 #[test]
 fn nothing_is_repaired_while_a_detach_record_may_come_late() {
     let worlds: Vec<World> = (0..16).filter_map(detach_in_flight).collect();
@@ -60,8 +62,8 @@ fn nothing_is_repaired_while_a_detach_record_may_come_late() {
     }
 }
 
-/// Found by seed 505: the model took the host of a late attach record for one whose disk holds what the last writer wrote,
-/// although the disk was another host's by then.
+/// Found by seed 505: the model took the host of a late attach record for one whose disk holds what the last
+/// writer wrote, although the disk was another host's by then.
 #[test]
 fn a_late_attach_record_says_nothing_of_a_replaced_disk() {
     let mut landed = 0;

@@ -8,8 +8,8 @@ use super::World;
 
 /// The longest that half a job takes in a timely world: until it is done, and until that is heard.
 pub(super) const JOB_MS: Millis = 50;
-/// The longest that a commit takes there: an eviction in progress, a round that waits for another, the upload and the record
-/// are at most so many halves of jobs, one after the other.
+/// The longest that a commit takes there: an eviction in progress, a round that waits for another, the upload
+/// and the record are at most so many halves of jobs, one after the other.
 const COMMIT_MS: Millis = 50 * JOB_MS;
 /// The longest between two ticks of an engine there.
 const TICK_MS: Millis = 400;
@@ -50,8 +50,8 @@ impl World {
         (0..jobs.len()).find(|index| jobs[*index].since + JOB_MS <= self.now && self.is_due(host, *index))
     }
 
-    /// Invariant 14: were this host lost now, the store would hold all but the last writes. After a takeover the commit that
-    /// the dead process had begun comes first.
+    /// Invariant 14: were this host lost now, the store would hold all but the last writes. After a takeover
+    /// the commit that the dead process had begun comes first.
     fn check_age(&mut self) {
         let (invariant, queue_ms) = self.in_time();
         let is_store_failing = self.is_store_failing();

@@ -152,7 +152,8 @@ fn a_device_announces_what_it_is() {
     assert_eq!(Device::find(fixture.device.id(), &OURS).unwrap(), fixture.device);
 }
 
-/// Memory at an address that the disk under a side may refuse never gets there: the block layer refuses it, as `statx` says.
+/// Memory at an address that the disk under a side may refuse never gets there: the block layer refuses it,
+/// as `statx` says.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn misaligned_memory_is_refused_before_the_server_sees_it() {
@@ -176,8 +177,9 @@ fn misaligned_memory_is_refused_before_the_server_sees_it() {
     }
 }
 
-/// A request whose memory fits at its start and not in the middle, as a vector of pieces can be: with zero copy the disk below would
-/// refuse it, and the program see an error that the disk did not have. The kernel refuses it before the server sees it.
+/// A request whose memory fits at its start and not in the middle, as a vector of pieces can be: with zero
+/// copy the disk below would refuse it, and the program see an error that the disk did not have. The kernel
+/// refuses it before the server sees it.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn memory_that_is_misaligned_in_the_middle_is_refused_too() {
@@ -265,8 +267,8 @@ fn requests_whose_pages_are_not_registered_are_copied() {
     assert!(read == put, "the device shows what the file holds");
 }
 
-/// A forced write reaches the server as one request, not as a write and a flush: the one flush that is counted is what
-/// `O_DSYNC` on a block device does besides.
+/// A forced write reaches the server as one request, not as a write and a flush: the one flush that is
+/// counted is what `O_DSYNC` on a block device does besides.
 #[test]
 #[ignore = "needs ublk_drv"]
 fn a_forced_write_is_one_request() {

@@ -322,7 +322,8 @@ fn an_old_annotation_does_not_force_detach_a_returned_node() {
     assert_eq!(reason_of(&status, ASSIGNED), ("False", "WaitingForDetach"));
 }
 
-/// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its disk could be accepted.
+/// The annotation was ignored where it named the node that is to serve the volume, so that no loss of its
+/// disk could be accepted.
 #[test]
 fn a_node_without_its_disk_is_detached_and_granted_again() {
     let mut facts = lost("a");
@@ -341,7 +342,8 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
     assert_eq!((served.phase, served.forced_detach), (Some(VolumePhase::Attached), status.forced_detach));
 }
 
-/// A node that attached and never reported its epoch could not be force-detached: the next node was refused again and again.
+/// A node that attached and never reported its epoch could not be force-detached: the next node was refused
+/// again and again.
 #[test]
 fn a_node_without_an_epoch_is_force_detached_by_log() {
     let writer = |epoch| Some(LogWriter { node: "a".to_owned(), epoch });

@@ -67,7 +67,8 @@ fn upload() -> Work {
     Work::Upload(vec![DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY }])
 }
 
-/// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to try again.
+/// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to
+/// try again.
 #[test]
 fn uploads_that_wait_hold_nothing() {
     let (dead, live, pools) = (MemoryStore::new(), MemoryStore::new(), pools());
