@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::UNIX_EPOCH;
 
 use holdfast_engine::volume::{Delay, Durability};
-use holdfast_objects::RequestCounts;
+use holdfast_objects::{RequestCounts, Verb};
 use holdfast_service::logs::DroppedLines;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -115,7 +115,7 @@ const VOLUME_METRICS: [VolumeMetric; 27] = [
         Some(Unit::Seconds),
         "How long the volume's store has not answered this node, 0 while it does",
         |v| {
-            let away = v.store.away().and_then(|away| away.since.elapsed().ok());
+            let away = v.store.health.away().and_then(|away| away.since.elapsed().ok());
             Some(away.map_or(0.0, |away| away.as_secs_f64()))
         },
     ),
@@ -135,13 +135,13 @@ const VOLUME_METRICS: [VolumeMetric; 27] = [
         "holdfast_volume_local_disk_sync_failed",
         None,
         "1 if the local disk failed a sync since the attach: flushes wait for commits until the next one",
-        |v| Some(f64::from(v.disk_sync_failed)),
+        |v| Some(f64::from(v.disk.sync_failed)),
     ),
     gauge(
         "holdfast_volume_unreadable",
         Some(Unit::Bytes),
         "Bytes not uploaded that the local disk cannot read; nothing of the volume is uploaded while there are any",
-        |v| Some(v.unreadable.map_or(0.0, |lost| lost.bytes as f64)),
+        |v| Some(v.disk.unreadable.map_or(0.0, |lost| lost.bytes as f64)),
     ),
     gauge(
         "holdfast_volume_waiting_requests",
@@ -150,13 +150,13 @@ const VOLUME_METRICS: [VolumeMetric; 27] = [
         |v| Some(v.waiting_requests as f64),
     ),
     gauge("holdfast_volume_cached", Some(Unit::Bytes), "Bytes held on the local disk", |v| {
-        Some(v.cached_bytes as f64)
+        Some(v.disk.cached_bytes as f64)
     }),
     counter(
         "holdfast_volume_evicted",
         Some(Unit::Bytes),
         "Uploaded bytes evicted from the local disk to make room",
-        |v| Some(v.evicted_bytes as f64),
+        |v| Some(v.disk.evicted_bytes as f64),
     ),
     counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
         Some(v.served.reads as f64)
@@ -223,27 +223,10 @@ const RING_METRICS: [RingMetric; 2] = [
     },
 ];
 
-/// One operation of a store. Its volumes share one connection, so each knows the same figures.
-struct StoreMetric {
-    operation: &'static str,
-    value: fn(&RequestCounts) -> u64,
-}
-
 /// Name of the metric of requests to stores; the label `operation` tells them apart, because they cost different sums.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
-
-const STORE_METRICS: [StoreMetric; 8] = [
-    StoreMetric { operation: "get", value: |counts| counts.get },
-    StoreMetric { operation: "put", value: |counts| counts.put },
-    StoreMetric { operation: "list", value: |counts| counts.list },
-    StoreMetric { operation: "delete", value: |counts| counts.delete },
-    StoreMetric { operation: "start_upload", value: |counts| counts.start_upload },
-    StoreMetric { operation: "upload_part", value: |counts| counts.upload_part },
-    StoreMetric { operation: "complete_upload", value: |counts| counts.complete_upload },
-    StoreMetric { operation: "abort_upload", value: |counts| counts.abort_upload },
-];
 
 /// Reads the table off the volumes.
 struct VolumeCollector<V>(Readiness<V>);
@@ -266,19 +249,20 @@ impl<V: Volumes> Collector for VolumeCollector<V> {
                 metric.kind.sample(value, family.encode_family(&labels)?)?;
             }
         }
+        // The volumes of a store share one connection, so each knows the same figures.
         let stores: BTreeMap<&str, (&RequestCounts, u64)> = volumes
             .iter()
             .filter_map(|v| {
-                Some((v.store_name.as_str(), (v.store_requests.as_ref()?, v.refused_deletes.count)))
+                Some((v.store.name.as_str(), (v.store.requests.as_ref()?, v.store.refused_deletes.count)))
             })
             .collect();
         let help = "Requests to the store by all volumes of this node";
         let kind = ConstCounter::new(0.0).metric_type();
         let mut family = encoder.encode_descriptor(STORE_REQUESTS, help, None, kind)?;
         for (store, (counts, _)) in &stores {
-            for metric in &STORE_METRICS {
-                let labels = [("store", *store), ("operation", metric.operation)];
-                ConstCounter::new((metric.value)(counts) as f64).encode(family.encode_family(&labels)?)?;
+            for verb in Verb::ALL {
+                let labels = [("store", *store), ("operation", verb.name())];
+                ConstCounter::new(counts.of(verb) as f64).encode(family.encode_family(&labels)?)?;
             }
         }
         let help = "Deletes that the store denied to volumes of this node";
@@ -327,6 +311,7 @@ pub(crate) fn render<V: Volumes>(volumes: Readiness<V>) -> Result<String, fmt::E
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::StoreStatus;
     use crate::volumes::tests::{Fake, attached};
 
     pub(super) fn serving(fake: Fake) -> Readiness<Fake> {
@@ -339,7 +324,7 @@ mod tests {
     fn a_volume_is_told_of_with_units_and_its_label() {
         let fake = Fake::default();
         let mut volume = attached("vol-1");
-        volume.refused_deletes.count = 3;
+        volume.store.refused_deletes.count = 3;
         fake.put(volume);
         let text = render(serving(fake)).unwrap();
         for line in [
@@ -364,9 +349,9 @@ mod tests {
     fn a_volume_that_is_being_attached_knows_nothing_yet() {
         let fake = Fake::default();
         fake.put(attached("vol-1"));
-        let unknown =
-            VolumeStatus { dirty_bytes: None, durability: None, store_requests: None, ..attached("a") };
-        fake.put(VolumeStatus { state: VolumeState::Attaching, attached: None, ..unknown });
+        let unknown = VolumeStatus { dirty_bytes: None, durability: None, attached: None, ..attached("a") };
+        let store = StoreStatus { name: "main".to_owned(), ..StoreStatus::default() };
+        fake.put(VolumeStatus { state: VolumeState::Attaching, store, ..unknown });
         let text = render(serving(fake)).unwrap();
         let has = |line: &str| text.lines().any(|have| have == line);
         assert!(has("holdfast_store_requests_total{store=\"main\",operation=\"put\"} 2.0"), "{text}");

@@ -40,10 +40,13 @@ pub(crate) use error::{ErrorKind, NodeError};
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
 pub(crate) use off_runtime::off_runtime;
+pub(crate) use ring::board::ServedCounts;
 pub(crate) use ring::handle::RingStatus;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
-pub(crate) use volume::status::{ServedCounts, VolumeState, VolumeStatus};
+#[cfg(test)]
+pub(crate) use volume::status::{DiskStatus, StoreStatus};
+pub(crate) use volume::status::{VolumeState, VolumeStatus};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};

@@ -76,6 +76,20 @@ pub struct RequestCounts {
 }
 
 impl RequestCounts {
+    /// Requests of one kind.
+    pub const fn of(&self, verb: Verb) -> u64 {
+        match verb {
+            Verb::Get => self.get,
+            Verb::Put => self.put,
+            Verb::List => self.list,
+            Verb::Delete => self.delete,
+            Verb::StartUpload => self.start_upload,
+            Verb::UploadPart => self.upload_part,
+            Verb::CompleteUpload => self.complete_upload,
+            Verb::AbortUpload => self.abort_upload,
+        }
+    }
+
     /// All requests together.
     pub const fn total(&self) -> u64 {
         let Self { get, put, list, delete, start_upload, upload_part, complete_upload, abort_upload } = *self;

@@ -187,7 +187,6 @@ impl From<VolumeStatus> for wire::Volume {
     fn from(status: VolumeStatus) -> Self {
         let VolumeStatus {
             volume,
-            store_name,
             state: stands,
             message,
             attached,
@@ -196,21 +195,15 @@ impl From<VolumeStatus> for wire::Volume {
             oldest_dirty,
             durability: class,
             durable_through,
-            store: _,
-            store_change_refused: _,
-            refused_deletes: _,
+            store,
             delayed: _,
-            disk_sync_failed: _,
-            unreadable: _,
+            disk: _,
             waiting_requests: _,
-            cached_bytes: _,
-            evicted_bytes: _,
             served: _,
-            store_requests: _,
         } = status;
         Self {
             volume_id: volume.to_string(),
-            store: store_name,
+            store: store.name,
             state: state(stands),
             device: attached.map(Into::into),
             committed_seq,
@@ -250,7 +243,7 @@ pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
         failed_requests: errors,
         // A queue holds far fewer than 2^64.
         waiting_requests: u64::try_from(status.waiting_requests).unwrap_or(u64::MAX),
-        store_requests: status.store_requests.map(store_requests),
+        store_requests: status.store.requests.map(store_requests),
     }
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
 }
 
 fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
-    let found = here.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
+    let found =
+        here.disk.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
     let lasting = found.filter(|(_, since)| {
         SystemTime::from(now.0).duration_since(*since).is_ok_and(|passed| passed >= REPORT_AFTER)
     });
@@ -76,7 +77,7 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
 }
 
 fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
-    if !here.disk_sync_failed {
+    if !here.disk.sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
         return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
     }
@@ -91,13 +92,13 @@ fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> C
 
 /// Whether a condition may be about to turn.
 pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
-    here.store.away().is_some() || here.delayed.is_some() || here.unreadable.is_some()
+    here.store.health.away().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
 }
 
 fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
-    let store = &here.store_name;
+    let store = &here.store.name;
     let said = find_condition(&facts.status.conditions, STORE_REACHABLE);
-    let away = match &here.store {
+    let away = match &here.store.health {
         StoreHealth::Unknown => return said.cloned(),
         StoreHealth::Answers => None,
         StoreHealth::Away(away) => {
@@ -109,7 +110,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
     Some(match away {
         None => {
             let answers = format!("ObjectStore {store} answers node {}", facts.me);
-            let (reason, message) = match (&here.store_change_refused, &here.refused_deletes.newest) {
+            let (reason, message) = match (&here.store.change_refused, &here.store.refused_deletes.newest) {
                 (Some(why), _) => {
                     ("ChangeRefused", format!("{answers} with its former configuration. {why}"))
                 }
@@ -121,7 +122,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
         Some(away) => {
             let reason = if away.is_denied { "AccessDenied" } else { "StoreUnreachable" };
             let mut message = waits_for_store(facts, here, away);
-            if let Some(why) = &here.store_change_refused {
+            if let Some(why) = &here.store.change_refused {
                 message = format!("{message}. Its newest configuration is not in use: {why}");
             }
             facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::False, reason, message)
@@ -162,7 +163,7 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreach
     if away.is_denied {
         return format!(
             "ObjectStore {} denies the requests of node {}{since}. {waits}; reads of what is not on the node wait. {}. Last error: {}",
-            here.store_name,
+            here.store.name,
             facts.me,
             denied(facts),
             away.error
@@ -171,7 +172,7 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreach
     format!(
         "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. Uploads resume \
          automatically once the store is reachable. Last error: {}",
-        here.store_name, facts.me, away.error
+        here.store.name, facts.me, away.error
     )
 }
 

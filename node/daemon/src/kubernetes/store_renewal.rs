@@ -65,19 +65,19 @@ impl Renewals {
     /// failed.
     fn due(&mut self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
         // The store of a volume that is not recovered yet is not known.
-        let named = volumes.iter().filter(|volume| !volume.store_name.is_empty());
+        let named = volumes.iter().filter(|volume| !volume.store.name.is_empty());
         let there: BTreeSet<_> =
-            named.map(|volume| (volume.volume.clone(), volume.store_name.clone())).collect();
+            named.map(|volume| (volume.volume.clone(), volume.store.name.clone())).collect();
         self.failed.extend(there.difference(&self.volumes).map(|(_, store)| store.clone()));
         self.volumes = there;
-        let silent = volumes.iter().filter(|volume| volume.store.away().is_some());
-        let silent = silent.map(|volume| volume.store_name.clone());
+        let silent = volumes.iter().filter(|volume| volume.store.health.away().is_some());
+        let silent = silent.map(|volume| volume.store.name.clone());
         silent.chain(self.failed.iter().filter(|name| is_used(name, volumes)).cloned()).collect()
     }
 }
 
 fn is_used(name: &str, volumes: &[VolumeStatus]) -> bool {
-    volumes.iter().any(|volume| volume.store_name == name)
+    volumes.iter().any(|volume| volume.store.name == name)
 }
 
 /// Runs until it is dropped. `writer` shows the ObjectStores to the other parts.
@@ -129,7 +129,7 @@ mod tests {
     use holdfast_crds::{Credentials, Environment, ObjectStoreSpec, ObjectStoreStatus};
 
     use super::*;
-    use crate::node::{StoreHealth, StoreUnreachable};
+    use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
     use crate::volumes::tests::attached;
 
     fn store(generation: i64, credentials: &str) -> ObjectStore {
@@ -186,7 +186,7 @@ mod tests {
         assert!(renewals.due(&first).is_empty());
         assert_eq!(renewals.due(&[attached("v"), attached("w")]), main);
         renewals.ended("main", true);
-        let unknown = VolumeStatus { store_name: String::new(), ..attached("x") };
+        let unknown = VolumeStatus { store: StoreStatus::default(), ..attached("x") };
         assert!(renewals.due(&[attached("v"), unknown]).is_empty());
     }
 
@@ -203,7 +203,7 @@ mod tests {
         renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
-        volume.store = StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
+        volume.store.health = StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
         assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
     }
 }

@@ -481,7 +481,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
             let node = node.clone();
             async move { node.detach(&volume()).await }
         });
-        let stuck = wait(&node, |status| status.unreadable.is_some()).await;
+        let stuck = wait(&node, |status| status.disk.unreadable.is_some()).await;
         assert_eq!((stuck.state, stuck.dirty_bytes), (VolumeState::Detaching, Some(3 * SECTOR_BYTES)));
         let message = stuck.message.unwrap();
         for part in ["cannot read 12288 bytes from byte 8192 on", "attach --take-over", "fenced export"] {
@@ -536,7 +536,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
         let status = only(&node);
-        assert_eq!((status.dirty_bytes, status.unreadable), (Some(0), None));
+        assert_eq!((status.dirty_bytes, status.disk.unreadable), (Some(0), None));
         node.shutdown().await;
     });
 }

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, ErrorKind, RingStatus, ScrubRequest, Scrubbed, ServedCounts,
-    StateDisk, StoreHealth, VolumeState, VolumeStatus,
+    AttachRequest, Attached, Capabilities, DiskStatus, ErrorKind, RingStatus, ScrubRequest, Scrubbed,
+    ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -73,7 +73,6 @@ impl Fake {
 pub(crate) fn attached(name: &str) -> VolumeStatus {
     VolumeStatus {
         volume: name.parse().unwrap(),
-        store_name: "main".to_owned(),
         state: VolumeState::Attached,
         message: None,
         attached: Some(Attached {
@@ -88,17 +87,16 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         oldest_dirty: Some(Duration::from_millis(2500)),
         durability: Some(Durability::Object),
         durable_through: Some(UNIX_EPOCH + Duration::from_millis(1_700_000_000_500)),
-        store: StoreHealth::Answers,
-        store_change_refused: None,
-        refused_deletes: Default::default(),
+        store: StoreStatus {
+            name: "main".to_owned(),
+            health: StoreHealth::Answers,
+            requests: Some(RequestCounts { put: 2, ..RequestCounts::default() }),
+            ..StoreStatus::default()
+        },
         delayed: None,
-        disk_sync_failed: false,
-        unreadable: None,
+        disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
         waiting_requests: 0,
-        cached_bytes: 12288,
-        evicted_bytes: 4096,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
-        store_requests: Some(RequestCounts { put: 2, ..RequestCounts::default() }),
     }
 }
 
@@ -138,7 +136,7 @@ impl Volumes for Fake {
         };
         let status = VolumeStatus {
             volume: request.volume.clone(),
-            store_name: request.store_name,
+            store: StoreStatus { name: request.store_name, ..attached("any").store },
             attached: Some(device.clone()),
             ..attached("any")
         };

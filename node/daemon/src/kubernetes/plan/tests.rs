@@ -452,9 +452,9 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
             is_denied: false,
         })
     };
-    facts.here.as_mut().unwrap().store = away(long_ago + Duration::from_secs(89));
+    facts.here.as_mut().unwrap().store.health = away(long_ago + Duration::from_secs(89));
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "an outage of a second is not reported");
-    facts.here.as_mut().unwrap().store = away(long_ago);
+    facts.here.as_mut().unwrap().store.health = away(long_ago);
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "StoreUnreachable"));
     assert_eq!(
@@ -464,7 +464,7 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
     reported(&mut facts);
     facts.here.as_mut().unwrap().dirty_bytes = Some(12288);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "more dirty bytes are no reason to write at once");
-    facts.here.as_mut().unwrap().store = StoreHealth::Answers;
+    facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
 }
 
@@ -474,7 +474,7 @@ fn a_store_that_denies_is_told_with_its_secret() {
     let mut facts = served();
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
-    facts.here.as_mut().unwrap().store =
+    facts.here.as_mut().unwrap().store.health =
         StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
@@ -489,12 +489,12 @@ fn a_store_that_denies_is_told_with_its_secret() {
 fn a_refused_change_of_the_store_is_told() {
     let mut facts = served();
     let why = "object store main: endpoint or credentials: they lead to another bucket".to_owned();
-    facts.here.as_mut().unwrap().store_change_refused = Some(why.clone());
+    facts.here.as_mut().unwrap().store.change_refused = Some(why.clone());
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "ChangeRefused"));
     assert!(message.ends_with(&why), "{message}");
     reported(&mut facts);
-    facts.here.as_mut().unwrap().store_change_refused = None;
+    facts.here.as_mut().unwrap().store.change_refused = None;
     assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
 }
 
@@ -502,14 +502,14 @@ fn a_refused_change_of_the_store_is_told() {
 fn denied_deletes_are_told_with_the_permission() {
     let mut facts = served();
     let why = "the object store denied the request (AccessDenied)".to_owned();
-    facts.here.as_mut().unwrap().refused_deletes.newest = Some(why);
+    facts.here.as_mut().unwrap().store.refused_deletes.newest = Some(why);
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("True", "DeletesRefused"));
     for part in ["(AccessDenied)", "nothing is lost", "`s3:DeleteObject`"] {
         assert!(message.contains(part), "{message}");
     }
     reported(&mut facts);
-    facts.here.as_mut().unwrap().refused_deletes.newest = None;
+    facts.here.as_mut().unwrap().store.refused_deletes.newest = None;
     assert_eq!(turned(&facts, "StoreReachable").1, "Answering");
 }
 
@@ -542,9 +542,9 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
         let first = holdfast_types::SectorRange::new(16, 2);
         Some(holdfast_engine::volume::Unreadable { first, bytes: 12288, since_unix_ms })
     };
-    facts.here.as_mut().unwrap().unreadable = lost(since_unix_ms);
+    facts.here.as_mut().unwrap().disk.unreadable = lost(since_unix_ms);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "the next try may read it");
-    facts.here.as_mut().unwrap().unreadable = lost(since_unix_ms - 89_000);
+    facts.here.as_mut().unwrap().disk.unreadable = lost(since_unix_ms - 89_000);
     let (status, reason, message) = turned(&facts, "LocalDataReadable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "DirtyUnreadable"));
     assert_eq!(
@@ -561,7 +561,7 @@ fn data_that_the_disk_cannot_read_is_told_with_where_since_when_and_what_to_do()
         "{message}"
     );
     reported(&mut facts);
-    facts.here.as_mut().unwrap().unreadable = None;
+    facts.here.as_mut().unwrap().disk.unreadable = None;
     assert_eq!(turned(&facts, "LocalDataReadable").0, "True");
 }
 
@@ -570,7 +570,7 @@ fn a_sync_that_failed_is_told_until_the_next_attach() {
     let mut facts = served();
     let told = find_condition(&facts.status.conditions, "LocalDiskHealthy").unwrap();
     assert_eq!((told.status.as_str(), told.reason.as_str()), ("True", "Synced"));
-    facts.here.as_mut().unwrap().disk_sync_failed = true;
+    facts.here.as_mut().unwrap().disk.sync_failed = true;
     let (status, reason, message) = turned(&facts, "LocalDiskHealthy");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "SyncFailed"));
     for part in ["disk of node a", "every flush waits for an upload", "attach it again"] {
@@ -578,7 +578,7 @@ fn a_sync_that_failed_is_told_until_the_next_attach() {
     }
     reported(&mut facts);
     assert_eq!(acts(&plan(&facts, &now())), [""; 0], "it is told once");
-    facts.here.as_mut().unwrap().disk_sync_failed = false;
+    facts.here.as_mut().unwrap().disk.sync_failed = false;
     assert_eq!(turned(&facts, "LocalDiskHealthy").0, "True");
 }
 
@@ -592,20 +592,20 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
         error: error.clone(),
         is_denied: false,
     });
-    facts.here.as_mut().unwrap().store = away;
+    facts.here.as_mut().unwrap().store.health = away;
     reported(&mut facts);
     let before = find_condition(&facts.status.conditions, fault::STORE_REACHABLE).unwrap().clone();
     for store in
         [StoreHealth::Unknown, StoreHealth::Away(StoreUnreachable { since, error, is_denied: false })]
     {
-        facts.here.as_mut().unwrap().store = store;
+        facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
         let status = fault::conditions(&facts, facts.here.as_ref().unwrap(), &later);
         let after = find_condition(&status, fault::STORE_REACHABLE).unwrap();
         assert_eq!((&after.status, &after.reason), (&before.status, &before.reason));
         assert_eq!(after.last_transition_time, before.last_transition_time);
     }
-    facts.here.as_mut().unwrap().store = StoreHealth::Answers;
+    facts.here.as_mut().unwrap().store.health = StoreHealth::Answers;
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
 }
 
@@ -617,7 +617,7 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delayed = None;
-    facts.here.as_mut().unwrap().store =
+    facts.here.as_mut().unwrap().store.health =
         StoreHealth::Away(StoreUnreachable { since, error: "timed out".to_owned(), is_denied: false });
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
 }

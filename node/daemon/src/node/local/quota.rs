@@ -78,7 +78,7 @@ impl Node {
         let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
-            present.board.counters.cached_bytes.store(*held, Ordering::Relaxed);
+            present.board.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
             present.ring.send_blocking(Message::Event { key: present.key, event });
@@ -104,7 +104,7 @@ async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
 
 /// What the sides of a volume hold; what they held before, where that cannot be measured: the others are not affected.
 fn held_bytes(present: &Arc<Present>) -> u64 {
-    let known = &present.board.counters.cached_bytes;
+    let known = &present.board.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
         // Several times a second: `debug`, for what the disk cannot do is told of elsewhere.
         tracing::debug!(error = &error as &dyn std::error::Error, "the sides of a volume were not measured");

@@ -1,6 +1,6 @@
 //! What a volume's ring thread shows to everybody else.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use holdfast_engine::volume::Status;
 use holdfast_ring::Errno;
@@ -25,54 +25,68 @@ pub(crate) enum Phase {
     },
 }
 
-/// Figures of what was done, which only grow, written by the ring thread at every tick, never per request; and what is
-/// held, as last measured.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) reads: AtomicU64,
-    pub(crate) writes: AtomicU64,
-    pub(crate) flushes: AtomicU64,
-    pub(crate) discards: AtomicU64,
-    pub(crate) read_bytes: AtomicU64,
-    pub(crate) written_bytes: AtomicU64,
-    pub(crate) cold_reads: AtomicU64,
-    pub(crate) local_read_errors: AtomicU64,
-    pub(crate) errors: AtomicU64,
-    pub(crate) most_waiting_work: AtomicU64,
-    pub(crate) cached_bytes: AtomicU64,
+/// What was served since this process attached or recovered the volume. Figures only grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ServedCounts {
+    /// Read requests.
+    pub(crate) reads: u64,
+    /// Write requests.
+    pub(crate) writes: u64,
+    /// Flush requests.
+    pub(crate) flushes: u64,
+    /// Discard and write-zeroes requests.
+    pub(crate) discards: u64,
+    /// Bytes read.
+    pub(crate) read_bytes: u64,
+    /// Bytes written.
+    pub(crate) written_bytes: u64,
+    /// Reads of blocks that were in the object store only.
+    pub(crate) cold_reads: u64,
+    /// Reads that the local disk failed, whether or not the store could serve them.
+    pub(crate) local_read_errors: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+    /// Pieces of background work that waited to be begun at a time, at most.
+    pub(crate) most_waiting_work: u64,
 }
 
 /// One volume's board.
 #[derive(Debug)]
 pub(crate) struct Board {
-    status: Mutex<Status>,
+    /// Figures of the planner and of the requests, published at every tick, never per request.
+    shown: Mutex<(Status, ServedCounts)>,
     phase: watch::Sender<Phase>,
     /// How often what was damaged in the store was repaired.
     repairs: watch::Sender<u64>,
     /// Why the kernel refused a command of the device's queues.
     refused: watch::Sender<Option<Errno>>,
-    pub(crate) counters: Counters,
+    /// What the sides hold, as last measured.
+    pub(crate) cached_bytes: AtomicU64,
 }
 
 impl Board {
     pub(crate) fn new() -> Self {
         Self {
-            status: Mutex::default(),
+            shown: Mutex::default(),
             phase: watch::Sender::new(Phase::Recovering),
             repairs: watch::Sender::new(0),
             refused: watch::Sender::new(None),
-            counters: Counters::default(),
+            cached_bytes: AtomicU64::default(),
         }
     }
 
     pub(crate) fn status(&self) -> Status {
-        *self.status.lock()
+        self.shown.lock().0
+    }
+
+    pub(crate) fn served(&self) -> ServedCounts {
+        self.shown.lock().1
     }
 
     /// Publishes new figures unless a reader holds the old ones: the ring thread does not wait.
-    pub(crate) fn show(&self, status: Status) {
-        if let Some(mut shown) = self.status.try_lock() {
-            *shown = status;
+    pub(crate) fn show(&self, status: Status, served: ServedCounts) {
+        if let Some(mut shown) = self.shown.try_lock() {
+            *shown = (status, served);
         }
     }
 
@@ -108,11 +122,5 @@ impl Board {
     pub(crate) async fn reach(&self, wanted: impl Fn(Phase) -> bool) -> Phase {
         let mut phases = self.phase.subscribe();
         *phases.wait_for(|phase| wanted(*phase)).await.expect("the board itself holds the sender")
-    }
-}
-
-impl Counters {
-    pub(crate) fn get(counter: &AtomicU64) -> u64 {
-        counter.load(Ordering::Relaxed)
     }
 }

@@ -6,7 +6,6 @@
 //! step) whose answer it is.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event, Millis, RequestId};
@@ -19,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::local::live_map::LiveMap;
-use crate::node::ring::board::Board;
+use crate::node::ring::board::{Board, ServedCounts};
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Reply, RingRefusal};
 use crate::node::ring::planned::Planned;
@@ -69,20 +68,6 @@ struct Ticket {
     again: bool,
 }
 
-#[derive(Default)]
-struct Tally {
-    reads: u64,
-    writes: u64,
-    flushes: u64,
-    discards: u64,
-    read_bytes: u64,
-    written_bytes: u64,
-    cold_reads: u64,
-    local_read_errors: u64,
-    errors: u64,
-    most_waiting_work: u64,
-}
-
 /// One volume on a ring thread.
 pub(in crate::node) struct Served {
     index: u16,
@@ -101,7 +86,7 @@ pub(in crate::node) struct Served {
     /// Operations of this volume in the ring, commands of the device apart.
     operations: u32,
     actions: Vec<Action>,
-    tally: Tally,
+    tally: ServedCounts,
     work: mpsc::Sender<Work>,
     board: Arc<Board>,
     closing: Option<Reply>,
@@ -142,7 +127,7 @@ impl Served {
             map_write_failed: None,
             operations: 0,
             actions,
-            tally: Tally::default(),
+            tally: ServedCounts::default(),
             work,
             board,
             closing: None,
@@ -178,7 +163,7 @@ impl Served {
         for action in std::mem::take(&mut self.actions) {
             self.perform(ring, action);
         }
-        self.board.show(self.volume.status());
+        self.show();
     }
 
     /// Time passed: limits are looked at, figures shown.
@@ -186,22 +171,11 @@ impl Served {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.tell(ring, Event::Tick, now);
         self.lines.held_back(now);
-        self.board.show(self.volume.status());
-        let (tally, shown) = (&self.tally, &self.board.counters);
-        for (value, counter) in [
-            (tally.reads, &shown.reads),
-            (tally.writes, &shown.writes),
-            (tally.flushes, &shown.flushes),
-            (tally.discards, &shown.discards),
-            (tally.read_bytes, &shown.read_bytes),
-            (tally.written_bytes, &shown.written_bytes),
-            (tally.cold_reads, &shown.cold_reads),
-            (tally.local_read_errors, &shown.local_read_errors),
-            (tally.errors, &shown.errors),
-            (tally.most_waiting_work, &shown.most_waiting_work),
-        ] {
-            counter.store(value, Ordering::Relaxed);
-        }
+        self.show();
+    }
+
+    fn show(&self) {
+        self.board.show(self.volume.status(), self.tally);
     }
 
     /// Releases the device's queues once all tags are back; the device was told to stop.

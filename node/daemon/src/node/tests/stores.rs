@@ -14,8 +14,8 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let new = bucket.accept("new");
     let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
     node.load_manifest(volume(), present);
-    let denied = wait(&node, |status| status.store.away().is_some()).await;
-    assert!(denied.store.away().unwrap().is_denied, "{denied:?}");
+    let denied = wait(&node, |status| status.store.health.away().is_some()).await;
+    assert!(denied.store.health.away().unwrap().is_denied, "{denied:?}");
     assert_eq!(denied.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
@@ -30,7 +30,7 @@ fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
         let (node, new) = rotated(&dirs, &bucket).await;
         node.renew_store("main", &new).await.unwrap();
         let committed = wait(&node, |status| status.dirty_bytes == Some(0)).await;
-        assert_eq!(committed.store, StoreHealth::Answers);
+        assert_eq!(committed.store.health, StoreHealth::Answers);
         assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&new).into());
         let mode = fs::metadata(dirs.record()).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "it holds the key");
@@ -134,7 +134,7 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         for refused in [&moved, &prefixed, &other.config] {
             let error = node.renew_store("main", refused).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-            let told = only(&node).store_change_refused.unwrap();
+            let told = only(&node).store.change_refused.unwrap();
             assert!(told == error.to_string() && told.contains("volume disk"), "{told}");
         }
         assert!(other.objects.keys().is_empty(), "nothing was written there");
@@ -146,7 +146,7 @@ fn a_store_that_moves_elsewhere_is_refused_and_named() {
         node.renew_store("main", &S3Config { endpoint: behind.config.endpoint.clone(), ..new })
             .await
             .unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store_change_refused.is_none()).await;
+        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
         node.shutdown().await;
     });
 }
@@ -181,7 +181,7 @@ impl Tenants {
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
-    let told = node.list().into_iter().find_map(|status| status.store_change_refused);
+    let told = node.list().into_iter().find_map(|status| status.store.change_refused);
     assert_eq!(told.as_deref(), Some(error.to_string().as_str()));
     for part in ["volume disk", why, "credentials", "stays in use"] {
         assert!(error.to_string().contains(part), "{error}");
@@ -209,7 +209,7 @@ fn credentials_of_another_tenant_are_refused() {
         refused(&node, &tenants.other(), "there is no log of it").await;
         holdfast_log::provision(&*tenants.other, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
         refused(&node, &tenants.other(), "another volume of the same name").await;
-        assert_eq!(only(&node).store, StoreHealth::Answers);
+        assert_eq!(only(&node).store.health, StoreHealth::Answers);
         let used = dirs.local().read_record().unwrap().unwrap().store;
         assert_eq!(used, (&tenants.own.config).into(), "a restarted daemon begins with it too");
         node.shutdown().await;
@@ -262,7 +262,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         }
         tenants.copy().await;
         node.renew_store("main", &tenants.other()).await.unwrap();
-        assert_eq!(only(&node).store_change_refused, None);
+        assert_eq!(only(&node).store.change_refused, None);
         node.shutdown().await;
     });
 }
@@ -326,13 +326,13 @@ fn a_change_that_cannot_be_checked_is_tried_again() {
         for untried in [&not_yet, &silent] {
             let error = node.renew_store("main", untried).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-            let told = only(&node).store_change_refused.unwrap();
+            let told = only(&node).store.change_refused.unwrap();
             assert!(told.contains("volume disk") && told.contains("tried again"), "{told}");
             assert_eq!(dirs.local().read_record().unwrap().unwrap().store, (&bucket.config).into());
         }
         bucket.accept("newer");
         node.renew_store("main", &not_yet).await.unwrap();
-        wait(&node, |status| status.dirty_bytes == Some(0) && status.store_change_refused.is_none()).await;
+        wait(&node, |status| status.dirty_bytes == Some(0) && status.store.change_refused.is_none()).await;
         node.shutdown().await;
     });
 }
@@ -370,8 +370,8 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
         let node = Node::start(dirs.config()).await.unwrap();
         // It is on its ring.
         wait(&node, |status| status.state == VolumeState::Detaching).await;
-        let waits = wait(&node, |status| status.store.away().is_some()).await;
-        let error = &waits.store.away().unwrap().error;
+        let waits = wait(&node, |status| status.store.health.away().is_some()).await;
+        let error = &waits.store.health.away().unwrap().error;
         assert!(error.contains("caBundle"), "{error}");
         // Corrected, it is asked.
         node.renew_store("main", &S3Config { ca_pem: None, endpoint: nowhere().endpoint, ..unusable })

@@ -1,5 +1,6 @@
 //! What the node says of a volume: to people, to metrics, to Kubernetes.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_engine::volume::{Delay, Durability, Status, Unreadable};
@@ -8,7 +9,7 @@ use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
 use crate::node::error::NodeError;
-use crate::node::ring::board::{Counters, Phase};
+use crate::node::ring::board::{Phase, ServedCounts};
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
 use crate::node::volume::detach::Deletion;
 use crate::node::{Attached, Entry, Present, Serving};
@@ -33,8 +34,6 @@ pub(crate) enum VolumeState {
 pub(crate) struct VolumeStatus {
     /// Which.
     pub(crate) volume: VolumeId,
-    /// The store's name.
-    pub(crate) store_name: String,
     /// How far it is.
     pub(crate) state: VolumeState,
     /// What a person should know.
@@ -51,53 +50,44 @@ pub(crate) struct VolumeStatus {
     pub(crate) durability: Option<Durability>,
     /// Every write that completed before then is committed; none while unknown.
     pub(crate) durable_through: Option<SystemTime>,
-    /// Whether its store answers this node.
-    pub(crate) store: StoreHealth,
-    /// Why the newest configuration of its store is not in use.
-    pub(crate) store_change_refused: Option<String>,
-    /// Deletes that its store denied, to any volume of this node.
-    pub(crate) refused_deletes: RefusedDeletes,
+    /// Its store.
+    pub(crate) store: StoreStatus,
     /// Why writes wait, and for how long.
     pub(crate) delayed: Option<(Delay, Duration)>,
-    /// The local disk failed a sync: flushes wait for commits until the next attach.
-    pub(crate) disk_sync_failed: bool,
-    /// What the local disk cannot read of what is not uploaded: nothing is uploaded meanwhile.
-    pub(crate) unreadable: Option<Unreadable>,
+    /// Its part of the local disk.
+    pub(crate) disk: DiskStatus,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
-    /// Bytes that its sides hold on the local disk.
-    pub(crate) cached_bytes: u64,
-    /// Clean bytes evicted from its sides since this process took the volume.
-    pub(crate) evicted_bytes: u64,
     /// What was served so far.
     pub(crate) served: ServedCounts,
-    /// Requests sent to its store, by all volumes of that store on this node; none while it is not connected.
-    pub(crate) store_requests: Option<RequestCounts>,
 }
 
-/// Counters since this process attached or recovered the volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ServedCounts {
-    /// Read requests.
-    pub(crate) reads: u64,
-    /// Write requests.
-    pub(crate) writes: u64,
-    /// Flush requests.
-    pub(crate) flushes: u64,
-    /// Discard and write-zeroes requests.
-    pub(crate) discards: u64,
-    /// Bytes read.
-    pub(crate) read_bytes: u64,
-    /// Bytes written.
-    pub(crate) written_bytes: u64,
-    /// Reads of blocks that were in the object store only.
-    pub(crate) cold_reads: u64,
-    /// Reads that the local disk failed, whether or not the store could serve them.
-    pub(crate) local_read_errors: u64,
-    /// Requests that failed.
-    pub(crate) errors: u64,
-    /// Pieces of background work that waited to be begun at a time, at most.
-    pub(crate) most_waiting_work: u64,
+/// A volume's store, as this node sees it: one view for all volumes of the store.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StoreStatus {
+    /// Its name.
+    pub(crate) name: String,
+    /// Whether it answers this node.
+    pub(crate) health: StoreHealth,
+    /// Why its newest configuration is not in use.
+    pub(crate) change_refused: Option<String>,
+    /// Deletes that it denied.
+    pub(crate) refused_deletes: RefusedDeletes,
+    /// Requests sent to it; none while it is not connected.
+    pub(crate) requests: Option<RequestCounts>,
+}
+
+/// What the local disk does for a volume.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct DiskStatus {
+    /// It failed a sync: flushes wait for commits until the next attach.
+    pub(crate) sync_failed: bool,
+    /// What it cannot read of what is not uploaded: nothing is uploaded meanwhile.
+    pub(crate) unreadable: Option<Unreadable>,
+    /// Bytes that the sides hold.
+    pub(crate) cached_bytes: u64,
+    /// Clean bytes evicted from the sides since this process took the volume.
+    pub(crate) evicted_bytes: u64,
 }
 
 impl VolumeStatus {
@@ -127,7 +117,6 @@ impl VolumeStatus {
     ) -> Self {
         Self {
             volume,
-            store_name,
             state,
             message: None,
             attached: None,
@@ -136,22 +125,16 @@ impl VolumeStatus {
             oldest_dirty: None,
             durability,
             durable_through: None,
-            store: StoreHealth::Unknown,
-            store_change_refused: None,
-            refused_deletes: RefusedDeletes::default(),
+            store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
-            disk_sync_failed: false,
-            unreadable: None,
+            disk: DiskStatus::default(),
             waiting_requests: 0,
-            cached_bytes: 0,
-            evicted_bytes: 0,
             served: ServedCounts::default(),
-            store_requests: None,
         }
     }
 
     fn present(volume: VolumeId, present: &Present) -> Self {
-        let (status, counters) = (present.board.status(), &present.board.counters);
+        let status = present.board.status();
         let attached = present.attached();
         let (state, message) = match present.check_recovered(&volume) {
             Err(recovery_failed) => (VolumeState::Quiesced, Some(recovery_failed.to_string())),
@@ -165,7 +148,6 @@ impl VolumeStatus {
         };
         Self {
             volume,
-            store_name: present.store_name.clone(),
             state,
             message,
             attached,
@@ -174,28 +156,22 @@ impl VolumeStatus {
             oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
             durability: Some(present.durability),
             durable_through: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
-            store: present.objects.health(),
-            store_change_refused: present.objects.refused_change(),
-            refused_deletes: present.objects.refused_deletes(),
-            delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
-            disk_sync_failed: status.sync_failed,
-            unreadable: status.unreadable,
-            waiting_requests: status.parked,
-            cached_bytes: Counters::get(&counters.cached_bytes),
-            evicted_bytes: status.evicted_bytes,
-            served: ServedCounts {
-                reads: Counters::get(&counters.reads),
-                writes: Counters::get(&counters.writes),
-                flushes: Counters::get(&counters.flushes),
-                discards: Counters::get(&counters.discards),
-                read_bytes: Counters::get(&counters.read_bytes),
-                written_bytes: Counters::get(&counters.written_bytes),
-                cold_reads: Counters::get(&counters.cold_reads),
-                local_read_errors: Counters::get(&counters.local_read_errors),
-                errors: Counters::get(&counters.errors),
-                most_waiting_work: Counters::get(&counters.most_waiting_work),
+            store: StoreStatus {
+                name: present.store_name.clone(),
+                health: present.objects.health(),
+                change_refused: present.objects.refused_change(),
+                refused_deletes: present.objects.refused_deletes(),
+                requests: Some(present.objects.current().counts()),
             },
-            store_requests: Some(present.objects.current().counts()),
+            delayed: status.delayed.map(|(delay, ms)| (delay, Duration::from_millis(ms))),
+            disk: DiskStatus {
+                sync_failed: status.sync_failed,
+                unreadable: status.unreadable,
+                cached_bytes: present.board.cached_bytes.load(Ordering::Relaxed),
+                evicted_bytes: status.evicted_bytes,
+            },
+            waiting_requests: status.parked,
+            served: present.board.served(),
         }
     }
 }

@@ -21,6 +21,6 @@ impl Served {
             Report::Kept { whole } => self.board.set_phase(Phase::Kept { whole }),
             Report::Repaired => self.board.repaired(),
         }
-        self.board.show(self.volume.status());
+        self.show();
     }
 }
