@@ -123,6 +123,7 @@ pub struct StatsResponse {
     pub volumes: ::prost::alloc::vec::Vec<VolumeStats>,
 }
 /// Counters of one volume since this process attached or recovered it.
+#[derive(serde::Serialize)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeStats {
     #[prost(string, tag = "1")]
@@ -153,6 +154,7 @@ pub struct VolumeStats {
     pub store_requests: ::core::option::Option<StoreRequests>,
 }
 /// Requests to a store.
+#[derive(serde::Serialize)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StoreRequests {
     #[prost(uint64, tag = "1")]

@@ -6,8 +6,7 @@ use std::time::Duration;
 use holdfast_crds::ByteSize;
 use holdfast_proto::node::v1::{
     AttachResponse, CapabilitiesResponse, CreateResponse, DetachResponse, Device, Displaced, Durability,
-    ListResponse, StateDisk, StatsResponse, StoreRequests, Transport, TransportCapability, Volume,
-    VolumeState, VolumeStats,
+    ListResponse, StateDisk, StatsResponse, Transport, TransportCapability, Volume, VolumeState, VolumeStats,
 };
 use holdfast_types::SECTOR_BYTES;
 use serde_json::{Value, json};
@@ -180,51 +179,8 @@ impl Render for StatsResponse {
 
     fn json(&self) -> Value {
         let row = |stats: &VolumeStats| {
-            let VolumeStats {
-                volume_id,
-                read_requests,
-                read_bytes,
-                write_requests,
-                written_bytes,
-                flush_requests,
-                discard_requests,
-                cold_reads,
-                failed_requests,
-                waiting_requests,
-                store_requests,
-            } = stats;
-            let StoreRequests {
-                get,
-                put,
-                list,
-                delete,
-                start_upload,
-                upload_part,
-                complete_upload,
-                abort_upload,
-            } = store_requests.unwrap_or_default();
-            json!({
-                "volume_id": volume_id,
-                "read_requests": read_requests,
-                "read_bytes": read_bytes,
-                "write_requests": write_requests,
-                "written_bytes": written_bytes,
-                "flush_requests": flush_requests,
-                "discard_requests": discard_requests,
-                "cold_reads": cold_reads,
-                "failed_requests": failed_requests,
-                "waiting_requests": waiting_requests,
-                "store_requests": {
-                    "get": get,
-                    "put": put,
-                    "list": list,
-                    "delete": delete,
-                    "start_upload": start_upload,
-                    "upload_part": upload_part,
-                    "complete_upload": complete_upload,
-                    "abort_upload": abort_upload,
-                },
-            })
+            let store_requests = Some(stats.store_requests.unwrap_or_default());
+            VolumeStats { store_requests, ..stats.clone() }
         };
         json!({ "volumes": self.volumes.iter().map(row).collect::<Vec<_>>() })
     }
