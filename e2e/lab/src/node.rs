@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// The daemon of a machine whose state disk holds the configuration of another: it had the disk before.
-    /// Told by its command line what to serve.
+    /// Its command line selects the volumes to serve.
     ///
     /// # Errors
     /// If it does not come up.
@@ -202,7 +202,7 @@ impl Node {
     /// busy host a request may take longer than the daemon waits for one.
     ///
     /// # Errors
-    /// When it fails otherwise, or the store does not answer in time; the error holds its output.
+    /// If it fails otherwise, or the store does not answer in time; the error holds its output.
     pub fn cli_with_retries(&self, arguments: &[&str]) -> Result<String> {
         until("a command that the store answers", CLI_LIMIT, || {
             let done = self.run_cli(arguments)?;

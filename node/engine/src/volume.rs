@@ -13,7 +13,7 @@
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
 //!
-//! An event changes the state of its owner. What follows for the others is done afterwards in [`Volume::settle`], a bounded
+//! An event changes the state of its owner. What follows for the others is done afterwards in `Volume::settle`, a bounded
 //! list of steps: no owner's step leads to another owner's but through it.
 //!
 //! ```text

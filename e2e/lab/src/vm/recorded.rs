@@ -1,5 +1,5 @@
 //! A state disk whose writes and flushes are recorded, so that it can be had as a power cut would have left
-//! it; and which fails where it is told to.
+//! it; and which fails on request.
 //!
 //! QEMU reaches it by NBD. Requests are served one after the other, so the record's order is the disk's.
 //! Writes tear between the physical blocks that the disk announces, and only there: "the smallest unit a
