@@ -29,8 +29,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Makes all parts and says, after each, which are still to come. A part that fails ends its lane, not the
-/// others.
+/// Makes all parts and says, after each, which are still to come. The others are made even if one fails.
 ///
 /// # Errors
 /// The first failure.
@@ -48,24 +47,21 @@ pub(super) fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
             scope.spawn(move || {
                 for Part { name, expected: _, make } in lane {
                     let made = make().with_context(|| format!("set up {name}"));
-                    let failed = made.is_err();
                     // The receiver below outlives every lane.
                     drop(done.send((name, made)));
-                    if failed {
-                        break;
-                    }
                 }
             });
         }
         drop(done);
         let mut result = Ok(());
         let mut shown = false;
+        let mut failed = 0;
         loop {
             let (name, made) = match ends.recv_timeout(if shown { Duration::MAX } else { QUIET }) {
                 Ok(end) => end,
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     shown = true;
-                    say(all, &to_come);
+                    say(all, failed, &to_come);
                     continue;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -74,17 +70,18 @@ pub(super) fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
             if let Err(error) = made {
                 report::step(format_args!("setup: {error:#}"));
                 result = result.and(Err(error));
+                failed += 1;
             }
             if shown {
-                say(all, &to_come);
+                say(all, failed, &to_come);
             }
         }
         result
     })
 }
 
-fn say(all: usize, to_come: &[String]) {
-    let done = all - to_come.len();
+fn say(all: usize, failed: usize, to_come: &[String]) {
+    let done = all - failed - to_come.len();
     match to_come {
         [] => report::step(format_args!("setup: {done} of {all} done")),
         left => report::step(format_args!("setup: {done} of {all} done; still to come: {}", left.join(", "))),
@@ -116,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_part_ends_its_lane_alone() {
+    fn the_others_are_made_when_a_part_fails() {
         let made = AtomicU32::new(0);
         let part = |name: &str| Part::new(name, Duration::ZERO, || Ok(made.fetch_add(1, Ordering::SeqCst)));
         let bad = Part::new("bad", Duration::ZERO, || Err::<(), _>(anyhow!("no such package")));
         let error = run(vec![vec![bad, part("after it")], vec![part("one"), part("two")]]).unwrap_err();
         assert_eq!(format!("{error:#}"), "set up bad: no such package");
-        assert_eq!(made.into_inner(), 2);
+        assert_eq!(made.into_inner(), 3);
     }
 }
