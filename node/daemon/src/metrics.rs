@@ -208,7 +208,7 @@ struct RingMetric {
 }
 
 /// Metrics of each ring thread.
-const RING_METRICS: [RingMetric; 2] = [
+const RING_METRICS: [RingMetric; 4] = [
     RingMetric {
         name: "holdfast_ring_waiting_messages_most",
         kind: Kind::Gauge,
@@ -220,6 +220,18 @@ const RING_METRICS: [RingMetric; 2] = [
         kind: Kind::Counter,
         help: "Messages that waited for room in the inbox of the ring thread",
         value: |ring| ring.full_inbox,
+    },
+    RingMetric {
+        name: "holdfast_ring_operations_most",
+        kind: Kind::Gauge,
+        help: "Operations that were in flight in the ring at a time, at most",
+        value: |ring| ring.most_operations,
+    },
+    RingMetric {
+        name: "holdfast_ring_late_completions",
+        kind: Kind::Counter,
+        help: "Completions dropped because their operation or their volume was gone; each is a bug",
+        value: |ring| ring.late_completions,
     },
 ];
 

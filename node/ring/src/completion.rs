@@ -1,6 +1,7 @@
 //! The end of one operation.
 
-use crate::UserData;
+use crate::HeapBuffer;
+use crate::operation_table::OperationKey;
 
 /// An error number of the kernel, positive, as in `errno.h`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,26 +52,18 @@ impl std::fmt::Display for Errno {
 
 impl std::error::Error for Errno {}
 
-/// One completion, as the kernel gave it.
+/// Result of an operation, as the kernel gave it. Not negative: the operation's result (for transfers:
+/// bytes). Negative: minus an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
-    /// What the operation was submitted with.
-    pub user_data: UserData,
-    /// Not negative: the operation's result (for transfers: bytes). Negative: minus an error number.
-    pub raw_result: i32,
-}
+pub struct Outcome(pub i32);
 
-impl Completion {
+impl Outcome {
     /// The result as a count of bytes.
     ///
     /// # Errors
     /// The error number the operation ended with.
-    pub const fn result(&self) -> Result<u32, Errno> {
-        if self.raw_result < 0 {
-            Err(Errno::new(self.raw_result.wrapping_neg()))
-        } else {
-            Ok(self.raw_result as u32)
-        }
+    pub const fn result(self) -> Result<u32, Errno> {
+        if self.0 < 0 { Err(Errno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
     }
 
     /// Whether exactly `expected_bytes` were moved.
@@ -79,7 +72,7 @@ impl Completion {
     /// The error number the operation ended with; `EIO` where it moved another number of bytes: a
     /// transfer between a request and a file that holds the device's whole range is never short
     /// without a reason.
-    pub const fn exactly(&self, expected_bytes: u32) -> Result<(), Errno> {
+    pub const fn exactly(self, expected_bytes: u32) -> Result<(), Errno> {
         match self.result() {
             Ok(bytes) if bytes == expected_bytes => Ok(()),
             Ok(_) => Err(Errno::EIO),
@@ -88,17 +81,34 @@ impl Completion {
     }
 }
 
+/// A completion that the kernel gave. [`Ring::end`](crate::Ring::end) says whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    pub(crate) key: OperationKey,
+    pub(crate) outcome: Outcome,
+}
+
+/// An operation that ended.
+#[derive(Debug)]
+pub struct Ended<T> {
+    /// Value it was started with.
+    pub operation: T,
+    /// Its result.
+    pub outcome: Outcome,
+    /// The memory that was lent to it ([`Ring::read`](crate::Ring::read),
+    /// [`Ring::write`](crate::Ring::write)).
+    pub buffer: Option<HeapBuffer>,
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Completion, Errno};
-    use crate::UserData;
+    use super::{Errno, Outcome};
 
     #[test]
     fn a_negative_result_is_an_error_and_a_short_one_is_not_success() {
-        let completion = |raw_result| Completion { user_data: UserData::new(16, 0, 0, 0), raw_result };
-        assert_eq!(completion(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
-        assert_eq!(completion(4096).exactly(4096), Ok(()));
-        assert_eq!(completion(512).exactly(4096), Err(Errno::EIO));
-        assert_eq!(completion(i32::MIN).result(), Err(Errno::EIO));
+        assert_eq!(Outcome(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
+        assert_eq!(Outcome(4096).exactly(4096), Ok(()));
+        assert_eq!(Outcome(512).exactly(4096), Err(Errno::EIO));
+        assert_eq!(Outcome(i32::MIN).result(), Err(Errno::EIO));
     }
 }

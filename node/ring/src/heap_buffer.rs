@@ -10,7 +10,7 @@ const ALIGNMENT: usize = 4096;
 /// Zeroed memory, aligned to 4096 bytes, so that it suits direct I/O.
 ///
 /// It is moved into [`Ring::read`](crate::Ring::read) or [`Ring::write`](crate::Ring::write) and comes
-/// back through [`Ring::reclaim`](crate::Ring::reclaim): nothing else can touch it while the kernel may.
+/// back when the operation has [ended](crate::Ring::end): nothing else can touch it while the kernel may.
 pub struct HeapBuffer {
     memory: NonNull<u8>,
     len: usize,
@@ -78,39 +78,5 @@ impl DerefMut for HeapBuffer {
 impl std::fmt::Debug for HeapBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HeapBuffer").field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
-/// The buffers that the kernel has at the moment, by the number that travels in `aux`.
-#[derive(Debug, Default)]
-pub(crate) struct Lent {
-    buffers: Vec<Option<HeapBuffer>>,
-    free: Vec<u32>,
-}
-
-impl Lent {
-    pub(crate) fn lend(&mut self, buffer: HeapBuffer) -> u32 {
-        if let Some(at) = self.free.pop() {
-            self.buffers[at as usize] = Some(buffer);
-            return at;
-        }
-        self.buffers.push(Some(buffer));
-        u32::try_from(self.buffers.len() - 1).expect("far fewer operations than 2^24 are in flight")
-    }
-
-    pub(crate) fn take_back(&mut self, at: u32) -> Option<HeapBuffer> {
-        let buffer = self.buffers.get_mut(at as usize)?.take()?;
-        self.free.push(at);
-        Some(buffer)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.free.len() == self.buffers.len()
-    }
-
-    /// Leaks the memory: the kernel may still write to it.
-    pub(crate) fn leak(&mut self) {
-        self.buffers.drain(..).flatten().for_each(std::mem::forget);
-        self.free.clear();
     }
 }

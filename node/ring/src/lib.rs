@@ -1,9 +1,10 @@
 //! The io_uring worker: ring, fixed files, fixed buffers, wake.
 //!
 //! *Owns*: every use of the `io-uring` crate on the data path: the ring itself, its table of fixed
-//! files, its table of fixed buffers, and the heap buffers that are in flight.
-//! *Does not own*: what the completions mean. The owner of the ring dispatches on
-//! [`UserData::kind`].
+//! files, its table of fixed buffers, the operations in flight with what each was for, and the heap
+//! buffers lent with them.
+//! *Does not own*: what the completions mean. The owner of the ring gives each operation a value of its
+//! own type, which comes back with the completion ([`Ring::end`]).
 //! *Runs on*: one thread; a [`Ring`] is neither `Send` nor `Sync`. Only a [`Waker`] crosses threads.
 //! *Invariants*: an entry that was pushed is submitted exactly once and its completion is handed out
 //! exactly once; memory lent to the kernel stays allocated until that completion.
@@ -15,17 +16,16 @@ mod error;
 mod file_limit;
 mod heap_buffer;
 mod operation;
+mod operation_table;
 mod ring;
 mod slot;
-mod user_data;
 mod waker;
 
-pub use completion::{Completion, Errno};
+pub use completion::{Completion, Ended, Errno, Outcome};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;
 pub use operation::{FileRange, FixedTransfer};
 pub use ring::{Ring, RingOptions};
 pub use slot::{BufferRange, FileSlot};
-pub use user_data::UserData;
 pub use waker::Waker;

@@ -4,7 +4,7 @@
 use io_uring::opcode;
 use io_uring::types::FsyncFlags;
 
-use crate::{FileSlot, HeapBuffer, Ring, UserData};
+use crate::{FileSlot, HeapBuffer, Ring};
 
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,111 +29,82 @@ pub struct FixedTransfer {
     pub buffer_offset_bytes: u32,
     /// How many bytes.
     pub len_bytes: u32,
-    /// Comes back with the completion.
-    pub user_data: UserData,
 }
 
-impl Ring {
+impl<T> Ring<T> {
     /// Reads from a file into a fixed buffer that the kernel registered.
-    pub fn read_fixed(&mut self, transfer: &FixedTransfer) {
-        let &FixedTransfer {
-            file,
-            file_offset_bytes,
-            buffer_index,
-            buffer_offset_bytes,
-            len_bytes,
-            user_data,
-        } = transfer;
+    pub fn read_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
+        let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
+            transfer;
         let address = std::ptr::without_provenance_mut(buffer_offset_bytes as usize);
         let entry = opcode::ReadFixed::new(file.fixed(), address, len_bytes, buffer_index)
             .offset(file_offset_bytes)
-            .build()
-            .user_data(user_data.to_bits());
+            .build();
         // SAFETY: the address is an offset in a buffer of the kernel's own; no memory of ours is named.
-        unsafe { self.push(entry) };
+        unsafe { self.push(entry, operation) };
     }
 
     /// Writes from a fixed buffer that the kernel registered into a file.
-    pub fn write_fixed(&mut self, transfer: &FixedTransfer) {
-        let &FixedTransfer {
-            file,
-            file_offset_bytes,
-            buffer_index,
-            buffer_offset_bytes,
-            len_bytes,
-            user_data,
-        } = transfer;
+    pub fn write_fixed(&mut self, transfer: &FixedTransfer, operation: T) {
+        let &FixedTransfer { file, file_offset_bytes, buffer_index, buffer_offset_bytes, len_bytes } =
+            transfer;
         let address = std::ptr::without_provenance(buffer_offset_bytes as usize);
         let entry = opcode::WriteFixed::new(file.fixed(), address, len_bytes, buffer_index)
             .offset(file_offset_bytes)
-            .build()
-            .user_data(user_data.to_bits());
+            .build();
         // SAFETY: as for `read_fixed`.
-        unsafe { self.push(entry) };
+        unsafe { self.push(entry, operation) };
     }
 
-    /// Reads a whole buffer from a file. The buffer stays with the ring until
-    /// [`reclaim`](Self::reclaim) is given the completion's user data; the ring uses `aux` for that, so
-    /// the `aux` of `user_data` is replaced.
-    pub fn read(&mut self, file: FileSlot, offset_bytes: u64, buffer: HeapBuffer, user_data: UserData) {
+    /// Reads a whole buffer from a file. The buffer stays with the ring until the operation has
+    /// [ended](Self::end).
+    pub fn read(&mut self, file: FileSlot, offset_bytes: u64, buffer: HeapBuffer, operation: T) {
         let (address, len) = (buffer.as_raw(), buffer_len(&buffer));
-        let user_data = user_data.with_aux(self.lent.lend(buffer));
-        let entry = opcode::Read::new(file.fixed(), address, len)
-            .offset(offset_bytes)
-            .build()
-            .user_data(user_data.to_bits());
-        // SAFETY: the buffer lies in `self.lent` until it is reclaimed with the completion's user data,
-        // and is leaked if the ring goes first. Moving a `HeapBuffer` does not move its memory.
-        unsafe { self.push(entry) };
+        let entry = opcode::Read::new(file.fixed(), address, len).offset(offset_bytes).build();
+        // SAFETY: the buffer lies beside the operation until its completion was handed out, and is leaked if
+        // the ring goes first. Moving a `HeapBuffer` does not move its memory.
+        unsafe { self.push_with(entry, operation, Some(buffer)) };
     }
 
     /// Writes a whole buffer to a file; otherwise as [`read`](Self::read).
-    pub fn write(&mut self, file: FileSlot, offset_bytes: u64, buffer: HeapBuffer, user_data: UserData) {
+    pub fn write(&mut self, file: FileSlot, offset_bytes: u64, buffer: HeapBuffer, operation: T) {
         let (address, len) = (buffer.as_raw(), buffer_len(&buffer));
-        let user_data = user_data.with_aux(self.lent.lend(buffer));
-        let entry = opcode::Write::new(file.fixed(), address, len)
-            .offset(offset_bytes)
-            .build()
-            .user_data(user_data.to_bits());
+        let entry = opcode::Write::new(file.fixed(), address, len).offset(offset_bytes).build();
         // SAFETY: as for `read`.
-        unsafe { self.push(entry) };
+        unsafe { self.push_with(entry, operation, Some(buffer)) };
     }
 
     /// Does nothing: its completion comes in a later turn of the thread.
-    pub fn no_operation(&mut self, user_data: UserData) {
-        let entry = opcode::Nop::new().build().user_data(user_data.to_bits());
+    pub fn no_operation(&mut self, operation: T) {
+        let entry = opcode::Nop::new().build();
         // SAFETY: the entry names no memory.
-        unsafe { self.push(entry) };
+        unsafe { self.push(entry, operation) };
     }
 
     /// Makes the data of a file durable (`fdatasync`).
-    pub fn sync_data(&mut self, file: FileSlot, user_data: UserData) {
-        let entry = opcode::Fsync::new(file.fixed())
-            .flags(FsyncFlags::DATASYNC)
-            .build()
-            .user_data(user_data.to_bits());
+    pub fn sync_data(&mut self, file: FileSlot, operation: T) {
+        let entry = opcode::Fsync::new(file.fixed()).flags(FsyncFlags::DATASYNC).build();
         // SAFETY: the entry names no memory.
-        unsafe { self.push(entry) };
+        unsafe { self.push(entry, operation) };
     }
 
     /// Frees a range of a file, which then reads as zeros; the file keeps its size.
-    pub fn punch_hole(&mut self, file: FileSlot, range: FileRange, user_data: UserData) {
-        self.fallocate(file, range, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, user_data);
+    pub fn punch_hole(&mut self, file: FileSlot, range: FileRange, operation: T) {
+        self.fallocate(file, range, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, operation);
     }
 
     /// Reserves space for a range of a file; what was there stays, what was a hole reads as zeros.
-    pub fn allocate(&mut self, file: FileSlot, range: FileRange, user_data: UserData) {
-        self.fallocate(file, range, libc::FALLOC_FL_KEEP_SIZE, user_data);
+    pub fn allocate(&mut self, file: FileSlot, range: FileRange, operation: T) {
+        self.fallocate(file, range, libc::FALLOC_FL_KEEP_SIZE, operation);
     }
 
-    fn fallocate(&mut self, file: FileSlot, range: FileRange, mode: i32, user_data: UserData) {
+    fn fallocate(&mut self, file: FileSlot, range: FileRange, mode: i32, operation: T) {
         let entry = opcode::Fallocate::new(file.fixed(), range.len_bytes)
             .offset(range.offset_bytes)
             .mode(mode)
-            .build()
-            .user_data(user_data.to_bits());
+            .build();
         // SAFETY: the entry names no memory.
-        unsafe { self.push(entry) };
+        unsafe { self.push(entry, operation) };
     }
 }
 

@@ -11,11 +11,11 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
-use crate::heap_buffer::Lent;
+use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable};
-use crate::{BufferRange, Completion, FileSlot, HeapBuffer, RingError, UserData, Waker};
+use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, Outcome, RingError, Waker};
 
-/// How large a ring and its tables are. Nothing grows later.
+/// How large a ring and its tables are. Only the table of operations grows later, if it must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOptions {
     /// Entries of the submission queue. More are submitted in several batches, none is lost.
@@ -29,6 +29,9 @@ pub struct RingOptions {
     /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
     /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
     pub buffers: u16,
+    /// Operations in flight that the ring has room for from the start: commands and file operations of all
+    /// its queues. Each takes 64 bytes, once it was used; beyond this the table is moved to a larger place.
+    pub operations: u32,
 }
 
 impl RingOptions {
@@ -38,28 +41,35 @@ impl RingOptions {
 
 impl Default for RingOptions {
     fn default() -> Self {
-        Self { submission_entries: 512, completion_entries: 8192, files: 8192, buffers: Self::MAX_BUFFERS }
+        Self {
+            submission_entries: 512,
+            completion_entries: 8192,
+            files: 8192,
+            buffers: Self::MAX_BUFFERS,
+            operations: 1 << 18,
+        }
     }
 }
 
 /// One io_uring with its tables, owned by the thread that made it.
 ///
-/// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries;
-/// [`submit_and_wait`](Self::submit_and_wait) hands out what has ended.
-pub struct Ring {
+/// Operations are started by [`read_fixed`](Self::read_fixed) and its like or pushed as raw entries, each
+/// with a value of the owner's that says what it is for;
+/// [`submit_and_wait`](Self::submit_and_wait) hands out completions, [`end`](Self::end) what each was for.
+pub struct Ring<T> {
     uring: IoUring,
     /// Entries the kernel would not take yet, oldest first. Empty but for moments of pressure.
     backlog: VecDeque<Entry>,
     files: FileTable,
     buffers: BufferTable,
-    pub(crate) lent: Lent,
+    in_flight: OperationTable<T>,
     waker: Waker,
     waker_armed: bool,
     /// `SINGLE_ISSUER`: only the thread that made the ring may use it.
     _thread_confined: PhantomData<*const ()>,
 }
 
-impl Ring {
+impl<T> Ring<T> {
     /// Makes a ring; the calling thread becomes the only one that may use it.
     ///
     /// # Errors
@@ -86,7 +96,7 @@ impl Ring {
             backlog: VecDeque::new(),
             files: FileTable::new(options.files),
             buffers: BufferTable::new(options.buffers),
-            lent: Lent::default(),
+            in_flight: OperationTable::with_capacity(options.operations),
             waker: Waker::new()?,
             waker_armed: false,
             _thread_confined: PhantomData,
@@ -142,13 +152,30 @@ impl Ring {
         self.buffers.give_back(range);
     }
 
-    /// Queues one entry. It is submitted by the next wait, or now if the queue is full; it is never
-    /// lost and never refused.
+    /// Queues one entry, for `operation`. It is submitted by the next wait, or now if the queue is full; it
+    /// is never lost and never refused.
     ///
     /// # Safety
     /// Memory named by the entry must stay valid, and untouched where the kernel writes to it, until
     /// the entry's completion has been handed out or the process ends.
-    pub unsafe fn push(&mut self, entry: Entry) {
+    pub unsafe fn push(&mut self, entry: Entry, operation: T) {
+        // SAFETY: the same contract.
+        unsafe { self.push_with(entry, operation, None) };
+    }
+
+    /// The same with memory that is lent to it.
+    ///
+    /// # Safety
+    /// As for [`push`](Self::push), but for `buffer`.
+    pub(crate) unsafe fn push_with(&mut self, entry: Entry, operation: T, buffer: Option<HeapBuffer>) {
+        let key = self.in_flight.insert(operation, buffer);
+        // SAFETY: the same contract; the buffer stays in the table until the completion was handed out.
+        unsafe { self.queue(entry.user_data(key.to_bits())) };
+    }
+
+    /// # Safety
+    /// As for [`push`](Self::push).
+    unsafe fn queue(&mut self, entry: Entry) {
         if self.backlog.is_empty() {
             // SAFETY: what the entry names is valid by this function's contract.
             if unsafe { self.uring.submission().push(&entry) }.is_ok() {
@@ -232,12 +259,12 @@ impl Ring {
     fn drain(&mut self, completions: &mut Vec<Completion>) -> bool {
         let mut woken = false;
         for entry in self.uring.completion() {
-            let user_data = UserData::from_bits(entry.user_data());
-            if user_data == UserData::WAKE {
+            let key = OperationKey::from_bits(entry.user_data());
+            if key == OperationKey::WAKE {
                 woken = true;
                 self.waker_armed = cqueue::more(entry.flags());
             } else {
-                completions.push(Completion { user_data, raw_result: entry.result() });
+                completions.push(Completion { key, outcome: Outcome(entry.result()) });
             }
         }
         if woken {
@@ -250,39 +277,57 @@ impl Ring {
         let events = u32::try_from(libc::POLLIN).expect("a small positive constant");
         let poll = opcode::PollAdd::new(Fd(self.waker.raw_fd()), events).multi(true).build();
         // SAFETY: the entry names no memory.
-        unsafe { self.push(poll.user_data(UserData::WAKE.to_bits())) };
+        unsafe { self.queue(poll.user_data(OperationKey::WAKE.to_bits())) };
         self.waker_armed = true;
     }
 
-    /// Takes back the buffer that a [`read`](Self::read) or [`write`](Self::write) was given, by the user
-    /// data of its completion. `None` if that was no such operation, or the buffer was taken already.
-    pub fn reclaim(&mut self, user_data: UserData) -> Option<HeapBuffer> {
-        self.lent.take_back(user_data.aux())
+    /// Ends the operation of a completion: says what it was for and gives back the buffer it had. `None`, and
+    /// counted by [`late_completions`](Self::late_completions), where that operation has ended before.
+    pub fn end(&mut self, completion: Completion) -> Option<Ended<T>> {
+        let (operation, buffer) = self.in_flight.take(completion.key)?;
+        Some(Ended { operation, outcome: completion.outcome, buffer })
+    }
+
+    /// Number of operations in flight.
+    #[must_use]
+    pub const fn operations(&self) -> u32 {
+        self.in_flight.count()
+    }
+
+    /// Largest number of operations that were in flight at a time.
+    #[must_use]
+    pub const fn most_operations(&self) -> u32 {
+        self.in_flight.most()
+    }
+
+    /// Number of completions that named an operation that had ended before.
+    #[must_use]
+    pub const fn late_completions(&self) -> u64 {
+        self.in_flight.late()
     }
 }
 
 /// For what this type has no function for. Only the ring's own thread may use it.
-impl AsRawFd for Ring {
+impl<T> AsRawFd for Ring<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.uring.as_raw_fd()
     }
 }
 
-impl Drop for Ring {
+impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
         // Closing the ring cancels operations in the background, after this returns.
-        if !self.lent.is_empty() {
-            self.lent.leak();
-        }
+        self.in_flight.leak_buffers();
     }
 }
 
-impl std::fmt::Debug for Ring {
+impl<T> std::fmt::Debug for Ring<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ring")
             .field("files", &self.files)
             .field("buffers", &self.buffers)
             .field("backlog", &self.backlog.len())
+            .field("operations", &self.operations())
             .finish_non_exhaustive()
     }
 }

@@ -31,7 +31,7 @@ pub use features::{Features, ForeignFeatures, Transport, Unsupported};
 pub use io_flusher::become_io_flusher;
 pub use kernel_release::KernelRelease;
 pub use lost_device::{flush_device, flush_from_outside};
-pub use queue::{COMMAND_KIND, Part, Queue, QueueEvent, QueueSpec};
+pub use queue::{Command, Part, Queue, QueueEvent, QueueSpec};
 pub use request::{Operation, Request};
 
 /// Bytes of a sector, the unit of every position and length in this crate's interface.

@@ -17,7 +17,7 @@
 
 use std::fs::File;
 
-use holdfast_ring::{BufferRange, Completion, Errno, FileSlot, FixedTransfer, Ring, UserData};
+use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, Outcome, Ring};
 use io_uring::opcode;
 use libublk::sys;
 
@@ -27,15 +27,23 @@ use crate::{
     CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
 };
 
-/// The [`UserData::kind`] of a queue's own operations; `device` is [`QueueSpec::device_index`], `aux` the
-/// queue id. Give such completions to [`Queue::on_completion`].
-pub const COMMAND_KIND: u8 = 1;
+/// A queue's own operation in the ring: a tag that the kernel has. The type of the ring's operations is made
+/// from it; give its outcome to [`Queue::on_completion`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command<K> {
+    /// The device, in the ring owner's words: [`QueueSpec::owner`].
+    pub owner: K,
+    /// Number of the queue on its device.
+    pub queue_id: u16,
+    /// The tag.
+    pub tag: u16,
+}
 
 /// Identity of a queue, in the ring owner's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueSpec {
-    /// The number by which the owner finds this queue again, in [`UserData::device`].
-    pub device_index: u16,
+pub struct QueueSpec<K> {
+    /// Value by which the owner finds the device again, in [`Command::owner`].
+    pub owner: K,
     /// Number of the queue on its device, from 0.
     pub queue_id: u16,
 }
@@ -51,9 +59,6 @@ pub struct Part {
     pub file: FileSlot,
     /// Offset of the piece in the file.
     pub file_offset_bytes: u64,
-    /// Comes back with the one completion of this part, whose result is the number of bytes moved. Check
-    /// it with [`Completion::exactly`].
-    pub user_data: UserData,
 }
 
 /// Meanings of a completion.
@@ -88,8 +93,8 @@ pub enum QueueEvent {
 const COPY_IF_NOT_REGISTERED: u64 = (sys::UBLK_AUTO_BUF_REG_FALLBACK as u64) << 16;
 
 /// One queue of a device, on one ring.
-pub struct Queue {
-    device_index: u16,
+pub struct Queue<K> {
+    owner: K,
     queue_id: u16,
     depth: u16,
     char_file: FileSlot,
@@ -105,7 +110,7 @@ pub struct Queue {
     draining: bool,
 }
 
-impl Queue {
+impl<K: Copy> Queue<K> {
     /// Makes a queue of an added (or quiesced) device ready on a ring. Next: [`arm`](Self::arm).
     ///
     /// # Errors
@@ -113,13 +118,13 @@ impl Queue {
     ///
     /// # Panics
     /// If the device has no such queue.
-    pub fn open(
-        ring: &mut Ring,
+    pub fn open<T>(
+        ring: &mut Ring<T>,
         device: &Device,
         char_device: &CharDevice,
-        spec: QueueSpec,
+        spec: QueueSpec<K>,
     ) -> Result<Self, QueueError> {
-        let QueueSpec { device_index, queue_id } = spec;
+        let QueueSpec { owner, queue_id } = spec;
         assert!(queue_id < device.queues(), "the device has {} queues", device.queues());
         let depth = device.depth();
         let map = |what| move |source| QueueError::Map { what, queue_id, source };
@@ -141,7 +146,7 @@ impl Queue {
             }
         };
         Ok(Self {
-            device_index,
+            owner,
             queue_id,
             depth,
             char_file,
@@ -160,54 +165,58 @@ impl Queue {
     ///
     /// # Panics
     /// If the queue was armed before.
-    pub fn arm(&mut self, ring: &mut Ring) {
+    pub fn arm<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>) {
         assert!(self.with_kernel == 0 && self.with_owner == 0, "a queue is armed once");
         for tag in 0..self.depth {
             self.push_command(ring, sys::UBLK_U_IO_FETCH_REQ, tag, -1);
         }
     }
 
-    /// Takes in a completion of kind [`COMMAND_KIND`] that names this queue.
-    pub fn on_completion(&mut self, ring: &mut Ring, completion: &Completion) -> QueueEvent {
-        let tag = completion.user_data.tag();
+    /// Takes in the outcome of a [`Command`] of this queue.
+    pub fn on_completion<T: From<Command<K>>>(
+        &mut self,
+        ring: &mut Ring<T>,
+        tag: u16,
+        outcome: Outcome,
+    ) -> QueueEvent {
         self.with_kernel -= 1;
-        match completion.raw_result {
+        match outcome.0 {
             0 if self.draining => QueueEvent::Held,
             0 => self.take_request(ring, tag),
             sys::UBLK_IO_RES_ABORT => QueueEvent::Aborted { tag, last: self.with_kernel == 0 },
-            _ => QueueEvent::Failed { tag, errno: completion.result().err().unwrap_or(Errno::EINVAL) },
+            _ => QueueEvent::Failed { tag, errno: outcome.result().err().unwrap_or(Errno::EINVAL) },
         }
     }
 
-    /// Moves a part of a read request's memory out of a file.
+    /// Moves a part of a read request's memory out of a file: `operation` ends with the number of bytes
+    /// moved. Check it with [`Outcome::exactly`].
     ///
     /// # Panics
     /// If the request is not a read, or the part does not lie inside it.
-    pub fn read_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
+    pub fn read_part<T>(&self, ring: &mut Ring<T>, request: &Request, part: &Part, operation: T) {
         assert_eq!(request.operation(), Operation::Read, "only a read takes data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
-            return ring.read_fixed(&self.transfer(request, part));
+            return ring.read_fixed(&self.transfer(request, part), operation);
         };
         let address = copies.address(request.tag(), part.request_offset_bytes, part.len_bytes);
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
-            .build()
-            .user_data(part.user_data.to_bits());
+            .build();
         // SAFETY: the entry names a range of this request's copy buffer. The buffers are unmapped only when no request is
         // with the owner, else leaked.
-        unsafe { ring.push(fill) };
+        unsafe { ring.push(fill, operation) };
     }
 
-    /// Moves a part of a write request's memory into a file.
+    /// Moves a part of a write request's memory into a file; otherwise as [`read_part`](Self::read_part).
     ///
     /// # Panics
     /// If the request is not a write, or the part does not lie inside it.
-    pub fn write_part(&self, ring: &mut Ring, request: &Request, part: &Part) {
+    pub fn write_part<T>(&self, ring: &mut Ring<T>, request: &Request, part: &Part, operation: T) {
         assert_eq!(request.operation(), Operation::Write, "only a write gives data");
         Self::check(request, part);
         let Some(copies) = self.copies_of(request) else {
-            return ring.write_fixed(&self.transfer(request, part));
+            return ring.write_fixed(&self.transfer(request, part), operation);
         };
         let (tag, offset, length) = (request.tag(), part.request_offset_bytes, part.len_bytes);
         let position = self.copy_position(tag, offset);
@@ -220,12 +229,17 @@ impl Queue {
             opcode::Nop::new().build()
         };
         // SAFETY: as for `read_part`.
-        unsafe { ring.push(entry.user_data(part.user_data.to_bits())) };
+        unsafe { ring.push(entry, operation) };
     }
 
     /// Answers a request, all of it or with an error, and offers its tag again. All its parts must have
     /// completed.
-    pub fn complete(&mut self, ring: &mut Ring, request: Request, outcome: Result<(), Errno>) {
+    pub fn complete<T: From<Command<K>>>(
+        &mut self,
+        ring: &mut Ring<T>,
+        request: Request,
+        outcome: Result<(), Errno>,
+    ) {
         let (tag, operation, sectors) = request.disarm();
         let len_bytes = sectors * SECTOR_BYTES as u32;
         let mut outcome = outcome;
@@ -286,7 +300,7 @@ impl Queue {
     /// # Panics
     /// If a tag is with the kernel or a request with the owner, or the queue was draining: what it held is
     /// still registered with the ring.
-    pub fn close(mut self, ring: &mut Ring) -> Result<(), QueueError> {
+    pub fn close<T>(mut self, ring: &mut Ring<T>) -> Result<(), QueueError> {
         assert!(!self.draining, "a draining queue is closed by dropping its ring");
         assert!(self.with_kernel == 0 && self.with_owner == 0, "all tags have come back");
         if let Some(buffers) = self.registered.take() {
@@ -296,7 +310,7 @@ impl Queue {
         Ok(())
     }
 
-    fn take_request(&mut self, ring: &mut Ring, tag: u16) -> QueueEvent {
+    fn take_request<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>, tag: u16) -> QueueEvent {
         let descriptor = self.descriptors.read(tag);
         self.with_owner += 1;
         let operation = match descriptor.op_flags & 0xff {
@@ -333,7 +347,7 @@ impl Queue {
         QueueEvent::Request(if is_forced { request.forced() } else { request })
     }
 
-    fn push_command(&mut self, ring: &mut Ring, command: u32, tag: u16, result: i32) {
+    fn push_command<T: From<Command<K>>>(&mut self, ring: &mut Ring<T>, command: u32, tag: u16, result: i32) {
         let mut argument = [0; 16];
         argument[0..2].copy_from_slice(&self.queue_id.to_ne_bytes());
         argument[2..4].copy_from_slice(&tag.to_ne_bytes());
@@ -343,11 +357,11 @@ impl Queue {
             // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays zero.
             entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
         }
-        let user_data = UserData::new(COMMAND_KIND, self.device_index, tag, self.queue_id.into());
+        let in_flight = Command { owner: self.owner, queue_id: self.queue_id, tag };
         self.with_kernel += 1;
         // SAFETY: the entry names no memory: the argument is copied into it, and its address field is an
         // index into the ring's buffer table or zero.
-        unsafe { ring.push(entry.build().user_data(user_data.to_bits())) };
+        unsafe { ring.push(entry.build(), in_flight.into()) };
     }
 
     fn check(request: &Request, part: &Part) {
@@ -369,7 +383,6 @@ impl Queue {
             buffer_index: buffers.index(request.tag()),
             buffer_offset_bytes: part.request_offset_bytes,
             len_bytes: part.len_bytes,
-            user_data: part.user_data,
         }
     }
 
@@ -383,7 +396,7 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl<K> Drop for Queue<K> {
     fn drop(&mut self) {
         if self.with_owner > 0 {
             // Copies may be in flight: their memory stays. The character device is closed, or the kernel would not quiesce the
@@ -393,10 +406,10 @@ impl Drop for Queue {
     }
 }
 
-impl std::fmt::Debug for Queue {
+impl<K: std::fmt::Debug> std::fmt::Debug for Queue<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Queue")
-            .field("device_index", &self.device_index)
+            .field("owner", &self.owner)
             .field("queue_id", &self.queue_id)
             .field("with_kernel", &self.with_kernel)
             .field("with_owner", &self.with_owner)
@@ -419,8 +432,9 @@ mod tests {
     /// the device only when the process had ended.
     #[test]
     fn a_dropped_queue_closes_its_character_device() {
-        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let mut ring = Ring::new(&options).unwrap();
+        let options =
+            RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0, operations: 8 };
+        let mut ring = Ring::<Command<()>>::new(&options).unwrap();
         let info = DeviceInfo {
             id: 0,
             state: DeviceState::Live,
@@ -441,14 +455,13 @@ mod tests {
             files.filter(|file| fs::metadata(file.path()).is_ok_and(|data| data.ino() == inode)).count()
         };
         let char_device = CharDevice::of(file);
-        let spec = QueueSpec { device_index: 0, queue_id: 0 };
+        let spec = QueueSpec { owner: (), queue_id: 0 };
         let mut queue = Queue::open(&mut ring, &device, &char_device, spec).unwrap();
         drop(char_device);
         queue.arm(&mut ring);
         // What the kernel says when it has requests; the descriptors are zeros, which is a read of nothing.
         let mut requests = (0..2).map(|tag| {
-            let user_data = UserData::new(COMMAND_KIND, 0, tag, 0);
-            let event = queue.on_completion(&mut ring, &Completion { user_data, raw_result: 0 });
+            let event = queue.on_completion(&mut ring, tag, Outcome(0));
             let QueueEvent::Request(request) = event else { panic!("{event:?}") };
             request
         });

@@ -4,18 +4,17 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::{Duration, Instant};
 
-use crate::{Completion, Errno, FileRange, FileSlot, HeapBuffer, Ring, RingError, RingOptions, UserData};
+use crate::{Ended, Errno, FileRange, FileSlot, HeapBuffer, RingError, RingOptions};
 
-const KIND: u8 = 20;
+/// A ring whose operations have a number.
+type Ring = crate::Ring<u16>;
+
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 fn ring(submission_entries: u32) -> Ring {
-    let options = RingOptions { submission_entries, completion_entries: 64, files: 4, buffers: 8 };
+    let options =
+        RingOptions { submission_entries, completion_entries: 64, files: 4, buffers: 8, operations: 8 };
     Ring::new(&options).unwrap()
-}
-
-fn data(tag: u16) -> UserData {
-    UserData::new(KIND, 3, tag, 0)
 }
 
 fn open(ring: &mut Ring) -> (File, FileSlot) {
@@ -24,41 +23,55 @@ fn open(ring: &mut Ring) -> (File, FileSlot) {
     (file, slot)
 }
 
-fn wait_for(ring: &mut Ring, count: usize) -> Vec<Completion> {
+fn wait_for(ring: &mut Ring, count: usize) -> Vec<Ended<u16>> {
     let mut completions = Vec::new();
     while completions.len() < count {
         let before = completions.len();
         assert!(!ring.submit_and_wait(SOON, &mut completions).unwrap(), "no wake-up");
         assert!(completions.len() > before, "{count} operations end, {before} have");
     }
-    completions
+    completions.into_iter().map(|completion| ring.end(completion).unwrap()).collect()
 }
 
-fn wait_for_one(ring: &mut Ring) -> Completion {
-    let completions = wait_for(ring, 1);
-    assert_eq!(completions.len(), 1);
-    completions[0]
+fn wait_for_one(ring: &mut Ring) -> Ended<u16> {
+    let mut ended = wait_for(ring, 1);
+    assert_eq!(ended.len(), 1);
+    ended.remove(0)
 }
 
 #[test]
 fn what_was_written_is_read_back_and_buffers_return() {
     let mut ring = ring(8);
     let (file, slot) = open(&mut ring);
-    ring.write(slot, 8192, HeapBuffer::from_slice(&[7; 4096]), data(1));
+    ring.write(slot, 8192, HeapBuffer::from_slice(&[7; 4096]), 1);
     let written = wait_for_one(&mut ring);
-    assert_eq!((written.user_data.tag(), written.exactly(4096)), (1, Ok(())));
-    assert_eq!(ring.reclaim(written.user_data).unwrap()[..], [7; 4096]);
-    assert!(ring.reclaim(written.user_data).is_none(), "a buffer comes back once");
+    assert_eq!((written.operation, written.outcome.exactly(4096)), (1, Ok(())));
+    assert_eq!(written.buffer.unwrap()[..], [7; 4096]);
 
-    ring.sync_data(slot, data(2));
-    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+    ring.sync_data(slot, 2);
+    assert_eq!(wait_for_one(&mut ring).outcome.exactly(0), Ok(()));
 
-    ring.read(slot, 4096, HeapBuffer::zeroed(8192), data(3));
+    ring.read(slot, 4096, HeapBuffer::zeroed(8192), 3);
     let read = wait_for_one(&mut ring);
-    assert_eq!(read.exactly(8192), Ok(()));
-    let back = ring.reclaim(read.user_data).unwrap();
+    assert_eq!(read.outcome.exactly(8192), Ok(()));
+    let back = read.buffer.unwrap();
     assert_eq!((&back[..4096], &back[4096..]), (&[0; 4096][..], &[7; 4096][..]));
     assert_eq!(file.metadata().unwrap().len(), 12288);
+}
+
+/// A second completion of an operation would end the next one that has its entry.
+#[test]
+fn a_late_completion_ends_no_other_operation() {
+    let mut ring = ring(8);
+    let mut completions = Vec::new();
+    ring.no_operation(1);
+    ring.submit_and_wait(SOON, &mut completions).unwrap();
+    assert_eq!(ring.end(completions[0]).unwrap().operation, 1);
+    ring.no_operation(2);
+    assert!(ring.end(completions[0]).is_none());
+    assert_eq!((ring.late_completions(), ring.operations()), (1, 1));
+    assert_eq!(wait_for_one(&mut ring).operation, 2);
+    assert_eq!((ring.most_operations(), ring.operations()), (1, 0));
 }
 
 #[test]
@@ -67,8 +80,8 @@ fn a_punched_range_reads_as_zeros_and_an_allocated_one_takes_space() {
     let (file, slot) = open(&mut ring);
     file.write_all_at(&[1; 3 * 65536], 0).unwrap();
     file.sync_all().unwrap();
-    ring.punch_hole(slot, FileRange { offset_bytes: 65536, len_bytes: 65536 }, data(1));
-    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+    ring.punch_hole(slot, FileRange { offset_bytes: 65536, len_bytes: 65536 }, 1);
+    assert_eq!(wait_for_one(&mut ring).outcome.exactly(0), Ok(()));
     let mut contents = Vec::new();
     (&file).read_to_end(&mut contents).unwrap();
     assert_eq!(contents.len(), 3 * 65536);
@@ -76,8 +89,8 @@ fn a_punched_range_reads_as_zeros_and_an_allocated_one_takes_space() {
     assert!(contents[..65536].iter().chain(&contents[2 * 65536..]).all(|&byte| byte == 1));
 
     let before = file.metadata().unwrap().blocks();
-    ring.allocate(slot, FileRange { offset_bytes: 1 << 20, len_bytes: 1 << 20 }, data(2));
-    assert_eq!(wait_for_one(&mut ring).exactly(0), Ok(()));
+    ring.allocate(slot, FileRange { offset_bytes: 1 << 20, len_bytes: 1 << 20 }, 2);
+    assert_eq!(wait_for_one(&mut ring).outcome.exactly(0), Ok(()));
     let after = file.metadata().unwrap();
     assert!(after.blocks() >= before + 2048, "a MiB more is allocated");
     assert_eq!(after.len(), 3 * 65536, "the size stays");
@@ -88,14 +101,14 @@ fn more_operations_than_the_queue_holds_all_end() {
     let mut ring = ring(4);
     let (file, slot) = open(&mut ring);
     for tag in 0..100 {
-        ring.write(slot, u64::from(tag) * 512, HeapBuffer::from_slice(&[tag as u8; 512]), data(tag));
+        ring.write(slot, u64::from(tag) * 512, HeapBuffer::from_slice(&[tag as u8; 512]), tag);
     }
     let mut tags: Vec<u16> = wait_for(&mut ring, 100)
-        .iter()
-        .map(|completion| {
-            completion.exactly(512).unwrap();
-            ring.reclaim(completion.user_data).unwrap();
-            completion.user_data.tag()
+        .into_iter()
+        .map(|ended| {
+            ended.outcome.exactly(512).unwrap();
+            ended.buffer.unwrap();
+            ended.operation
         })
         .collect();
     tags.sort_unstable();
@@ -110,15 +123,15 @@ fn a_failed_and_a_short_operation_are_told_apart_from_success() {
     let mut ring = ring(8);
     let (file, slot) = open(&mut ring);
     file.write_all_at(&[9; 6000], 0).unwrap();
-    ring.read(slot, 4096, HeapBuffer::zeroed(4096), data(1));
+    ring.read(slot, 4096, HeapBuffer::zeroed(4096), 1);
     let short = wait_for_one(&mut ring);
-    assert_eq!((short.result(), short.exactly(4096)), (Ok(6000 - 4096), Err(Errno::EIO)));
+    assert_eq!((short.outcome.result(), short.outcome.exactly(4096)), (Ok(6000 - 4096), Err(Errno::EIO)));
 
     ring.unregister_file(slot).unwrap();
-    ring.read(slot, 0, HeapBuffer::zeroed(4096), data(2));
+    ring.read(slot, 0, HeapBuffer::zeroed(4096), 2);
     let failed = wait_for_one(&mut ring);
-    assert_eq!(failed.exactly(4096), Err(Errno::new(libc::EBADF)));
-    assert!(ring.reclaim(failed.user_data).is_some(), "the buffer comes back from a failure too");
+    assert_eq!(failed.outcome.exactly(4096), Err(Errno::new(libc::EBADF)));
+    assert!(failed.buffer.is_some(), "the buffer comes back from a failure too");
 }
 
 #[test]

@@ -9,14 +9,31 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
-use holdfast_ring::{Completion, Errno, FileRange, FileSlot, Ring, RingOptions, UserData, Waker};
+use holdfast_ring::{Errno, FileRange, FileSlot, Outcome, RingOptions, Waker};
 use holdfast_ublk::{
-    COMMAND_KIND, CharDevice, Device, Operation, Part, Queue, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
+    CharDevice, Command, Device, Operation, Part, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
     become_io_flusher,
 };
 
-/// The kind of everything that is done to the files.
-const FILE_KIND: u8 = 16;
+/// What an operation in the ring is for. The number is that of the device.
+enum InFlight {
+    Command(Command<u16>),
+    /// A part of a request, or its sync.
+    Part {
+        index: u16,
+        tag: u16,
+        expected_bytes: u32,
+    },
+}
+
+impl From<Command<u16>> for InFlight {
+    fn from(command: Command<u16>) -> Self {
+        Self::Command(command)
+    }
+}
+
+type Ring = holdfast_ring::Ring<InFlight>;
+type Queue = holdfast_ublk::Queue<u16>;
 
 enum Message {
     Serve {
@@ -146,11 +163,13 @@ impl RingThread {
                     self.on_message(message);
                 }
             }
-            for completion in &completions {
-                match completion.user_data.kind() {
-                    COMMAND_KIND => self.on_command(completion)?,
-                    FILE_KIND => self.on_file(completion)?,
-                    kind => bail!("nothing of kind {kind} was started"),
+            for &completion in &completions {
+                let ended = self.ring.end(completion).context("a completion of nothing in flight")?;
+                match ended.operation {
+                    InFlight::Command(command) => self.on_command(command, ended.outcome)?,
+                    InFlight::Part { index, tag, expected_bytes } => {
+                        self.on_part(index, tag, ended.outcome.exactly(expected_bytes))?;
+                    }
                 }
             }
             let idle = self.served.iter().flatten().all(|served| served.queue.requests_with_owner() == 0);
@@ -225,7 +244,7 @@ impl RingThread {
     }
 
     fn serve(&mut self, index: u16, device: &Device, char_device: &CharDevice, file: &File) -> Result<()> {
-        let spec = QueueSpec { device_index: index, queue_id: 0 };
+        let spec = QueueSpec { owner: index, queue_id: 0 };
         let mut queue = Queue::open(&mut self.ring, device, char_device, spec)?;
         let file = self.ring.register_file(file.as_fd())?;
         queue.arm(&mut self.ring);
@@ -239,10 +258,10 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_command(&mut self, completion: &Completion) -> Result<()> {
-        let index = completion.user_data.device();
+    fn on_command(&mut self, command: Command<u16>, outcome: Outcome) -> Result<()> {
+        let Command { owner: index, queue_id: _, tag } = command;
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
-        match served.queue.on_completion(&mut self.ring, completion) {
+        match served.queue.on_completion(&mut self.ring, tag, outcome) {
             QueueEvent::Request(request) => start(&mut self.ring, served, index, request, self.part_bytes),
             QueueEvent::Held | QueueEvent::Refused => {}
             QueueEvent::Aborted { .. } => self.close_if_idle(index),
@@ -251,19 +270,18 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_file(&mut self, completion: &Completion) -> Result<()> {
-        let UserDataFields { index, tag, expected_bytes } = UserDataFields::of(completion.user_data);
+    fn on_part(&mut self, index: u16, tag: u16, moved: Result<(), Errno>) -> Result<()> {
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
         let slot = &mut served.active[usize::from(tag)];
         let active = slot.as_mut().context("a completion of a request that has ended")?;
-        active.outcome = active.outcome.and(completion.exactly(expected_bytes));
+        active.outcome = active.outcome.and(moved);
         active.parts -= 1;
         if active.parts > 0 {
             return Ok(());
         }
         if active.outcome.is_ok() && std::mem::take(&mut active.sync_after) {
             active.parts = 1;
-            self.ring.sync_data(served.file, UserDataFields::pack(index, tag, 0));
+            self.ring.sync_data(served.file, InFlight::Part { index, tag, expected_bytes: 0 });
         } else if let Some(Active { request, outcome, .. }) = slot.take() {
             served.queue.complete(&mut self.ring, request, outcome);
         }
@@ -285,23 +303,6 @@ impl RingThread {
     }
 }
 
-/// The result a part should end with travels in `aux`, in sectors.
-struct UserDataFields {
-    index: u16,
-    tag: u16,
-    expected_bytes: u32,
-}
-
-impl UserDataFields {
-    fn pack(index: u16, tag: u16, expected_bytes: u32) -> UserData {
-        UserData::new(FILE_KIND, index, tag, expected_bytes / SECTOR_BYTES as u32)
-    }
-
-    fn of(data: UserData) -> Self {
-        Self { index: data.device(), tag: data.tag(), expected_bytes: data.aux() * SECTOR_BYTES as u32 }
-    }
-}
-
 fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, part_bytes: u32) {
     let tag = request.tag();
     let begin_bytes = request.start_sector() * SECTOR_BYTES;
@@ -319,18 +320,18 @@ fn start(ring: &mut Ring, served: &mut Served, index: u16, request: Request, par
                     len_bytes,
                     file: served.file,
                     file_offset_bytes: begin_bytes + u64::from(offset),
-                    user_data: UserDataFields::pack(index, tag, len_bytes),
                 };
+                let in_flight = InFlight::Part { index, tag, expected_bytes: len_bytes };
                 if operation == Operation::Read {
-                    served.queue.read_part(ring, &request, &part);
+                    served.queue.read_part(ring, &request, &part, in_flight);
                 } else {
-                    served.queue.write_part(ring, &request, &part);
+                    served.queue.write_part(ring, &request, &part, in_flight);
                 }
             }
         }
-        Operation::Flush => ring.sync_data(served.file, UserDataFields::pack(index, tag, 0)),
+        Operation::Flush => ring.sync_data(served.file, InFlight::Part { index, tag, expected_bytes: 0 }),
         Operation::Discard | Operation::WriteZeroes => {
-            ring.punch_hole(served.file, range, UserDataFields::pack(index, tag, 0));
+            ring.punch_hole(served.file, range, InFlight::Part { index, tag, expected_bytes: 0 });
         }
     }
     let sync_after = request.is_fua();

@@ -9,12 +9,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use holdfast_ublk::{
-    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, Queue, QueueSpec,
-    Transport, Unsupported, flush_from_outside,
+    ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, Features, QueueSpec, Transport,
+    Unsupported, flush_from_outside,
 };
 
 use crate::node::TransportChoice;
 use crate::node::ring::message::OpenQueues;
+use crate::node::ring::operation::Queue;
 
 /// The command of the daemon's own program that flushes a block device.
 pub(crate) const FLUSH_DEVICE: &str = "flush-device";
@@ -83,10 +84,10 @@ impl Devices for Kernel {
 
     fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
         let char_device = device.open_char()?;
-        Ok(Box::new(move |ring, device_index| {
+        Ok(Box::new(move |ring, owner| {
             let mut queues = Vec::new();
             for queue_id in 0..device.queues() {
-                match Queue::open(ring, &device, &char_device, QueueSpec { device_index, queue_id }) {
+                match Queue::open(ring, &device, &char_device, QueueSpec { owner, queue_id }) {
                     Ok(queue) => queues.push(queue),
                     Err(error) => {
                         queues.into_iter().try_for_each(|queue: Queue| queue.close(ring))?;

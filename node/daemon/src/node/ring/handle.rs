@@ -20,15 +20,29 @@ use crate::node::ring::message::Message;
 pub(in crate::node) struct RingFigures {
     most_messages: AtomicU64,
     full_inbox: AtomicU64,
+    late_completions: AtomicU64,
+    most_operations: AtomicU64,
 }
 
-/// What a ring thread did since it was started.
+impl RingFigures {
+    /// Publishes what the ring thread counts itself.
+    pub(super) fn show(&self, late_completions: u64, most_operations: u32) {
+        self.late_completions.store(late_completions, Ordering::Relaxed);
+        self.most_operations.store(most_operations.into(), Ordering::Relaxed);
+    }
+}
+
+/// Figures of a ring thread at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RingStatus {
     /// Messages that waited for the thread at a time, at most.
     pub(crate) most_messages: u64,
     /// How often the inbox was full, and the sender of a message waited.
     pub(crate) full_inbox: u64,
+    /// Completions that came for an operation that had ended, or for a volume that was gone: bugs, dropped.
+    pub(crate) late_completions: u64,
+    /// Operations in flight at a time, at most.
+    pub(crate) most_operations: u64,
 }
 
 /// A ring thread, seen from elsewhere.
@@ -40,8 +54,8 @@ pub(in crate::node) struct RingHandle {
 }
 
 impl RingHandle {
-    pub(super) fn new(inbox: Sender<Message>, waker: Waker) -> Self {
-        Self { inbox, waker, figures: Arc::default() }
+    pub(super) fn new(inbox: Sender<Message>, waker: Waker, figures: Arc<RingFigures>) -> Self {
+        Self { inbox, waker, figures }
     }
 
     /// Sends a message, after a wait while the inbox is full. It is lost only when the thread has ended, with the
@@ -87,10 +101,12 @@ impl RingHandle {
     }
 
     pub(in crate::node) fn status(&self) -> RingStatus {
-        let RingFigures { most_messages, full_inbox } = &*self.figures;
+        let RingFigures { most_messages, full_inbox, late_completions, most_operations } = &*self.figures;
         RingStatus {
             most_messages: most_messages.load(Ordering::Relaxed),
             full_inbox: full_inbox.load(Ordering::Relaxed),
+            late_completions: late_completions.load(Ordering::Relaxed),
+            most_operations: most_operations.load(Ordering::Relaxed),
         }
     }
 }
@@ -99,17 +115,22 @@ impl RingHandle {
 mod tests {
     use std::time::Duration;
 
-    use holdfast_ring::{Ring, RingOptions};
+    use holdfast_ring::RingOptions;
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::node::ring::operation::Ring;
+
+    fn waker() -> Waker {
+        let options =
+            RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0, operations: 8 };
+        Ring::new(&options).unwrap().waker()
+    }
 
     #[tokio::test]
     async fn a_full_inbox_holds_up_senders_and_is_counted() {
-        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let waker = Ring::new(&options).unwrap().waker();
         let (inbox, mut messages) = mpsc::channel(2);
-        let ring = RingHandle::new(inbox, waker);
+        let ring = RingHandle::new(inbox, waker(), Arc::default());
         ring.send(Message::Tick).await;
         ring.send(Message::Tick).await;
         let held_up = tokio::time::timeout(Duration::from_millis(20), ring.send(Message::Tick)).await;
@@ -119,18 +140,16 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
         sent.await.unwrap();
-        assert_eq!(ring.status(), RingStatus { most_messages: 2, full_inbox: 2 });
+        assert_eq!(ring.status(), RingStatus { most_messages: 2, full_inbox: 2, ..RingStatus::default() });
         assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
         assert!(matches!(messages.try_recv(), Ok(Message::Leave)));
     }
 
     #[tokio::test]
     async fn a_call_to_an_ended_thread_says_so() {
-        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
-        let waker = Ring::new(&options).unwrap().waker();
         let (inbox, messages) = mpsc::channel(2);
         drop(messages);
-        let ring = RingHandle::new(inbox, waker);
+        let ring = RingHandle::new(inbox, waker(), Arc::default());
         let answer = ring.call(|_done: oneshot::Sender<()>| Message::Tick).await;
         assert!(matches!(answer, Err(NodeError::RingLost)));
     }

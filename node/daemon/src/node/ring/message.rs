@@ -1,31 +1,24 @@
-//! What a ring thread is told, and what it answers.
+//! Messages to a ring thread, and its answers.
 
 use std::fs::File;
 use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
-use holdfast_ring::{Ring, RingError};
-use holdfast_ublk::{Device, Queue, QueueError};
+use holdfast_ring::RingError;
+use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::node::ring::board::Board;
 use crate::node::ring::label::Label;
+use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
 use crate::node::ring::room::Place;
-use crate::node::ring::work::Work;
+use crate::node::ring::work::{ColdRead, Work};
 use crate::node::store::block_cache::SlabSlot;
 
-/// Tells one stay of a volume on a ring thread from every other: late answers of an earlier one are dropped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::node) struct VolumeKey {
-    /// Its place in the thread's table.
-    pub(super) index: u16,
-    pub(super) serial: u32,
-}
-
-/// Opens the queues of a device on a ring thread, under the volume's index there.
+/// Opens the queues of a device on a ring thread, for the volume of a key.
 pub(in crate::node) type OpenQueues =
-    Box<dyn FnOnce(&mut Ring, u16) -> Result<Vec<Queue>, QueueError> + Send>;
+    Box<dyn FnOnce(&mut Ring, VolumeKey) -> Result<Vec<Queue>, QueueError> + Send>;
 
 /// A volume for a ring thread.
 pub(in crate::node) struct NewVolume {
@@ -42,7 +35,7 @@ pub(in crate::node) struct NewVolume {
     pub(in crate::node) place: Place,
 }
 
-/// Why a ring thread did not do what it was asked to do with a volume.
+/// Reason why a ring thread did not do what it was asked to do with a volume.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::node) enum RingRefusal {
     /// The volume was released before.
@@ -94,7 +87,7 @@ pub(in crate::node) enum Message {
     },
     Cold {
         key: VolumeKey,
-        ticket: u32,
+        read: Box<ColdRead>,
         slot: Result<SlabSlot, Errno>,
     },
     Tick,

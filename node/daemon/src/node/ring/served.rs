@@ -2,37 +2,37 @@
 //!
 //! Owns: the volume's planner, its device's queues, the requests and the file operations in flight.
 //! Runs on: its ring thread. No lock, no wait, no allocation for a request that is served locally.
-//! Invariants: a request stays in `requests` until it is completed; an operation's user data names the request (or the
-//! step) whose answer it is.
+//! Invariants: a request stays in `queues` until it is completed; an operation in the ring says what it is
+//! for ([`FileOperation`](crate::node::ring::operation::FileOperation)).
 
 use std::sync::Arc;
 
 use holdfast_engine::action::Action;
-use holdfast_engine::event::{Errno, Event, Millis, RequestId};
-use holdfast_engine::manifest::Layers;
+use holdfast_engine::event::{Errno, Event, Millis};
 use holdfast_engine::volume::Volume;
-use holdfast_ring::{FileSlot, Ring, RingError};
+use holdfast_ring::{FileSlot, RingError};
 use holdfast_types::SectorRange;
-use holdfast_ublk::{Device, Queue, Request};
+use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::local::live_map::LiveMap;
 use crate::node::ring::board::{Board, ServedCounts};
 use crate::node::ring::label::Label;
-use crate::node::ring::message::{Reply, RingRefusal};
+use crate::node::ring::message::Reply;
+use crate::node::ring::operation::{Queue, Ring, VolumeKey};
 use crate::node::ring::planned::Planned;
 use crate::node::ring::room::Place;
 use crate::node::ring::work::Work;
-use crate::node::store::block_cache::SlabSlot;
 
 mod completion;
-mod kind;
 mod lines;
 mod perform;
+mod queues;
 mod report;
 
 use lines::Lines;
+use queues::Queues;
 
 /// Files every volume reads from, in the ring's table.
 #[derive(Clone, Copy)]
@@ -56,49 +56,44 @@ impl Slots {
     }
 }
 
-/// A cold read in progress.
-struct Ticket {
-    id: RequestId,
-    range: SectorRange,
-    at: u32,
-    layers: Layers,
-    /// Held from the fetch to the end of the read.
-    slot: Option<SlabSlot>,
-    /// A slot could not be read before.
-    again: bool,
+/// The pieces of the durable map that are being written.
+#[derive(Default)]
+struct MapWrites {
+    in_flight: u32,
+    failed: Option<Errno>,
+}
+
+impl MapWrites {
+    /// Takes in the end of one; returns what all came to after the last.
+    fn end(&mut self, result: Result<(), Errno>) -> Option<Result<(), Errno>> {
+        self.failed = self.failed.or(result.err());
+        self.in_flight -= 1;
+        (self.in_flight == 0).then(|| self.failed.take().map_or(Ok(()), Err))
+    }
 }
 
 /// One volume on a ring thread.
 pub(in crate::node) struct Served {
-    index: u16,
+    key: VolumeKey,
     lines: Lines,
-    label: Arc<Label>,
     volume: Volume<LiveMap>,
     sectors: u64,
     slots: Slots,
     shared: SharedFiles,
-    depth: u32,
-    queues: Vec<Queue>,
-    requests: Vec<Option<Request>>,
-    tickets: Vec<Option<Ticket>>,
-    map_writes: u32,
-    map_write_failed: Option<Errno>,
+    queues: Queues,
+    map_writes: MapWrites,
     /// Operations of this volume in the ring, commands of the device apart.
     operations: u32,
     actions: Vec<Action>,
     tally: ServedCounts,
     work: mpsc::Sender<Work>,
     board: Arc<Board>,
-    closing: Option<Reply>,
-    /// The device's queues are with the kernel.
-    is_open: bool,
     _place: Place,
 }
 
 /// What a volume is given on its ring thread.
 pub(in crate::node) struct Made {
-    /// Its place on the thread.
-    pub(in crate::node) index: u16,
+    pub(in crate::node) key: VolumeKey,
     pub(in crate::node) label: Arc<Label>,
     pub(in crate::node) slots: Slots,
     pub(in crate::node) shared: SharedFiles,
@@ -110,42 +105,29 @@ pub(in crate::node) struct Made {
 impl Served {
     pub(in crate::node) fn new(planned: Planned, made: Made) -> Self {
         let Planned { sectors, requests, volume, actions } = planned;
-        let Made { index, label, slots, shared, work, board, place } = made;
+        let Made { key, label, slots, shared, work, board, place } = made;
         Self {
-            index,
-            lines: Lines::new(Arc::clone(&label)),
-            label,
+            key,
+            lines: Lines::new(label),
             volume,
             sectors,
             slots,
             shared,
-            depth: requests,
-            queues: Vec::new(),
-            requests: (0..requests).map(|_| None).collect(),
-            tickets: Vec::new(),
-            map_writes: 0,
-            map_write_failed: None,
+            queues: Queues::new(requests),
+            map_writes: MapWrites::default(),
             operations: 0,
             actions,
             tally: ServedCounts::default(),
             work,
             board,
-            closing: None,
-            is_open: false,
             _place: place,
         }
     }
 
     /// Serves the queues of the volume's device from now on.
     pub(in crate::node) fn open(&mut self, ring: &mut Ring, device: Device, queues: Vec<Queue>) {
-        self.label.set_device(device);
-        let number = queues.len().max(1);
-        self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
-        self.queues = queues;
-        self.is_open = true;
-        for queue in &mut self.queues {
-            queue.arm(ring);
-        }
+        self.lines.set_device(device);
+        self.queues.open(ring, queues);
     }
 
     /// Passes an event to the planner and does what it answers.
@@ -180,31 +162,12 @@ impl Served {
 
     /// Releases the device's queues once all tags are back; the device was told to stop.
     pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: Reply) {
-        self.closing = Some(done);
-        self.finish_closing(ring);
-    }
-
-    fn finish_closing(&mut self, ring: &mut Ring) {
-        let all_back =
-            self.queues.iter().all(|queue| queue.tags_with_kernel() + queue.requests_with_owner() == 0);
-        if !all_back {
-            return;
-        }
-        if let Some(done) = self.closing.take() {
-            let mut queues = self.queues.drain(..);
-            let closed = queues.try_for_each(|queue| queue.close(ring)).map_err(RingRefusal::from);
-            drop(queues);
-            self.is_open = false;
-            // The caller may have stopped waiting.
-            drop(done.send(closed));
-        }
+        self.queues.close(ring, done);
     }
 
     /// From now on requests are left to the successor.
     pub(in crate::node) fn drain(&mut self) {
-        for queue in &mut self.queues {
-            queue.drain();
-        }
+        self.queues.drain();
     }
 
     /// Whether no file operation is in flight.
@@ -212,26 +175,23 @@ impl Served {
         self.operations == 0
     }
 
-    /// Whether the device's queues are with the kernel: completions of theirs name this volume's index.
+    /// Whether the device's queues are with the kernel.
     pub(in crate::node) fn is_open(&self) -> bool {
-        self.is_open
+        self.queues.is_open()
     }
 
     /// Leaves every request to the successor, for the process to end: the kernel hands them to it.
     pub(in crate::node) fn leave(&mut self) {
-        let is_still = self.is_still();
-        for (number, slot) in self.requests.iter_mut().enumerate() {
-            let Some(request) = slot.take() else { continue };
-            match self.queues.get_mut(number / self.depth as usize) {
-                Some(queue) if is_still => queue.leave(request),
-                // What moves its data may still be in flight.
-                Some(_) | None => request.leave_to_successor(),
-            }
-        }
+        self.queues.leave(self.is_still());
     }
 
     /// Takes the volume's files off the ring.
     pub(in crate::node) fn release(self, ring: &mut Ring) -> Result<(), RingError> {
         self.slots.release(ring)
     }
+}
+
+/// The length of a range, in bytes.
+fn bytes(range: SectorRange) -> u32 {
+    u32::try_from(range.bytes()).expect("a request is smaller than 4 GiB")
 }

@@ -4,23 +4,25 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::event::Millis;
-use holdfast_ring::{Completion, Ring, RingError, RingOptions};
-use holdfast_ublk::COMMAND_KIND;
+use holdfast_ring::{Completion, Ended, RingError, RingOptions};
+use holdfast_ublk::Command;
 use tokio::sync::mpsc::{self, Receiver};
 
 use crate::node::clock::now;
 use crate::node::ends_process::{EndsProcess, end_process};
 use crate::node::error::NodeError;
 use crate::node::limit::RING_MESSAGES;
-use crate::node::ring::handle::RingHandle;
-use crate::node::ring::message::{Message, NewVolume, Reply, RingRefusal, VolumeKey};
+use crate::node::ring::handle::{RingFigures, RingHandle};
+use crate::node::ring::message::{Message, NewVolume, Reply, RingRefusal};
+use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
 use crate::node::ring::served::{Made, Served, SharedFiles, Slots};
+use crate::node::ring::volume_table::VolumeTable;
 
 /// How long a leaving thread waits for file operations in flight.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
@@ -39,7 +41,7 @@ pub(in crate::node) fn spawn(
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
         match RingThread::new(&slab, &zeros, messages) {
             Ok(mut thread) => {
-                drop(ready.send(Ok(thread.ring.waker())));
+                drop(ready.send(Ok((thread.ring.waker(), Arc::clone(&thread.figures)))));
                 let _alone = EndsProcess("a ring thread");
                 if let Err(error) = thread.run() {
                     // Devices stay quiesced; a restarted daemon recovers them.
@@ -52,18 +54,20 @@ pub(in crate::node) fn spawn(
     });
     let thread = thread.map_err(NodeError::RingThread)?;
     let made = started.recv().map_err(|_panicked| NodeError::RingLost)?;
-    Ok((RingHandle::new(inbox, made.map_err(NodeError::RingSetup)?), thread))
+    let (waker, figures) = made.map_err(NodeError::RingSetup)?;
+    Ok((RingHandle::new(inbox, waker, figures), thread))
 }
-
-static SERIALS: AtomicU32 = AtomicU32::new(0);
 
 struct RingThread {
     ring: Ring,
     shared: SharedFiles,
-    served: Vec<Option<(u32, Served)>>,
+    volumes: VolumeTable<Served>,
+    figures: Arc<RingFigures>,
+    /// Completions for volumes that were gone.
+    late: u64,
     messages: Receiver<Message>,
     leaving: Option<Instant>,
-    /// Volumes to release once no operation of theirs is in flight: its answer would be taken for another's.
+    /// Volumes to release once no operation on their files is in flight.
     removed: Vec<(VolumeKey, Reply)>,
 }
 
@@ -74,7 +78,16 @@ impl RingThread {
             slab: ring.register_file(slab.as_fd())?,
             zeros: ring.register_file(zeros.as_fd())?,
         };
-        Ok(Self { ring, shared, served: Vec::new(), messages, leaving: None, removed: Vec::new() })
+        Ok(Self {
+            ring,
+            shared,
+            volumes: VolumeTable::new(),
+            figures: Arc::default(),
+            late: 0,
+            messages,
+            leaving: None,
+            removed: Vec::new(),
+        })
     }
 
     fn run(&mut self) -> Result<(), RingError> {
@@ -84,14 +97,8 @@ impl RingThread {
             let timeout = self.leaving.map(|_| Duration::from_millis(10));
             let woken = self.ring.submit_and_wait(timeout, &mut completions)?;
             let now = now();
-            for completion in &completions {
-                let index = usize::from(completion.user_data.device());
-                let Some((_, served)) = self.served.get_mut(index).and_then(Option::as_mut) else { continue };
-                if completion.user_data.kind() == COMMAND_KIND {
-                    served.on_command(&mut self.ring, completion, now);
-                } else {
-                    served.on_operation(&mut self.ring, completion, now);
-                }
+            for &completion in &completions {
+                self.on_completion(completion, now);
             }
             if woken {
                 // What comes meanwhile wakes the thread again.
@@ -109,15 +116,36 @@ impl RingThread {
         }
     }
 
+    /// Hands an operation that ended to its volume. What comes late, for an operation that has ended or a
+    /// volume that is gone, is dropped and counted.
+    fn on_completion(&mut self, completion: Completion, now: Millis) {
+        let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
+        let key = match &operation {
+            InFlight::Command(command) => command.owner,
+            InFlight::File { volume, .. } => *volume,
+        };
+        let Some(served) = self.volumes.get_mut(key) else {
+            self.late += 1;
+            return;
+        };
+        match operation {
+            InFlight::Command(Command { owner: _, queue_id, tag }) => {
+                served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
+            }
+            InFlight::File { volume: _, operation } => {
+                served.on_file(&mut self.ring, operation, (outcome, buffer), now);
+            }
+        }
+    }
+
     fn release_removed(&mut self) {
+        if self.removed.is_empty() {
+            return;
+        }
         let mut waiting = Vec::new();
         for (key, done) in std::mem::take(&mut self.removed) {
-            let place = &mut self.served[usize::from(key.index)];
-            if let Some((_, served)) = place.take_if(|(_, served)| served.is_still()) {
-                assert!(
-                    !served.is_open(),
-                    "completions of its queues would reach the next volume of its index"
-                );
+            if let Some(served) = self.volumes.remove_if(key, Served::is_still) {
+                assert!(!served.is_open(), "its queues are with the kernel");
                 drop(done.send(served.release(&mut self.ring).map_err(RingRefusal::from)));
             } else {
                 waiting.push((key, done));
@@ -127,20 +155,19 @@ impl RingThread {
     }
 
     fn is_still(&self) -> bool {
-        self.served.iter().flatten().all(|(_, served)| served.is_still())
+        self.volumes.iter().all(Served::is_still)
     }
 
     fn leave(&mut self) -> Result<(), RingError> {
         self.ring.submit()?;
-        for (_, served) in self.served.iter_mut().flatten() {
+        for served in self.volumes.iter_mut() {
             served.leave();
         }
         Ok(())
     }
 
     fn find(&mut self, key: VolumeKey) -> Option<(&mut Ring, &mut Served)> {
-        let (serial, served) = self.served.get_mut(usize::from(key.index))?.as_mut()?;
-        (*serial == key.serial).then_some((&mut self.ring, served))
+        Some((&mut self.ring, self.volumes.get_mut(key)?))
     }
 
     fn on_message(&mut self, message: Message, now: Millis) {
@@ -148,7 +175,7 @@ impl RingThread {
             Message::Add { volume, done } => drop(done.send(self.add(*volume))),
             Message::Open { key, device, queues, done } => {
                 let opened = match self.find(key) {
-                    Some((ring, served)) => queues(ring, key.index)
+                    Some((ring, served)) => queues(ring, key)
                         .map(|queues| served.open(ring, device, queues))
                         .map_err(RingRefusal::from),
                     None => Err(RingRefusal::Gone),
@@ -169,18 +196,20 @@ impl RingThread {
                     served.tell(ring, event, now);
                 }
             }
-            Message::Cold { key, ticket, slot } => {
+            Message::Cold { key, read, slot } => {
                 if let Some((ring, served)) = self.find(key) {
-                    served.on_cold(ring, ticket, slot, now);
+                    served.on_cold(ring, read, slot, now);
                 }
             }
             Message::Tick => {
-                for (_, served) in self.served.iter_mut().flatten() {
+                for served in self.volumes.iter_mut() {
                     served.tick(&mut self.ring, now);
                 }
+                let late = self.late + self.ring.late_completions();
+                self.figures.show(late, self.ring.most_operations());
             }
             Message::Leave => {
-                for (_, served) in self.served.iter_mut().flatten() {
+                for served in self.volumes.iter_mut() {
                     served.drain();
                 }
                 self.leaving = Some(Instant::now());
@@ -189,19 +218,15 @@ impl RingThread {
     }
 
     fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {
-        let free = self.served.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.served.push(None);
-            self.served.len() - 1
-        });
-        let index = u16::try_from(free).expect("the table of fixed files is full long before");
         let slots = self.register(&new)?;
-        let serial = SERIALS.fetch_add(1, Ordering::Relaxed);
         let NewVolume { planned, label, work, board, place, .. } = new;
-        let mut served =
-            Served::new(planned, Made { index, label, slots, shared: self.shared, work, board, place });
-        served.begin(&mut self.ring);
-        self.served[free] = Some((serial, served));
-        Ok(VolumeKey { index, serial })
+        let (ring, shared) = (&mut self.ring, self.shared);
+        Ok(self.volumes.insert(|key| {
+            let made = Made { key, label, slots, shared, work, board, place };
+            let mut served = Served::new(planned, made);
+            served.begin(ring);
+            served
+        }))
     }
 
     fn register(&mut self, new: &NewVolume) -> Result<Slots, RingError> {

@@ -1,19 +1,32 @@
-//! What a volume on a ring thread asks of the runtime.
+//! Work that a volume on a ring thread asks of the runtime.
 
+use holdfast_engine::event::RequestId;
 use holdfast_engine::manifest::Layers;
 use holdfast_types::SectorRange;
 
 use crate::node::store::block_cache::SlabSlot;
 
+/// A part of a read that comes out of the object store. It is with the runtime while its block is fetched, in
+/// the ring while it is copied out of the slab.
+#[derive(Debug)]
+pub(in crate::node) struct ColdRead {
+    pub(in crate::node) request: RequestId,
+    /// What is read; it lies in one block.
+    pub(in crate::node) range: SectorRange,
+    /// Where the range begins within the request, in bytes.
+    pub(in crate::node) at: u32,
+    pub(in crate::node) layers: Layers,
+    /// Where the block is in the slab: held to the end of the copy. In work: the disk could not read it
+    /// there.
+    pub(in crate::node) slot: Option<SlabSlot>,
+    /// A slot could not be read before.
+    pub(in crate::node) again: bool,
+}
+
 /// A piece of background work.
 #[derive(Debug)]
 pub(in crate::node) enum Work {
-    /// Get a range, which lies in one block, into the slab; again when the disk cannot read the slot it was in.
-    Cold {
-        ticket: u32,
-        range: SectorRange,
-        layers: Layers,
-        unreadable: Option<SlabSlot>,
-    },
+    /// Get a block into the slab; again when the disk cannot read the slot it was in.
+    Cold(Box<ColdRead>),
     Other(holdfast_background::Work),
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use holdfast_background::{Background, ColdLines, LineLimit, SegmentBuild, SideReader, Sides, Unreadable};
 use holdfast_engine::event::Errno;
-use holdfast_engine::manifest::Layers;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
@@ -26,8 +25,9 @@ use crate::node::local::volume_files::Local;
 use crate::node::off_runtime::off_runtime;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
-use crate::node::ring::message::{Message, VolumeKey};
-use crate::node::ring::work::Work;
+use crate::node::ring::message::Message;
+use crate::node::ring::operation::VolumeKey;
+use crate::node::ring::work::{ColdRead, Work};
 use crate::node::store::cold_reads::ColdReads;
 
 /// The sides of a volume, open, and its directory.
@@ -103,15 +103,15 @@ impl VolumeWork {
 
     async fn perform(&self, piece: Work) {
         let work = match piece {
-            Work::Cold { ticket, range, layers, unreadable } => {
-                if let Some(slot) = unreadable {
+            Work::Cold(mut read) => {
+                if let Some(slot) = read.slot.take() {
                     if let Some(held_back) = self.lines.block_unreadable.one(now()) {
-                        let block = range.start.block().0;
+                        let block = read.range.start.block().0;
                         tracing::warn!(block, held_back, "block cache read failed; fetching the block again");
                     }
                     self.cold.forget(&slot);
                 }
-                return self.read_cold(ticket, range, &layers).await;
+                return self.read_cold(read).await;
             }
             Work::Other(work) => work,
         };
@@ -122,9 +122,10 @@ impl VolumeWork {
         }
     }
 
-    async fn read_cold(&self, ticket: u32, range: SectorRange, layers: &Layers) {
+    async fn read_cold(&self, read: Box<ColdRead>) {
+        let range = read.range;
         let Background { volume, objects, time, .. } = &self.background;
-        let result = self.cold.block(&**objects, volume, time, &self.lines.cold, range, layers).await;
+        let result = self.cold.block(&**objects, volume, time, &self.lines.cold, range, &read.layers).await;
         if let Err(error) = &result
             && let Some(held_back) = self.lines.cold_failed.one(now())
         {
@@ -137,6 +138,6 @@ impl VolumeWork {
             );
         }
         let slot = result.map_err(|_logged| Errno::EIO);
-        self.ring.send(Message::Cold { key: self.key, ticket, slot }).await;
+        self.ring.send(Message::Cold { key: self.key, read, slot }).await;
     }
 }

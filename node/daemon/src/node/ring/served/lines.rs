@@ -11,6 +11,7 @@ use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Millis, Unprepared};
 use holdfast_ring::Errno as KernelErrno;
 use holdfast_types::SectorRange;
+use holdfast_ublk::Device;
 
 use crate::node::ring::label::Label;
 
@@ -35,6 +36,11 @@ impl Lines {
             no_map: LineLimit::default(),
             queue_refused: LineLimit::default(),
         }
+    }
+
+    /// Names the volume's device from now on.
+    pub(super) fn set_device(&self, device: Device) {
+        self.label.set_device(device);
     }
 
     /// Tells of what the planner reports, where there is something to tell.
@@ -115,7 +121,7 @@ impl Lines {
     }
 
     /// The kernel did not accept a command of a queue: each tag of it may hear that.
-    pub(super) fn queue_refused(&self, queue: u32, tag: u16, errno: KernelErrno, now: Millis) {
+    pub(super) fn queue_refused(&self, queue: u16, tag: u16, errno: KernelErrno, now: Millis) {
         let Some(held_back) = self.queue_refused.one(now) else { return };
         let _volume = self.label.span().entered();
         tracing::error!(queue, tag, %errno, held_back, "the kernel refused a queue command");

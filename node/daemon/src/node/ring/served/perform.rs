@@ -6,18 +6,14 @@ use holdfast_engine::durable_map;
 use holdfast_engine::event::RequestId;
 use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::Pending;
-use holdfast_ring::{FileRange, FileSlot, HeapBuffer, Ring, UserData};
+use holdfast_ring::{FileRange, FileSlot, HeapBuffer};
 use holdfast_types::{Chunk, SectorRange};
 use holdfast_ublk::Part;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::kind::{
-    EVICT_KIND, LENGTH_BITS, MAP_WRITE_KIND, MOVE_KIND, PREPARE_DURABLE_KIND, PREPARE_KIND, PUNCH_KIND,
-    SYNC_MAP_KIND, SYNC_SIDE_KIND, TURN_KIND, bytes,
-};
-use super::{Served, Ticket};
-use crate::node::ring::work::Work;
-use crate::node::store::block_cache::SlabSlot;
+use super::{Served, bytes};
+use crate::node::ring::operation::{FileOperation, InFlight, Ring};
+use crate::node::ring::work::{ColdRead, Work};
 
 impl Served {
     pub(super) fn perform(&mut self, ring: &mut Ring, action: Action) {
@@ -25,56 +21,52 @@ impl Served {
             Action::Read { id, range, at, from } => {
                 let (file, file_offset_bytes) = match from {
                     Source::Side(side) => (self.slots.sides[side as usize], range.start.byte_offset()),
-                    Source::Zeros => return self.read_zeros(ring, id, range, at),
+                    Source::Zeros => (self.shared.zeros, 0),
                 };
-                self.read_part(ring, id, &self.part(id, range, at, file, file_offset_bytes));
+                let part = part(range, at, file, file_offset_bytes);
+                let operation =
+                    FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: false };
+                self.read_part(ring, id, &part, operation);
             }
             Action::ReadCold { id, range, at, layers } => {
                 self.tally.cold_reads += 1;
-                let number = self.new_ticket(Ticket { id, range, at, layers, slot: None, again: false });
-                self.fetch(number, None);
+                let read = ColdRead { request: id, range, at, layers, slot: None, again: false };
+                self.send(Work::Cold(Box::new(read)));
             }
             Action::Write { id, range, side } => {
-                let part =
-                    self.part(id, range, 0, self.slots.sides[side as usize], range.start.byte_offset());
-                let queue = &self.queues[(id.0 / self.depth) as usize];
-                queue.write_part(ring, self.requests[id.0 as usize].as_ref().expect("in flight"), &part);
-                self.operations += 1;
+                let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
+                let operation =
+                    FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: true };
+                let operation = self.begin_file(operation);
+                let (queue, request) = self.queues.request(id);
+                queue.write_part(ring, request, &part, operation);
             }
             Action::Punch { id, range, side } => {
-                let data = UserData::new(PUNCH_KIND, self.index, self.tag(id), id.0 / self.depth);
-                self.punch(ring, side, range, data);
+                self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
-            Action::Evict { range, side } => {
-                self.punch(ring, side, range, UserData::new(EVICT_KIND, self.index, 0, 0));
-            }
+            Action::Evict { range, side } => self.punch(ring, side, range, FileOperation::Evict),
             Action::Complete { id, result } => {
-                let request =
-                    self.requests[id.0 as usize].take().expect("the planner completes what is in flight");
                 self.tally.errors += u64::from(result.is_err());
                 let outcome = result.map_err(|errno| holdfast_ring::Errno::new(errno.0));
-                self.queues[(id.0 / self.depth) as usize].complete(ring, request, outcome);
+                self.queues.complete(ring, id, outcome);
             }
             Action::PrepareMap { chunk } => {
                 let (offset_bytes, len_bytes) = chunk_extent(self.sectors, chunk);
-                let number = u32::try_from(chunk.0).expect("MAX_SECTORS bounds the chunk number");
-                let data = UserData::new(PREPARE_KIND, self.index, 0, number);
-                ring.allocate(self.slots.live, FileRange { offset_bytes, len_bytes }, data);
-                self.operations += 1;
+                let operation = self.begin_file(FileOperation::PrepareLive(chunk));
+                ring.allocate(self.slots.live, FileRange { offset_bytes, len_bytes }, operation);
             }
             Action::SyncSide { side } => {
-                let data = UserData::new(SYNC_SIDE_KIND, self.index, 0, side as u32);
-                ring.sync_data(self.slots.sides[side as usize], data);
-                self.operations += 1;
+                let operation = self.begin_file(FileOperation::SyncSide(side));
+                ring.sync_data(self.slots.sides[side as usize], operation);
             }
             Action::WriteMap(writes) => self.write_map(ring, writes),
             Action::SyncMap => {
-                ring.sync_data(self.slots.map, UserData::new(SYNC_MAP_KIND, self.index, 0, 0));
-                self.operations += 1;
+                let operation = self.begin_file(FileOperation::SyncMap);
+                ring.sync_data(self.slots.map, operation);
             }
             Action::NextTurn => {
-                ring.no_operation(UserData::new(TURN_KIND, self.index, 0, 0));
-                self.operations += 1;
+                let operation = self.begin_file(FileOperation::NextTurn);
+                ring.no_operation(operation);
             }
             Action::Upload(blocks) => self.send_other(background::Work::Upload(blocks)),
             Action::StorePending { seq, bytes } => {
@@ -91,7 +83,7 @@ impl Served {
         }
     }
 
-    fn send(&mut self, work: Work) {
+    pub(super) fn send(&mut self, work: Work) {
         match self.work.try_send(work) {
             Ok(()) => {
                 let waiting = self.work.max_capacity() - self.work.capacity();
@@ -108,76 +100,49 @@ impl Served {
         self.send(Work::Other(work));
     }
 
-    fn tag(&self, id: RequestId) -> u16 {
-        u16::try_from(id.0 % self.depth).expect("a queue has at most 4096 tags")
+    /// Counts a file operation of this volume, which is to be given to the ring.
+    fn begin_file(&mut self, operation: FileOperation) -> InFlight {
+        self.operations += 1;
+        InFlight::File { volume: self.key, operation }
     }
 
-    fn part(
-        &self,
+    pub(super) fn read_part(
+        &mut self,
+        ring: &mut Ring,
         id: RequestId,
-        range: SectorRange,
-        at: u32,
-        file: FileSlot,
-        file_offset_bytes: u64,
-    ) -> Part {
-        let sectors = u32::try_from(range.sectors).expect("a request is small");
-        let aux = ((id.0 / self.depth) << LENGTH_BITS) | sectors;
-        Part {
-            request_offset_bytes: at,
-            len_bytes: bytes(range),
-            file,
-            file_offset_bytes,
-            user_data: UserData::new(MOVE_KIND, self.index, self.tag(id), aux),
-        }
+        part: &Part,
+        operation: FileOperation,
+    ) {
+        let operation = self.begin_file(operation);
+        let (queue, request) = self.queues.request(id);
+        queue.read_part(ring, request, part, operation);
     }
 
-    pub(super) fn read_part(&mut self, ring: &mut Ring, id: RequestId, part: &Part) {
-        let queue = &self.queues[(id.0 / self.depth) as usize];
-        queue.read_part(ring, self.requests[id.0 as usize].as_ref().expect("in flight"), part);
-        self.operations += 1;
+    /// A chunk's pages find their place in the durable map before anything is written there: no flush fails
+    /// for space.
+    pub(super) fn prepare_durable(&mut self, ring: &mut Ring, chunk: Chunk) {
+        let (offset_bytes, len_bytes) = durable_map::chunk_extent(self.sectors, chunk);
+        let operation = self.begin_file(FileOperation::PrepareDurable(chunk));
+        ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, operation);
     }
 
-    /// A chunk's pages find their place in the durable map before anything is written there: no flush fails for space.
-    pub(super) fn prepare_durable(&mut self, ring: &mut Ring, number: u32) {
-        let (offset_bytes, len_bytes) = durable_map::chunk_extent(self.sectors, Chunk(number.into()));
-        let data = UserData::new(PREPARE_DURABLE_KIND, self.index, 0, number);
-        ring.allocate(self.slots.map, FileRange { offset_bytes, len_bytes }, data);
-        self.operations += 1;
-    }
-
-    fn punch(&mut self, ring: &mut Ring, side: Side, range: SectorRange, data: UserData) {
+    fn punch(&mut self, ring: &mut Ring, side: Side, range: SectorRange, operation: FileOperation) {
         let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
-        ring.punch_hole(self.slots.sides[side as usize], whole, data);
-        self.operations += 1;
+        let operation = self.begin_file(operation);
+        ring.punch_hole(self.slots.sides[side as usize], whole, operation);
     }
 
-    fn read_zeros(&mut self, ring: &mut Ring, id: RequestId, range: SectorRange, at: u32) {
-        self.read_part(ring, id, &self.part(id, range, at, self.shared.zeros, 0));
-    }
-
-    fn new_ticket(&mut self, ticket: Ticket) -> u32 {
-        let free = self.tickets.iter().position(Option::is_none).unwrap_or_else(|| {
-            self.tickets.push(None);
-            self.tickets.len() - 1
-        });
-        self.tickets[free] = Some(ticket);
-        u32::try_from(free).expect("at most a few for each request")
-    }
-
-    /// Asks for the block of a ticket, which was not readable in the slot it was in.
-    pub(super) fn fetch(&mut self, number: u32, unreadable: Option<SlabSlot>) {
-        let ticket = self.tickets[number as usize].as_ref().expect("its read is in flight");
-        let (range, layers) = (ticket.range, ticket.layers.clone());
-        self.send(Work::Cold { ticket: number, range, layers, unreadable });
-    }
-
-    /// Each write's bytes are freed as soon as they lie in aligned memory: there is never a second copy of all of them.
+    /// Each write's bytes are freed as soon as they lie in aligned memory: there is never a second copy of
+    /// all of them.
     fn write_map(&mut self, ring: &mut Ring, writes: Vec<MapWrite>) {
-        self.map_writes = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
-        self.operations += self.map_writes;
+        self.map_writes.in_flight = u32::try_from(writes.len()).expect("MAP_WRITE_PAGES bounds them");
         for MapWrite { offset, bytes } in writes {
-            let data = UserData::new(MAP_WRITE_KIND, self.index, 0, 0);
-            ring.write(self.slots.map, offset, HeapBuffer::from_slice(&bytes), data);
+            let operation = self.begin_file(FileOperation::WriteMap);
+            ring.write(self.slots.map, offset, HeapBuffer::from_slice(&bytes), operation);
         }
     }
+}
+
+fn part(range: SectorRange, at: u32, file: FileSlot, file_offset_bytes: u64) -> Part {
+    Part { request_offset_bytes: at, len_bytes: bytes(range), file, file_offset_bytes }
 }

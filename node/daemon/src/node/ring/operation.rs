@@ -1,0 +1,82 @@
+//! Purposes of the operations in a ring.
+//!
+//! Each travels with its entry and comes back with its completion ([`holdfast_ring::Ring::end`]): a command
+//! of a device's queue, or something done to a file for a volume.
+
+use holdfast_engine::event::RequestId;
+use holdfast_engine::sector_map::Side;
+use holdfast_types::Chunk;
+use holdfast_ublk::Command;
+
+use crate::node::ring::work::ColdRead;
+
+/// The ring of a ring thread.
+pub(in crate::node) type Ring = holdfast_ring::Ring<InFlight>;
+/// A queue of a device on it.
+pub(in crate::node) type Queue = holdfast_ublk::Queue<VolumeKey>;
+
+/// Tells one stay of a volume on a ring thread from every other: what comes late for an earlier one is
+/// dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::node) struct VolumeKey {
+    /// Its place in the thread's table.
+    pub(super) index: u16,
+    pub(super) serial: u32,
+}
+
+/// An operation in a ring, and whose it is.
+#[derive(Debug)]
+pub(in crate::node) enum InFlight {
+    /// A tag that the kernel has.
+    Command(Command<VolumeKey>),
+    File {
+        volume: VolumeKey,
+        operation: FileOperation,
+    },
+}
+
+impl From<Command<VolumeKey>> for InFlight {
+    fn from(command: Command<VolumeKey>) -> Self {
+        Self::Command(command)
+    }
+}
+
+/// Something done to a file of a volume, or to one that all volumes read from.
+#[derive(Debug)]
+pub(in crate::node) enum FileOperation {
+    /// Moves a part of a request.
+    Move {
+        request: RequestId,
+        len_bytes: u32,
+        is_write: bool,
+    },
+    /// Copies a part of a read out of the slab.
+    CopyCold(Box<ColdRead>),
+    /// Punches a hole for a request.
+    Punch {
+        request: RequestId,
+    },
+    /// Punches a hole where clean data was evicted.
+    Evict,
+    SyncSide(Side),
+    /// Writes a piece of the durable map.
+    WriteMap,
+    SyncMap,
+    /// Allocates the live map's memory of a chunk.
+    PrepareLive(Chunk),
+    /// Allocates the chunk's place in the durable map.
+    PrepareDurable(Chunk),
+    /// Does nothing: the turn after the one that asked for it.
+    NextTurn,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table of a ring has a cache line for each operation; 24 bytes of it are not the owner's.
+    #[test]
+    fn an_operation_leaves_its_entry_within_one_cache_line() {
+        assert!(size_of::<InFlight>() <= 32, "{}", size_of::<InFlight>());
+    }
+}

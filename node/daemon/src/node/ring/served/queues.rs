@@ -1,0 +1,131 @@
+//! The device of a volume, seen from its ring thread: its queues, and the requests that are with the planner.
+//!
+//! Invariants: a request stays here from the kernel's word of it to its completion; its id says its queue and
+//! tag.
+
+use holdfast_engine::event::RequestId;
+use holdfast_ring::{Errno, Outcome};
+use holdfast_ublk::{QueueEvent, Request};
+
+use crate::node::ring::message::{Reply, RingRefusal};
+use crate::node::ring::operation::{Queue, Ring};
+
+/// A request that is with the planner.
+struct OpenRequest {
+    queue: u16,
+    request: Request,
+}
+
+/// The queues of a volume's device.
+pub(super) struct Queues {
+    /// Requests that a queue holds.
+    depth: u32,
+    queues: Vec<Queue>,
+    /// The requests of the first queue by tag, then those of the next.
+    requests: Vec<Option<OpenRequest>>,
+    /// They are with the kernel.
+    is_open: bool,
+    closing: Option<Reply>,
+}
+
+impl Queues {
+    /// The device is not open yet; it has room for so many requests.
+    pub(super) fn new(requests: u32) -> Self {
+        Self {
+            depth: requests,
+            queues: Vec::new(),
+            requests: (0..requests).map(|_| None).collect(),
+            is_open: false,
+            closing: None,
+        }
+    }
+
+    /// Offers the queues to the kernel.
+    pub(super) fn open(&mut self, ring: &mut Ring, queues: Vec<Queue>) {
+        let number = queues.len().max(1);
+        self.depth = u32::try_from(self.requests.len() / number).expect("a count of requests");
+        self.queues = queues;
+        self.is_open = true;
+        for queue in &mut self.queues {
+            queue.arm(ring);
+        }
+    }
+
+    /// Takes in what a command came to; `None` where its queue was closed.
+    pub(super) fn on_command(
+        &mut self,
+        ring: &mut Ring,
+        queue: u16,
+        tag: u16,
+        outcome: Outcome,
+    ) -> Option<QueueEvent> {
+        Some(self.queues.get_mut(usize::from(queue))?.on_completion(ring, tag, outcome))
+    }
+
+    /// Keeps a request until it is completed.
+    pub(super) fn insert(&mut self, queue: u16, request: Request) -> RequestId {
+        let id = u32::from(queue) * self.depth + u32::from(request.tag());
+        let place = &mut self.requests[id as usize];
+        assert!(place.is_none(), "the kernel hands out a tag once");
+        *place = Some(OpenRequest { queue, request });
+        RequestId(id)
+    }
+
+    /// A request, with the queue it came from.
+    pub(super) fn request(&self, id: RequestId) -> (&Queue, &Request) {
+        let OpenRequest { queue, request } = self.requests[id.0 as usize].as_ref().expect("in flight");
+        (&self.queues[usize::from(*queue)], request)
+    }
+
+    pub(super) fn complete(&mut self, ring: &mut Ring, id: RequestId, outcome: Result<(), Errno>) {
+        let open = self.requests[id.0 as usize].take();
+        let OpenRequest { queue, request } = open.expect("the planner completes what is in flight");
+        self.queues[usize::from(queue)].complete(ring, request, outcome);
+    }
+
+    /// Releases the queues once all tags are back; the device was told to stop.
+    pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
+        self.closing = Some(done);
+        self.finish_closing(ring);
+    }
+
+    pub(super) fn finish_closing(&mut self, ring: &mut Ring) {
+        let all_back =
+            self.queues.iter().all(|queue| queue.tags_with_kernel() + queue.requests_with_owner() == 0);
+        if !all_back {
+            return;
+        }
+        if let Some(done) = self.closing.take() {
+            let mut queues = std::mem::take(&mut self.queues).into_iter();
+            let closed = queues.try_for_each(|queue| queue.close(ring)).map_err(RingRefusal::from);
+            self.is_open = false;
+            // The caller may have stopped waiting.
+            drop(done.send(closed));
+        }
+    }
+
+    /// From now on requests are left to the successor.
+    pub(super) fn drain(&mut self) {
+        for queue in &mut self.queues {
+            queue.drain();
+        }
+    }
+
+    /// Whether the queues are with the kernel.
+    pub(super) const fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    /// Leaves every request to the successor, for the process to end: the kernel hands them to it. Unless the
+    /// volume
+    /// `is_still`, what moves their data may be in flight.
+    pub(super) fn leave(&mut self, is_still: bool) {
+        for place in &mut self.requests {
+            let Some(OpenRequest { queue, request }) = place.take() else { continue };
+            match self.queues.get_mut(usize::from(queue)) {
+                Some(queue) if is_still => queue.leave(request),
+                Some(_) | None => request.leave_to_successor(),
+            }
+        }
+    }
+}
