@@ -1,8 +1,5 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
-use std::fs::File;
-use std::io::Read;
-
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -127,9 +124,7 @@ async fn provision(store: &dyn ObjectStore, volume: &Volume, sectors: u64) -> Re
 
 fn random_nonce() -> Nonce {
     let mut bytes = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .expect("every Linux has /dev/urandom");
+    getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     Nonce(bytes)
 }
 

@@ -1,7 +1,7 @@
 //! Files of the node: direct I/O, replacement, allocated space.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -60,9 +60,7 @@ pub(crate) fn sync_dir(dir: &Path) -> Result<(), NodeError> {
 /// Random bits from the kernel.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
-    File::open("/dev/urandom")
-        .and_then(|mut source| source.read_exact(&mut bytes))
-        .expect("every Linux has /dev/urandom");
+    getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     bytes
 }
 
