@@ -67,25 +67,8 @@ const BELOW_ENGINE: &[&str] = &[
     "zstd-sys",
 ];
 
-/// Licences that an Apache-2.0 program may be shipped with.
-const LICENCES: &[&str] = &[
-    "0BSD",
-    "Apache-2.0",
-    "Apache-2.0 WITH LLVM-exception",
-    "BSD-2-Clause",
-    "BSD-3-Clause",
-    "BSL-1.0",
-    "CC0-1.0",
-    "CDLA-Permissive-2.0",
-    "ISC",
-    "MIT",
-    "MIT-0",
-    "MPL-2.0",
-    "OpenSSL",
-    "Unicode-3.0",
-    "Unlicense",
-    "Zlib",
-];
+/// The configuration of cargo-deny, which has the list of licences.
+const DENY: &str = include_str!("../../deny.toml");
 
 struct Package {
     name: String,
@@ -225,6 +208,13 @@ fn allowed(expression: &str) -> bool {
     value && rest.is_empty()
 }
 
+/// Is the licence in the list of `deny.toml`?
+fn is_listed(licence: &str) -> bool {
+    let (_, list) = DENY.split_once("\nallow = [").unwrap();
+    let (list, _) = list.split_once(']').unwrap();
+    list.split(',').any(|one| one.trim() == format!("{licence:?}"))
+}
+
 fn any(words: &mut &[&str]) -> bool {
     let mut value = all(words);
     while let ["OR", rest @ ..] = *words {
@@ -254,12 +244,12 @@ fn one(words: &mut &[&str]) -> bool {
         }
         [name, "WITH", exception, rest @ ..] => {
             *words = rest;
-            LICENCES.contains(&format!("{name} WITH {exception}").as_str())
+            is_listed(&format!("{name} WITH {exception}"))
         }
         [name, rest @ ..] => {
             *words = rest;
             // "or any later version" of an allowed licence is at least that licence.
-            LICENCES.contains(&name.trim_end_matches('+'))
+            is_listed(name.trim_end_matches('+'))
         }
         [] => false,
     }
