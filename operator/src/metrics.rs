@@ -17,9 +17,9 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::object_store::READY;
 use crate::requeue::Retry;
 
-/// Kind of the object that was reconciled.
+/// ObjectKind of the object that was reconciled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Volume,
     ObjectStore,
 }
@@ -34,13 +34,13 @@ enum Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReconcileLabels {
-    kind: Kind,
+    kind: ObjectKind,
     outcome: Outcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabels {
-    kind: Kind,
+    kind: ObjectKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -164,7 +164,7 @@ impl Metrics {
     }
 
     /// Starts to measure a reconciliation.
-    pub(crate) fn start(&self, kind: Kind) -> Timer<'_> {
+    pub(crate) fn start(&self, kind: ObjectKind) -> Timer<'_> {
         Timer { metrics: self, kind, started: Instant::now() }
     }
 
@@ -200,7 +200,7 @@ impl Metrics {
 #[must_use]
 pub(crate) struct Timer<'a> {
     metrics: &'a Metrics,
-    kind: Kind,
+    kind: ObjectKind,
     started: Instant,
 }
 
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn the_list_of_metrics_is_complete() {
         let metrics = Metrics::new();
-        metrics.start(Kind::Volume).finish(None);
+        metrics.start(ObjectKind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
         metrics.object_stores.get_or_create(&ReadinessLabels { readiness: Readiness::Ready }).set(1);
         let text = metrics.render().expect("renders");
@@ -257,8 +257,8 @@ mod tests {
     fn a_reconciliation_is_counted_and_timed() {
         let metrics = Metrics::new();
         metrics.set_leader(true);
-        metrics.start(Kind::Volume).finish(None);
-        metrics.start(Kind::ObjectStore).finish(Some(Retry::Rarely));
+        metrics.start(ObjectKind::Volume).finish(None);
+        metrics.start(ObjectKind::ObjectStore).finish(Some(Retry::Rarely));
         let text = metrics.render().expect("renders");
         assert!(text.contains("holdfast_operator_leader 1"), "{text}");
         assert!(

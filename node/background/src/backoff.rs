@@ -10,12 +10,12 @@ use crate::TimeAndChance;
 /// Waits that double up to a limit, each by chance between half and all of its length. Volumes that began to
 /// wait at one moment, when the store became unreachable, thus do not all retry at the moment when it is
 /// back.
-pub(crate) struct Backoff {
+pub(crate) struct JobBackoff {
     waits: holdfast_types::Backoff,
     attempts: u32,
 }
 
-impl Backoff {
+impl JobBackoff {
     pub(crate) const fn new(first: Duration, last: Duration) -> Self {
         Self { waits: holdfast_types::Backoff { first, last, jitter: Jitter::Half }, attempts: 0 }
     }
@@ -68,7 +68,7 @@ mod tests {
 
     fn waits(chance: u8) -> Vec<Duration> {
         let time = Fixed(chance, Mutex::default());
-        let mut backoff = Backoff::of_commits();
+        let mut backoff = JobBackoff::of_commits();
         for _ in 0..8 {
             backoff.wait(&time).now_or_never().unwrap();
         }

@@ -27,7 +27,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::TimeAndChance;
-use crate::backoff::Backoff;
+use crate::backoff::JobBackoff;
 use crate::line_limit::LineLimit;
 
 /// Time after a finding at which the object is read again, to confirm it.
@@ -104,7 +104,7 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
     read: impl Fn(Mask) -> F,
 ) -> Result<V, ColdError> {
     let block = range.start.block().0;
-    let mut backoff = Backoff::of_reads();
+    let mut backoff = JobBackoff::of_reads();
     let mut wanted = Mask::FULL;
     let mut found: Option<String> = None;
     loop {

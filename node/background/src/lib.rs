@@ -27,6 +27,6 @@ pub use line_limit::LineLimit;
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
 pub use slots::{Slot, SlotTable};
-pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, Unreadable};
+pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};
 pub use work::{Background, Pools, Tidy, Work};

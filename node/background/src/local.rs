@@ -8,7 +8,7 @@ use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
 use holdfast_types::Epoch;
 
-use crate::{SegmentBuild, Unreadable};
+use crate::{SegmentBuild, UnreadableSectors};
 
 /// Time and chance, which no code may take from elsewhere.
 pub trait TimeAndChance: Send + Sync {
@@ -32,7 +32,7 @@ pub trait Sides: Send + Sync {
     fn next_part(
         &self,
         build: SegmentBuild,
-    ) -> impl Future<Output = (SegmentBuild, Result<Part, Unreadable>)> + Send;
+    ) -> impl Future<Output = (SegmentBuild, Result<Part, UnreadableSectors>)> + Send;
 
     /// Keeps a log record through a crash, in place of the last one.
     ///

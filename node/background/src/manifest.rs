@@ -7,7 +7,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 
 use crate::TimeAndChance;
-use crate::backoff::Backoff;
+use crate::backoff::JobBackoff;
 
 /// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a
 /// detach wait for it. A LIST alone is not enough: a writer that knows less than its predecessor committed
@@ -17,7 +17,7 @@ pub async fn load_manifest(
     volume: &VolumeId,
     time: &impl TimeAndChance,
 ) -> Manifest {
-    let mut backoff = Backoff::of_commits();
+    let mut backoff = JobBackoff::of_commits();
     loop {
         let read = if safeguard(ProbeBeyondList) {
             read_manifest_to_end(objects, volume).await

@@ -35,7 +35,7 @@ struct BlockBuffer([u8; BLOCK_BYTES as usize]);
 
 /// Sectors of a seal that cannot be read.
 #[derive(Debug)]
-pub struct Unreadable {
+pub struct UnreadableSectors {
     /// The sectors: at least one run. There may be more.
     pub ranges: Vec<SectorRange>,
     /// The local disk's error for the last of them.
@@ -55,7 +55,7 @@ pub struct SegmentBuild {
     /// Number of them that were read.
     read: usize,
     builder: SegmentBuilder,
-    unreadable: Option<Unreadable>,
+    unreadable: Option<UnreadableSectors>,
     /// Once all were read.
     closed: Option<Closed>,
     /// Memory that it uses.
@@ -96,8 +96,8 @@ impl SegmentBuild {
     /// not block.
     ///
     /// # Errors
-    /// [`Unreadable`] names what the local disk cannot read, of all sectors that were not read yet.
-    pub fn next_part(&mut self, sides: &impl SideReader) -> Result<Part, Unreadable> {
+    /// [`UnreadableSectors`] names what the local disk cannot read, of all sectors that were not read yet.
+    pub fn next_part(&mut self, sides: &impl SideReader) -> Result<Part, UnreadableSectors> {
         let mut buffer = Box::new(BlockBuffer([0; BLOCK_BYTES as usize]));
         while self.closed.is_none() && (self.builder.ready() < self.part_bytes || self.unreadable.is_some()) {
             let Some(dirty) = self.dirty.get(self.read) else {
@@ -120,7 +120,7 @@ impl SegmentBuild {
         sides: &impl SideReader,
         dirty: &DirtyBlock,
         buffer: &mut [u8],
-    ) -> Result<(), Unreadable> {
+    ) -> Result<(), UnreadableSectors> {
         let DirtyBlock { block, a, b } = dirty;
         for (side, mask) in [(Side::A, a), (Side::B, b)] {
             for (first, length) in mask.runs() {
@@ -150,7 +150,7 @@ impl SegmentBuild {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), Unreadable> {
+    fn close(&mut self) -> Result<(), UnreadableSectors> {
         if let Some(unreadable) = self.unreadable.take() {
             return Err(unreadable);
         }
@@ -176,12 +176,12 @@ fn read_each(
     side: Side,
     range: SectorRange,
     buffer: &mut [u8],
-    unreadable: &mut Option<Unreadable>,
+    unreadable: &mut Option<UnreadableSectors>,
 ) {
     for (index, bytes) in buffer.chunks_mut(SECTOR).enumerate() {
         let sector = SectorRange::new(range.start.0 + index as u64, 1);
         if let Err(error) = sides.read(side, sector, bytes) {
-            let found = unreadable.get_or_insert_with(|| Unreadable { ranges: Vec::new(), error });
+            let found = unreadable.get_or_insert_with(|| UnreadableSectors { ranges: Vec::new(), error });
             match found.ranges.last_mut() {
                 Some(last) if last.end() == sector.start.0 => last.sectors += 1,
                 Some(_) | None => found.ranges.push(sector),

@@ -22,9 +22,9 @@ use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, Segmen
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
 
-use crate::backoff::Backoff;
+use crate::backoff::JobBackoff;
 use crate::upload_memory::{Need, Room, StoreKey};
-use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, Unreadable, UploadMemory};
+use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, UnreadableSectors, UploadMemory};
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
@@ -104,7 +104,7 @@ struct PartsOf<'a, S> {
     room: &'a Room,
     made: usize,
     /// Sectors that the local disk could not read, if no part was made.
-    unreadable: Option<Unreadable>,
+    unreadable: Option<UnreadableSectors>,
 }
 
 #[async_trait]
@@ -202,7 +202,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         let id = SegmentId::new(self.time.unix_ms(), self.time.random());
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
         let store = if safeguard(QueueByStore) { self.store } else { StoreKey(0) };
-        let mut backoff = Backoff::of_commits();
+        let mut backoff = JobBackoff::of_commits();
         loop {
             let room = Arc::new(self.pools.upload_memory.room(store, need).await);
             let part_bytes = self.pools.upload_memory.part_bytes();
@@ -215,7 +215,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
                 holdfast_objects::collect(&mut parts).await.map(drop).map_err(SegmentError::from)
             };
             let PartsOf { build, unreadable, .. } = parts;
-            if let Some(Unreadable { ranges, error }) = unreadable {
+            if let Some(UnreadableSectors { ranges, error }) = unreadable {
                 self.warn("the local disk cannot read what is to be uploaded", &error);
                 return Event::SidesUnreadable(ranges);
             }
@@ -272,7 +272,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     async fn create_record(&self, seq: Seq, bytes: Vec<u8>) -> CreateAnswer {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
         let body = Bytes::from(bytes);
-        let mut backoff = Backoff::of_commits();
+        let mut backoff = JobBackoff::of_commits();
         loop {
             match self.objects.create(&key, body.clone()).await {
                 Ok(_created) => return CreateAnswer::Created,
@@ -302,7 +302,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     ///   page never does.
     async fn read_record(&self, seq: Seq) -> Option<Vec<u8>> {
         let key = ObjectKey::Log(self.volume.clone(), seq).to_string();
-        let mut backoff = Backoff::of_commits();
+        let mut backoff = JobBackoff::of_commits();
         let mut found: Option<Bytes> = None;
         loop {
             match self.objects.get(&key, MAX_RECORD_BYTES).await {

@@ -19,7 +19,7 @@ use holdfast_s3::S3Config;
 use holdfast_ublk::Transport;
 use serde::Deserialize;
 
-pub(crate) use self::source::Place;
+pub(crate) use self::source::SettingPlace;
 use self::source::Source;
 use self::store::StoreSection;
 use crate::node::{NodeConfig, TransportChoice};
@@ -76,7 +76,7 @@ pub(crate) enum ConfigError {
     #[error("{place}: {problem}")]
     Value {
         /// The setting and where it stands.
-        place: Place,
+        place: SettingPlace,
         /// What is wrong, and the fix.
         problem: String,
     },

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_background::{FoundMap, LocalState, SegmentBuild, SideReader, Sides, TimeAndChance, Unreadable};
+use holdfast_background::{
+    FoundMap, LocalState, SegmentBuild, SideReader, Sides, TimeAndChance, UnreadableSectors,
+};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
 use holdfast_engine::sector_map::Side;
@@ -144,14 +146,14 @@ impl SideReader for SimFiles {
 impl Sides for SimFiles {
     type Error = LocalError;
 
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         if let Some(DirtyBlock { block, a, b }) = build.unread().first().copied()
             && self.ask(LocalAsk::ReadSides).await.is_err()
         {
             let (first, sectors) = a.union(b).runs().next().expect("it is dirty");
             let ranges =
                 vec![SectorRange::new(block.first_sector().0 + u64::from(first), u64::from(sectors))];
-            return (build, Err(Unreadable { ranges, error: std::io::Error::other("simulated") }));
+            return (build, Err(UnreadableSectors { ranges, error: std::io::Error::other("simulated") }));
         }
         let part = build.next_part(self);
         (build, part)

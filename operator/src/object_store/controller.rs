@@ -19,7 +19,7 @@ use serde_json::json;
 use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{Metrics, ObjectKind};
 use crate::requeue::Retry;
 
 /// Shortest time between two probes of an unchanged ObjectStore.
@@ -82,7 +82,7 @@ async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Act
     if let Err(wait) = context.probes.begin(&store, Instant::now()) {
         return Ok(Action::requeue(wait));
     }
-    let timer = context.metrics.start(Kind::ObjectStore);
+    let timer = context.metrics.start(ObjectKind::ObjectStore);
     let health = probe(&store, &context).await;
     let outcome = report(&store, &health, &context).await;
     let retry = health.as_ref().err().map(health::Unfit::retry);

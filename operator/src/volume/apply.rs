@@ -16,17 +16,17 @@ use crate::object_store::connect::Connections;
 /// alone, so that a retry finds its own tombstone.
 const TOMBSTONE: Nonce = Nonce([0; 16]);
 
-/// One volume being worked on, as the API server last returned it.
-pub(crate) struct Work<'a> {
+/// Applies steps to one volume.
+pub(crate) struct VolumeApplier<'a> {
     /// The client of the API server.
     pub(crate) client: Client,
     /// Connections to object stores.
     pub(crate) connections: &'a Connections,
-    /// The volume; renewed by every answer.
+    /// The volume as the API server last returned it.
     pub(crate) volume: Volume,
 }
 
-impl Work<'_> {
+impl VolumeApplier<'_> {
     /// Carries out one step.
     ///
     /// # Errors

@@ -13,12 +13,12 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
-use super::apply::{Work, volume_id};
-use super::facts::{Facts, LogWriter, StoreFact};
+use super::apply::{VolumeApplier, volume_id};
+use super::facts::{AttachedWriter, Facts, StoreFact};
 use super::failure::VolumeFailure;
 use super::plan::{Step, plan};
 use crate::event::changes;
-use crate::metrics::{Kind, Metrics};
+use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 
 /// Time between two reconciliations of a volume when nothing about it changes.
@@ -70,7 +70,7 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
 async fn reconcile(volume: Arc<Volume>, context: Arc<Context>) -> Result<Action, VolumeFailure> {
-    let timer = context.metrics.start(Kind::Volume);
+    let timer = context.metrics.start(ObjectKind::Volume);
     let outcome = reconcile_once(volume.as_ref().clone(), &context).await;
     timer.finish(outcome.as_ref().err().map(VolumeFailure::retry));
     outcome.map(|()| Action::requeue(RESYNC))
@@ -81,7 +81,8 @@ async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeF
     let now = Time(Timestamp::now());
     let before = facts.status.clone();
     let reference = volume.object_ref(&());
-    let mut work = Work { client: context.client.clone(), connections: &context.connections, volume };
+    let mut work =
+        VolumeApplier { client: context.client.clone(), connections: &context.connections, volume };
     let outcome = carry_out(&mut work, &facts, &now).await;
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
@@ -89,7 +90,7 @@ async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeF
     outcome
 }
 
-async fn carry_out(work: &mut Work<'_>, facts: &Facts, now: &Time) -> Result<(), VolumeFailure> {
+async fn carry_out(work: &mut VolumeApplier<'_>, facts: &Facts, now: &Time) -> Result<(), VolumeFailure> {
     for step in plan(facts, now) {
         if let Err(failure) = work.apply(&step).await {
             if let Some(status) = failure.status(facts, now) {
@@ -114,7 +115,7 @@ async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFail
     }
     if facts.needs_log_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
-        facts.log_writer = LogWriter::read(store.as_ref(), &volume_id(volume)).await?;
+        facts.log_writer = AttachedWriter::read(store.as_ref(), &volume_id(volume)).await?;
     }
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());

@@ -30,7 +30,7 @@ pub(crate) struct Facts {
     /// The node that the user force-detached, by annotation.
     pub(crate) force_detach: Option<String>,
     /// The writer that the log calls attached, where the plan depends on it.
-    pub(crate) log_writer: Option<LogWriter>,
+    pub(crate) log_writer: Option<AttachedWriter>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
     /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
@@ -39,14 +39,14 @@ pub(crate) struct Facts {
 
 /// The writer that a volume's log calls attached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LogWriter {
+pub(crate) struct AttachedWriter {
     /// Its node.
     pub(crate) node: String,
     /// Its epoch.
     pub(crate) epoch: u64,
 }
 
-impl LogWriter {
+impl AttachedWriter {
     /// Reads it from the log; `None` where no writer is attached.
     ///
     /// # Errors

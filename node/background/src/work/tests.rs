@@ -17,7 +17,7 @@ struct NoSides;
 impl Sides for NoSides {
     type Error = std::io::Error;
 
-    async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+    async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         unreachable!("nothing is uploaded")
     }
 

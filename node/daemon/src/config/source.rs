@@ -15,28 +15,28 @@ use super::ConfigError;
 
 /// The type an overridden setting has in the file.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum SettingType {
     Text,
     Number,
     Switch,
 }
 
 /// Environment variables and the settings they override.
-pub(super) const OVERRIDES: [(&str, &str, Kind); 14] = [
-    ("HOLDFAST_KUBERNETES", "kubernetes", Kind::Switch),
-    ("HOLDFAST_NODE_NAME", "node.name", Kind::Text),
-    ("HOLDFAST_STATE_DIR", "node.state_dir", Kind::Text),
-    ("HOLDFAST_RUN_DIR", "node.run_dir", Kind::Text),
-    ("HOLDFAST_RING_THREADS", "data.ring_threads", Kind::Number),
-    ("HOLDFAST_TRANSPORT", "data.transport", Kind::Text),
-    ("HOLDFAST_SLAB_SIZE", "data.slab_size", Kind::Text),
-    ("HOLDFAST_CACHE_SIZE", "data.cache_size", Kind::Text),
-    ("HOLDFAST_SEAL_SIZE", "data.seal_size", Kind::Text),
-    ("HOLDFAST_MOST_DIRTY", "data.most_dirty", Kind::Text),
-    ("HOLDFAST_UPLOAD_MEMORY", "data.upload_memory", Kind::Text),
-    ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", Kind::Text),
-    ("HOLDFAST_API_SOCKET", "api.socket", Kind::Text),
-    ("HOLDFAST_METRICS_LISTEN", "metrics.listen", Kind::Text),
+pub(super) const OVERRIDES: [(&str, &str, SettingType); 14] = [
+    ("HOLDFAST_KUBERNETES", "kubernetes", SettingType::Switch),
+    ("HOLDFAST_NODE_NAME", "node.name", SettingType::Text),
+    ("HOLDFAST_STATE_DIR", "node.state_dir", SettingType::Text),
+    ("HOLDFAST_RUN_DIR", "node.run_dir", SettingType::Text),
+    ("HOLDFAST_RING_THREADS", "data.ring_threads", SettingType::Number),
+    ("HOLDFAST_TRANSPORT", "data.transport", SettingType::Text),
+    ("HOLDFAST_SLAB_SIZE", "data.slab_size", SettingType::Text),
+    ("HOLDFAST_CACHE_SIZE", "data.cache_size", SettingType::Text),
+    ("HOLDFAST_SEAL_SIZE", "data.seal_size", SettingType::Text),
+    ("HOLDFAST_MOST_DIRTY", "data.most_dirty", SettingType::Text),
+    ("HOLDFAST_UPLOAD_MEMORY", "data.upload_memory", SettingType::Text),
+    ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", SettingType::Text),
+    ("HOLDFAST_API_SOCKET", "api.socket", SettingType::Text),
+    ("HOLDFAST_METRICS_LISTEN", "metrics.listen", SettingType::Text),
 ];
 
 /// The configuration before its values were looked at.
@@ -50,7 +50,7 @@ pub(crate) struct Source {
 
 /// Where to look for a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SettingPlace {
     /// A line of the file.
     Line {
         /// The file.
@@ -64,7 +64,7 @@ pub(crate) enum Place {
     Variable(&'static str),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SettingPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Variable(name) => write!(f, "environment variable {name}"),
@@ -90,7 +90,7 @@ impl Source {
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigError> {
         let table = text.parse::<Table>().map_err(|error| ConfigError::Value {
-            place: Place::Line {
+            place: SettingPlace::Line {
                 path: path.to_owned(),
                 line: error.span().map(|span| line_of(&text, &span)),
                 key: String::new(),
@@ -110,20 +110,21 @@ impl Source {
         &mut self,
         name: &'static str,
         key: &'static str,
-        kind: Kind,
+        kind: SettingType,
         value: &str,
     ) -> Result<(), ConfigError> {
-        let wrong = |problem: String| Err(ConfigError::Value { place: Place::Variable(name), problem });
+        let wrong =
+            |problem: String| Err(ConfigError::Value { place: SettingPlace::Variable(name), problem });
         if value.is_empty() {
             return wrong(format!("is set but empty; unset it, or give it a value for {key}"));
         }
         let value = match kind {
-            Kind::Text => Value::String(value.to_owned()),
-            Kind::Number => match value.parse() {
+            SettingType::Text => Value::String(value.to_owned()),
+            SettingType::Number => match value.parse() {
                 Ok(number) => Value::Integer(number),
                 Err(error) => return wrong(format!("`{value}` is not a whole number ({error})")),
             },
-            Kind::Switch => match value {
+            SettingType::Switch => match value {
                 "true" => Value::Boolean(true),
                 "false" => Value::Boolean(false),
                 other => return wrong(format!("`{other}` is not `true` or `false`; write one of them")),
@@ -171,8 +172,8 @@ impl Source {
     pub(crate) fn error(&self, key: &str, problem: String) -> ConfigError {
         let variable = self.overridden.iter().find(|(overridden, _)| *overridden == key);
         let place = match variable {
-            Some((_, name)) => Place::Variable(name),
-            None => Place::Line { path: self.path.clone(), line: self.line(key), key: key.to_owned() },
+            Some((_, name)) => SettingPlace::Variable(name),
+            None => SettingPlace::Line { path: self.path.clone(), line: self.line(key), key: key.to_owned() },
         };
         ConfigError::Value { place, problem }
     }

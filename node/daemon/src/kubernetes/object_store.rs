@@ -9,7 +9,7 @@ use super::retry::{OperationFailure, Retry};
 
 /// Why a volume has no store to use. Nothing was sent to the store.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StoreError {
+pub(crate) enum ObjectStoreError {
     /// The volume names none.
     #[error("spec.objectStore: is empty; write the name of an ObjectStore")]
     NotNamed,
@@ -23,12 +23,12 @@ pub(crate) enum StoreError {
     },
 }
 
-impl From<StoreError> for OperationFailure {
-    fn from(error: StoreError) -> Self {
+impl From<ObjectStoreError> for OperationFailure {
+    fn from(error: ObjectStoreError) -> Self {
         use StoreConfigError as Lacks;
         let (reason, retry) = match &error {
-            StoreError::NotNamed => ("ObjectStoreMissing", Retry::Rarely),
-            StoreError::Unusable { source, .. } => match source {
+            ObjectStoreError::NotNamed => ("ObjectStoreMissing", Retry::Rarely),
+            ObjectStoreError::Unusable { source, .. } => match source {
                 Lacks::Missing(_) => ("ObjectStoreMissing", Retry::Rarely),
                 Lacks::Api(_) => ("ApiUnavailable", Retry::Later),
                 Lacks::NoSecret { .. } => ("SecretMissing", Retry::Rarely),
@@ -45,10 +45,10 @@ impl From<StoreError> for OperationFailure {
 /// Reads the ObjectStore called `name` and what it refers to.
 ///
 /// # Errors
-/// [`StoreError::Unusable`].
-pub(crate) async fn read(client: &Client, name: &str) -> Result<S3Config, StoreError> {
+/// [`ObjectStoreError::Unusable`].
+pub(crate) async fn read(client: &Client, name: &str) -> Result<S3Config, ObjectStoreError> {
     match store_config::read(client, "the node daemon", name).await {
         Ok(found) => Ok(found.config),
-        Err(source) => Err(StoreError::Unusable { store: name.to_owned(), source }),
+        Err(source) => Err(ObjectStoreError::Unusable { store: name.to_owned(), source }),
     }
 }

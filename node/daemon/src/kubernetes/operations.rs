@@ -49,7 +49,7 @@ pub(crate) enum Outcome {
 
 /// What is known of one volume's operations.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Entry {
+pub(crate) struct OperationEntry {
     /// What is done now.
     pub(crate) doing: Option<Doing>,
     /// How the last one ended.
@@ -60,7 +60,7 @@ pub(crate) struct Entry {
     not_before: Option<Instant>,
 }
 
-impl Entry {
+impl OperationEntry {
     /// Time until the next operation may begin.
     pub(crate) fn wait(&self, now: Instant) -> Duration {
         self.not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
@@ -86,7 +86,7 @@ impl Entry {
 /// The operations of all volumes. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Operations {
-    entries: Arc<Mutex<HashMap<VolumeId, Entry>>>,
+    entries: Arc<Mutex<HashMap<VolumeId, OperationEntry>>>,
     ended: mpsc::Sender<ObjectRef<Volume>>,
 }
 
@@ -98,7 +98,7 @@ impl Operations {
     }
 
     /// What is known of a volume's operations.
-    pub(crate) fn of(&self, volume: &VolumeId) -> Entry {
+    pub(crate) fn of(&self, volume: &VolumeId) -> OperationEntry {
         self.entries().get(volume).cloned().unwrap_or_default()
     }
 
@@ -146,7 +146,7 @@ impl Operations {
         });
     }
 
-    fn entries(&self) -> MutexGuard<'_, HashMap<VolumeId, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, HashMap<VolumeId, OperationEntry>> {
         self.entries.lock()
     }
 }
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn waits_grow_and_end_with_a_success() {
-        let mut entry = Entry::default();
+        let mut entry = OperationEntry::default();
         let now = Instant::now();
         let failure = OperationFailure { reason: "Busy", message: String::new(), retry: Retry::Later };
         entry.end(Err(failure.clone()), now, 0.5);

@@ -19,7 +19,7 @@ use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::event::changes;
-use super::object_store::{self, StoreError};
+use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, Operations, Outcome};
 use super::orphan;
 use super::plan::{Facts, Step, daemons_part, plan};
@@ -183,8 +183,11 @@ impl<V: Volumes> Work<'_, V> {
                 message: error.to_string(),
                 retry: Retry::Rarely,
             };
-            let store_name =
-                spec.object_store.clone().filter(|name| !name.is_empty()).ok_or(StoreError::NotNamed)?;
+            let store_name = spec
+                .object_store
+                .clone()
+                .filter(|name| !name.is_empty())
+                .ok_or(ObjectStoreError::NotNamed)?;
             let max_dirty_age = spec.max_dirty_age().map_err(|error| invalid(&error))?;
             let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
             let store = object_store::read(&client, &store_name).await?;
@@ -227,7 +230,7 @@ impl<V: Volumes> Work<'_, V> {
         let (client, volumes) = (self.context.client.clone(), self.context.volumes.clone());
         let (id, store_name) = (self.id.clone(), self.volume.spec.object_store.clone());
         self.begin(Doing::Clearing, async move {
-            let store_name = store_name.filter(|name| !name.is_empty()).ok_or(StoreError::NotNamed)?;
+            let store_name = store_name.filter(|name| !name.is_empty()).ok_or(ObjectStoreError::NotNamed)?;
             let store = object_store::read(&client, &store_name).await?;
             volumes.clear_outdated(&id, &store_name, &store).await?;
             Ok(Outcome::Cleared)

@@ -2,7 +2,7 @@
 
 use holdfast_crds::{Empty, ForcedDetach, SnapshotSource, VolumeSpec};
 
-use super::super::facts::LogWriter;
+use super::super::facts::AttachedWriter;
 use super::*;
 
 fn now() -> Time {
@@ -346,7 +346,7 @@ fn a_node_without_its_disk_is_detached_and_granted_again() {
 /// again and again.
 #[test]
 fn a_node_without_an_epoch_is_force_detached_by_log() {
-    let writer = |epoch| Some(LogWriter { node: "a".to_owned(), epoch });
+    let writer = |epoch| Some(AttachedWriter { node: "a".to_owned(), epoch });
     // It is the node that claims the volume.
     let mut facts = lost("a");
     facts.status.epoch = None;

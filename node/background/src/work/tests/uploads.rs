@@ -24,7 +24,7 @@ impl SideReader for Full {
 impl Sides for Full {
     type Error = io::Error;
 
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let part = build.next_part(self);
         (build, part)
     }

@@ -9,7 +9,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use holdfast_background::{Background, ColdLines, LineLimit, SegmentBuild, SideReader, Sides, Unreadable};
+use holdfast_background::{
+    Background, ColdLines, LineLimit, SegmentBuild, SideReader, Sides, UnreadableSectors,
+};
 use holdfast_engine::event::Errno;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
@@ -47,7 +49,7 @@ impl SideReader for SideFiles {
 impl Sides for LocalSides {
     type Error = io::Error;
 
-    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, Unreadable>) {
+    async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let sides = SideFiles(self.sides.clone());
         off_runtime(move || {
             let part = build.next_part(&sides);
