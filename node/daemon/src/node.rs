@@ -21,7 +21,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,9 +29,8 @@ use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
-use holdfast_ublk::{Device, DeviceSpec, Features, Transport, Unsupported};
+use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
@@ -50,23 +48,18 @@ pub(crate) use volume::status::{VolumeState, VolumeStatus};
 
 use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
-use device::tag::{DeviceTag, Installation};
+use device::tag::Installation;
 use error::file;
-use local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use local::file::{open_direct, random};
 use local::volume_files::Local;
-use ring::board::Board;
-use ring::handle::RingHandle;
 use ring::message::Message;
-use ring::operation::VolumeKey;
 use ring::placement::Rings;
 use ring::thread;
 use store::block_cache::Slab;
 use store::clients::Stores;
 use store::cold_reads::ColdReads;
-use store::watched::WatchedStore;
-use volume::detach::Deletion;
-use volume::own_log::OwnLog;
+use volume::present::Present;
+use volume::state::{State, StateCell, StateEvent};
 
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
@@ -81,6 +74,8 @@ pub(crate) const PART_BYTES: usize = 16 << 20;
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// How often volumes look at their limits and show their figures.
 const TICK: Duration = Duration::from_millis(250);
+/// Reason of a volume's recovery until its first try has ended.
+const FIRST_TRY: &str = "its device is being recovered";
 
 /// Which transport devices are given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -188,59 +183,10 @@ struct Inner {
 
 /// What the node knows of one volume.
 #[derive(Clone)]
-enum Entry {
-    Attaching {
-        store_name: String,
-        durability: Durability,
-    },
-    /// Recovery failed before it was on a ring thread, and why.
-    RecoveryFailed(String),
-    Present(Arc<Present>),
-    /// It is detached, and its local files are being put away: no attach may touch them.
-    Evicting,
-}
-
-/// Whether a volume on a ring thread has a device that serves requests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Serving {
-    /// Its attach is in progress.
-    Attaching,
-    /// It has no device.
-    NotYet,
-    Yes,
-    /// The device of the previous process could not be recovered, and why: its requests wait.
-    RecoveryFailed(String),
-    /// The device is gone, another writer holds the volume, and what was not uploaded could not be preserved.
-    NotKept(String),
-}
-
-/// A volume on a ring thread.
-struct Present {
-    local: Local,
-    store_name: String,
-    objects: Arc<WatchedStore>,
-    /// As it was when the volume came onto its ring.
-    log: OwnLog,
-    ring: RingHandle,
-    key: VolumeKey,
-    board: Arc<Board>,
-    tag: DeviceTag,
-    device: Mutex<Option<Device>>,
-    /// Its stopped device, until the kernel has deleted it.
-    deleting: watch::Sender<Option<Deletion>>,
-    serving: Mutex<Serving>,
-    sectors: u64,
-    epoch: u64,
-    max_age_ms: u64,
-    durability: Durability,
-    /// The writer that was replaced when this node took the volume.
-    displaced: Option<Displaced>,
-    /// A detach was requested; a restarted daemon resumes it.
-    detaching: AtomicBool,
-    /// A detach is in progress in this process.
-    detach_running: AtomicBool,
-    /// Held while the record in the tmpfs directory is written.
-    remembering: Mutex<()>,
+struct Entry {
+    state: Arc<StateCell>,
+    /// Once it is on a ring thread.
+    present: Option<Arc<Present>>,
 }
 
 impl Node {
@@ -372,16 +318,25 @@ impl Node {
     }
 
     fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
-        match self.volumes().get(volume) {
-            Some(Entry::Present(present)) => Ok(Arc::clone(present)),
-            Some(Entry::Attaching { .. }) => {
-                Err(NodeError::Busy { volume: volume.clone(), doing: "being attached" })
-            }
-            Some(Entry::RecoveryFailed(why)) => {
-                Err(NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() })
-            }
-            Some(Entry::Evicting) | None => Err(NodeError::NotAttached(volume.clone())),
-        }
+        let Some(Entry { state, present }) = self.volumes().get(volume).cloned() else {
+            return Err(NodeError::NotAttached(volume.clone()));
+        };
+        present.ok_or_else(|| match state.get() {
+            State::Evicting => NodeError::NotAttached(volume.clone()),
+            other @ (State::Attaching { .. }
+            | State::Recovering { .. }
+            | State::Serving { .. }
+            | State::Unserved { .. }
+            | State::Detaching { .. }
+            | State::Detached) => refusal(volume, &other),
+        })
+    }
+
+    /// Publishes that a volume is not on this node any more.
+    fn forget(&self, volume: &VolumeId, state: &StateCell) {
+        let mut volumes = self.volumes();
+        state.apply(&StateEvent::Released);
+        volumes.remove(volume);
     }
 
     fn local(&self, volume: &VolumeId) -> Local {
@@ -394,74 +349,29 @@ impl Node {
     }
 }
 
-impl Present {
-    fn device(&self) -> Option<Device> {
-        *self.device.lock()
+impl Entry {
+    /// A volume that is not on a ring thread.
+    fn new(state: State) -> Self {
+        Self { state: StateCell::new(state), present: None }
     }
+}
 
-    fn set_device(&self, device: Option<Device>) {
-        *self.device.lock() = device;
-    }
-
-    fn serving(&self) -> Serving {
-        self.serving.lock().clone()
-    }
-
-    /// Returns how it was before.
-    fn set_serving(&self, serving: Serving) -> Serving {
-        std::mem::replace(&mut *self.serving.lock(), serving)
-    }
-
-    fn check_recovered(&self, volume: &VolumeId) -> Result<(), NodeError> {
-        match self.serving() {
-            Serving::RecoveryFailed(why) => Err(NodeError::RecoveryFailed { volume: volume.clone(), why }),
-            Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::NotKept(_) => Ok(()),
+/// Why a volume cannot be attached or used now.
+fn refusal(volume: &VolumeId, state: &State) -> NodeError {
+    let volume = volume.clone();
+    match state {
+        State::Recovering { error, .. } => {
+            NodeError::RecoveryFailed { volume, why: error.clone().unwrap_or_else(|| FIRST_TRY.to_owned()) }
         }
-    }
-
-    /// What a command came to that waits for the device's queues, or that the kernel refuses them.
-    async fn unless_refused(
-        &self,
-        device: Device,
-        command: impl Future<Output = Result<(), NodeError>>,
-    ) -> Result<(), NodeError> {
-        tokio::select! {
-            ended = command => ended,
-            source = self.board.refused() => Err(NodeError::QueueRefused { id: device.id(), source }),
+        State::Detaching { .. } => NodeError::Busy { volume, doing: "being detached" },
+        State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } if state.is_fenced() => {
+            NodeError::Fenced(volume)
         }
-    }
-
-    fn is_detaching(&self) -> bool {
-        self.detaching.load(Ordering::Acquire)
-    }
-
-    /// Keeps in the tmpfs directory what a restarted daemon needs.
-    fn remember(&self) -> Result<(), NodeError> {
-        let _one_at_a_time = self.remembering.lock();
-        self.local.write_record(&AttachedRecord {
-            version: ATTACHED_VERSION,
-            tag: self.tag.0,
-            device_id: self.device().map(|device| device.id()),
-            sectors: self.sectors,
-            epoch: self.epoch,
-            max_age_ms: self.max_age_ms,
-            durability: self.durability,
-            displaced: self.displaced.clone().map(Into::into),
-            detaching: self.is_detaching(),
-            store_name: self.store_name.clone(),
-            store: self.objects.current().record().clone(),
-        })
-    }
-
-    /// The device, while it serves requests.
-    fn attached(&self) -> Option<Attached> {
-        self.device().filter(|_| self.serving() == Serving::Yes).map(|device| Attached {
-            device_path: device.block_path(),
-            transport: device.transport(),
-            epoch: self.epoch,
-            bytes: self.sectors * SECTOR_BYTES,
-            displaced: self.displaced.clone(),
-        })
+        State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } => {
+            NodeError::Busy { volume, doing: "being attached" }
+        }
+        State::Evicting => NodeError::Busy { volume, doing: "putting its local files away" },
+        State::Detached => NodeError::NotAttached(volume),
     }
 }
 

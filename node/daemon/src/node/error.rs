@@ -104,7 +104,7 @@ pub(crate) enum NodeError {
         "volume {volume} is fenced: another writer holds it, and the data that was not uploaded could not be preserved. Nothing \
          was deleted. Free space or repair the disk, then detach it again, or restart the daemon"
     )]
-    NotKept {
+    PreserveFailed {
         /// Which.
         volume: VolumeId,
         /// Why.
@@ -425,7 +425,7 @@ impl NodeError {
             Self::Unsupported(_) => ErrorKind::Unavailable,
             Self::File { .. }
             | Self::RecoveryFailed { .. }
-            | Self::NotKept { .. }
+            | Self::PreserveFailed { .. }
             | Self::Device(_)
             | Self::OtherInstallation(_)
             | Self::OlderLayout { .. }

@@ -34,6 +34,7 @@ use kernel::FakeKernel;
 use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
 use super::local::volume_files::KEPT_LIVE_MAP;
+use super::volume::state::Writer;
 use super::*;
 
 const SECTORS: u64 = 64;
@@ -151,6 +152,14 @@ impl Node {
     /// Waits for the directories, then serves what is in them.
     async fn start(config: NodeConfig) -> Result<Self, NodeError> {
         Self::serve(Owner::wait(config).await?).await
+    }
+
+    /// Recovers a volume without a device, and does not begin its detach.
+    async fn resumed(&self, volume: &VolumeId) -> Arc<Present> {
+        let one = self.recovery(volume.clone());
+        let present = self.resume(&one).await.unwrap().unwrap();
+        present.state.apply(&StateEvent::Recovered);
+        present
     }
 
     /// The same with other devices.
@@ -294,11 +303,12 @@ fn a_device_whose_recovery_failed_is_not_attached() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let one = node.recovery(volume());
+        let present = node.resume(&one).await.unwrap().unwrap();
         assert!(present.device().is_none());
-        wait(&node, |status| status.state == VolumeState::Attaching).await;
+        assert_eq!(only(&node).state, VolumeState::Quiesced);
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
-        node.set_recovery_failed(&volume(), Some(&present), &held);
+        one.failed(&held);
         let status = only(&node);
         assert_eq!((status.state, status.attached), (VolumeState::Quiesced, None));
         let message = status.message.unwrap();
@@ -320,9 +330,10 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         // The last round failed: the durable map may name nothing.
-        present.board.set_phase(crate::node::ring::board::Phase::Kept { whole: false });
+        present.board.report(Writer::Fenced);
+        present.board.report(Writer::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         for _ in 0..2 {
@@ -365,8 +376,9 @@ fn the_detach_of_the_previous_process_is_retried() {
         let dirs = Dirs::new();
         let node = Node::start(dirs.config()).await.unwrap();
         dirs.leave().await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
-        present.board.set_phase(crate::node::ring::board::Phase::Kept { whole: false });
+        let present = node.resumed(&volume()).await;
+        present.board.report(Writer::Fenced);
+        present.board.report(Writer::Preserved { complete: false });
         let in_the_way = dirs.local().dir().join(KEPT_LIVE_MAP);
         fs::create_dir(&in_the_way).unwrap();
         node.detach_in_background(present);
@@ -473,7 +485,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         // No read of it succeeds any more.
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
         node.load_manifest(volume(), Arc::clone(&present));
@@ -517,7 +529,7 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         let range = SectorRange::new(2, 3);
         leave_dirty(&dirs, &bucket, range).await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         assert_eq!(only(&node).dirty_bytes, Some(3 * SECTOR_BYTES), "it is known from the first moment on");
         node.load_manifest(volume(), Arc::clone(&present));
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
@@ -563,7 +575,7 @@ fn a_dead_store_delays_no_commit_of_another() {
         for (name, _, volumes) in &stores {
             begun = Instant::now();
             for volume in volumes {
-                let present = node.resume(volume, LIMIT).await.unwrap().unwrap();
+                let present = node.resumed(volume).await;
                 node.load_manifest(volume.clone(), present);
             }
             if *name == "dead" {

@@ -4,6 +4,8 @@ pub(in crate::node) mod attach;
 pub(in crate::node) mod background;
 pub(in crate::node) mod detach;
 pub(in crate::node) mod own_log;
+pub(in crate::node) mod present;
 pub(in crate::node) mod recover;
 pub(in crate::node) mod scrub;
+pub(in crate::node) mod state;
 pub(in crate::node) mod status;

@@ -19,6 +19,7 @@ use crate::node::Entry;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::random;
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
+use crate::node::volume::state::State;
 
 /// Directory of what is being thrown away.
 const TRASH: &str = "trash";
@@ -148,7 +149,7 @@ impl<'a> Leftovers<'a> {
     fn unless_attached<T>(&self, volume: &VolumeId, act: impl FnOnce() -> T) -> Option<T> {
         match self.in_use().entry(volume.clone()) {
             btree_map::Entry::Occupied(_) => return None,
-            btree_map::Entry::Vacant(place) => place.insert(Entry::Evicting),
+            btree_map::Entry::Vacant(place) => place.insert(Entry::new(State::Evicting)),
         };
         let done = act();
         self.in_use().remove(volume);
@@ -243,7 +244,7 @@ mod tests {
             leave(dirs, name, closed_clean, used).await;
         }
         fs::create_dir(run_volumes(&run).join("live")).unwrap();
-        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
+        let attaching = Entry::new(State::attaching("main".to_owned(), Durability::Local));
         let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
         let mut needed = Needed::default();
 
@@ -303,11 +304,11 @@ mod tests {
         let held_up = leftovers.unless_attached(&volume, || {
             let entries = volumes.try_lock().expect("no other volume waits");
             // An attach of this one is refused.
-            matches!(entries.get(&volume), Some(Entry::Evicting))
+            entries[&volume].state.get() == State::Evicting
         });
         assert_eq!(held_up, Some(true));
         assert!(volumes.lock().is_empty(), "it may be attached again");
-        volumes.lock().insert(volume.clone(), Entry::RecoveryFailed(String::new()));
+        volumes.lock().insert(volume.clone(), Entry::new(State::recovering()));
         assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
     }
 

@@ -12,6 +12,7 @@ use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
+use crate::node::volume::state::State;
 use crate::node::{Node, NodeError};
 
 impl Node {
@@ -64,7 +65,7 @@ impl<'a> NoAttach<'a> {
         match node.volumes().entry(volume.clone()) {
             Entry::Occupied(_) => Err(NodeError::Busy { volume: volume.clone(), doing: "served" }),
             Entry::Vacant(place) => {
-                place.insert(crate::node::Entry::Evicting);
+                place.insert(crate::node::Entry::new(State::Evicting));
                 Ok(Self { node, volume })
             }
         }

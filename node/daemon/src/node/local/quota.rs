@@ -20,7 +20,8 @@ use crate::node::error::{NodeError, file};
 use crate::node::local::detached_cache::{Leftovers, Needed, bury};
 use crate::node::off_runtime::blocking;
 use crate::node::ring::message::Message;
-use crate::node::{Entry, Node, NodeConfig, Present, TICK};
+use crate::node::volume::present::Present;
+use crate::node::{Node, NodeConfig, TICK};
 
 /// What a volume may do before the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,14 +61,8 @@ impl Node {
     /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether files wait to be
     /// deleted.
     fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
-        let volumes: Vec<Arc<Present>> = self
-            .volumes()
-            .values()
-            .filter_map(|entry| match entry {
-                Entry::Present(present) => Some(Arc::clone(present)),
-                Entry::Attaching { .. } | Entry::RecoveryFailed(_) | Entry::Evicting => None,
-            })
-            .collect();
+        let volumes: Vec<Arc<Present>> =
+            self.volumes().values().filter_map(|entry| entry.present.clone()).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
         let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
         let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;

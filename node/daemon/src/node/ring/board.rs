@@ -1,5 +1,6 @@
 //! What a volume's ring thread shows to everybody else.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_engine::volume::Status;
@@ -7,23 +8,7 @@ use holdfast_ring::Errno;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// How far a volume has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// What the host's loss left dirty is being committed.
-    Recovering,
-    /// Requests are served.
-    Ready,
-    /// Another writer holds the volume.
-    Fenced,
-    /// The detach record is in the log.
-    Detached,
-    /// Another writer holds the volume and the device is gone.
-    Kept {
-        /// The durable map tells what the sides hold.
-        whole: bool,
-    },
-}
+use crate::node::volume::state::{StateCell, StateEvent, Writer};
 
 /// What was served since this process attached or recovered the volume. Figures only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -55,7 +40,7 @@ pub(crate) struct ServedCounts {
 pub(crate) struct Board {
     /// Figures of the planner and of the requests, published at every tick, never per request.
     shown: Mutex<(Status, ServedCounts)>,
-    phase: watch::Sender<Phase>,
+    state: Arc<StateCell>,
     /// How often what was damaged in the store was repaired.
     repairs: watch::Sender<u64>,
     /// Why the kernel refused a command of the device's queues.
@@ -65,10 +50,11 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    pub(crate) fn new() -> Self {
+    /// The board of a volume with this state.
+    pub(crate) fn new(state: Arc<StateCell>) -> Self {
         Self {
             shown: Mutex::default(),
-            phase: watch::Sender::new(Phase::Recovering),
+            state,
             repairs: watch::Sender::new(0),
             refused: watch::Sender::new(None),
             cached_bytes: AtomicU64::default(),
@@ -90,8 +76,9 @@ impl Board {
         }
     }
 
-    pub(crate) fn set_phase(&self, phase: Phase) {
-        self.phase.send_replace(phase);
+    /// Publishes how the volume's writer is.
+    pub(crate) fn report(&self, writer: Writer) {
+        self.state.apply(&StateEvent::Writer(writer));
     }
 
     pub(crate) fn repaired(&self) {
@@ -112,15 +99,5 @@ impl Board {
     /// Hears of every repair from now on.
     pub(crate) fn repairs(&self) -> watch::Receiver<u64> {
         self.repairs.subscribe()
-    }
-
-    pub(crate) fn phase(&self) -> Phase {
-        *self.phase.borrow()
-    }
-
-    /// Waits until the phase is one that `wanted` names.
-    pub(crate) async fn reach(&self, wanted: impl Fn(Phase) -> bool) -> Phase {
-        let mut phases = self.phase.subscribe();
-        *phases.wait_for(|phase| wanted(*phase)).await.expect("the board itself holds the sender")
     }
 }

@@ -20,11 +20,12 @@ use holdfast_types::VolumeId;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::off_runtime::blocking;
-use crate::node::ring::board::Phase;
 use crate::node::store::watched::WatchedStore;
 use crate::node::store::{client::StoreClient, record::StoreRecord};
 use crate::node::volume::own_log::{OwnLog, Unproven};
-use crate::node::{Entry, Node, Present};
+use crate::node::volume::present::Present;
+use crate::node::volume::state::State;
+use crate::node::{Entry, Node};
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
 const IDLE: usize = 2;
@@ -92,9 +93,10 @@ impl Node {
     /// A volume that is being attached from the store called `name`.
     fn attaching_from(&self, name: &str) -> Option<VolumeId> {
         let volumes = self.volumes();
-        let mut attaching = volumes.iter().filter(|(_, entry)| match entry {
-            Entry::Attaching { store_name, .. } => store_name == name,
-            Entry::Present(_) | Entry::RecoveryFailed(_) | Entry::Evicting => false,
+        let mut attaching = volumes.iter().filter(|(_, entry)| {
+            let is_of =
+                |state: &State| matches!(state, State::Attaching { store_name, .. } if store_name == name);
+            entry.present.is_none() && entry.state.with(is_of)
         });
         attaching.next().map(|(volume, _)| volume.clone())
     }
@@ -139,7 +141,7 @@ impl Node {
         // With the lock held, so that no volume is forgotten meanwhile.
         let volumes = self.volumes();
         for (volume, entry) in volumes.iter() {
-            if let Entry::Present(present) = entry
+            if let Some(present) = &entry.present
                 && Arc::ptr_eq(&present.objects, store)
                 && let Err(error) = present.remember()
             {
@@ -156,28 +158,26 @@ impl Node {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
         let (mut is_used, mut logs) = (false, Vec::new());
-        for (volume, entry) in entries {
-            match entry {
-                Entry::Present(present) if Arc::ptr_eq(&present.objects, store) => {
+        for (volume, Entry { state, present }) in entries {
+            if let Some(present) = present {
+                if Arc::ptr_eq(&present.objects, store) {
                     is_used = true;
-                    if !matches!(present.board.phase(), Phase::Fenced | Phase::Kept { .. }) {
+                    if !state.with(State::is_fenced) {
                         logs.push(present.log.up_to(present.board.status().committed));
                     }
                 }
-                Entry::RecoveryFailed(_) => {
-                    let local = self.local(&volume);
-                    let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
-                    let used = store.current();
-                    let is_here = |(record, log): (AttachedRecord, OwnLog)| {
-                        (record.store_name == name && record.store.place() == used.record().place())
-                            .then_some(log)
-                    };
-                    if let Some(log) = left.and_then(is_here) {
-                        is_used = true;
-                        logs.push(log);
-                    }
+            } else if state.with(|state| matches!(state, State::Recovering { .. })) {
+                let local = self.local(&volume);
+                let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
+                let used = store.current();
+                let is_here = |(record, log): (AttachedRecord, OwnLog)| {
+                    (record.store_name == name && record.store.place() == used.record().place())
+                        .then_some(log)
+                };
+                if let Some(log) = left.and_then(is_here) {
+                    is_used = true;
+                    logs.push(log);
                 }
-                Entry::Present(_) | Entry::Attaching { .. } | Entry::Evicting => {}
             }
         }
         is_used.then_some(logs)
@@ -185,10 +185,8 @@ impl Node {
 
     fn presents(&self) -> Vec<(VolumeId, Arc<Present>)> {
         let volumes = self.volumes();
-        let presents = volumes.iter().filter_map(|(volume, entry)| match entry {
-            Entry::Present(present) => Some((volume.clone(), Arc::clone(present))),
-            Entry::Attaching { .. } | Entry::RecoveryFailed(_) | Entry::Evicting => None,
-        });
+        let presents =
+            volumes.iter().filter_map(|(volume, entry)| Some((volume.clone(), entry.present.clone()?)));
         presents.collect()
     }
 }

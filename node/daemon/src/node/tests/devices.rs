@@ -388,7 +388,7 @@ fn a_detach_during_an_attach_is_refused() {
             host.kernel.hold(command, None);
             let attach = host.attach(&node, "x");
             let detach = async {
-                until(|| matches!(node.volumes().get(&id("x")), Some(Entry::Present(_)))).await;
+                until(|| node.present(&id("x")).is_ok()).await;
                 let refused = node.detach(&id("x")).await.unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::Busy);
                 assert_eq!(refused.to_string(), "volume x is being attached on this node");
@@ -505,7 +505,7 @@ fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     });
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
-        assert!(matches!(node.volumes().get(&id("x")), Some(Entry::RecoveryFailed(_))));
+        assert!(matches!(node.present(&id("x")), Err(NodeError::RecoveryFailed { .. })));
         host.kernel.release();
         settled(&node, |status| status.state == VolumeState::Attached).await;
         host.check(&node).await;

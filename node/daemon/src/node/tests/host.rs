@@ -121,7 +121,7 @@ fn a_stuck_log_pipe_stops_no_ring_thread() {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         // The ring thread logs the commit.
         node.load_manifest(volume(), Arc::clone(&present));
         wait(&node, |status| status.dirty_bytes == Some(0)).await;

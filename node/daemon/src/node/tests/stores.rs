@@ -12,7 +12,7 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
     let new = bucket.accept("new");
-    let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+    let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
     let denied = wait(&node, |status| status.store.health.away().is_some()).await;
     assert!(denied.store.health.away().unwrap().is_denied, "{denied:?}");
@@ -72,7 +72,7 @@ fn a_late_recovery_uses_the_newest_key() {
         holdfast_log::provision(&*bucket.objects, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         node.renew_store("main", &bucket.accept("new")).await.unwrap();
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
         node.shutdown().await;
@@ -193,7 +193,7 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     let node = Node::start(dirs.config()).await.unwrap();
     node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
     leave_dirty(dirs, bucket, SectorRange::new(2, 3)).await;
-    let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+    let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
     wait(&node, |status| status.dirty_bytes == Some(0)).await;
     node
@@ -248,7 +248,7 @@ fn a_copy_that_was_left_behind_is_refused() {
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
         tenants.copy().await;
-        let present = node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        let present = node.resumed(&volume()).await;
         node.load_manifest(volume(), present);
         wait(&node, |status| status.dirty_bytes == Some(0)).await;
         refused(&node, &tenants.other(), "up to 2 and lacks record 3").await;
@@ -277,11 +277,11 @@ fn every_volume_of_a_store_is_looked_for() {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&first, SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
         leave_volume_dirty(&dirs, ("main", &tenants.own), &first, SectorRange::new(2, 3)).await;
-        node.resume(&first, LIMIT).await.unwrap().unwrap();
+        node.resumed(&first).await;
         tenants.copy().await;
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &tenants.own.config).await.unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
-        node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        node.resumed(&volume()).await;
         refused(&node, &tenants.other(), "there is no log of it").await;
         node.shutdown().await;
     });

@@ -391,13 +391,14 @@ fn outdated_files_are_not_moved_below_an_attach() {
             async move { node.clear_outdated(&volume(), "main", &store).await }
         });
         tokio::time::timeout(LIMIT, bucket.arrival()).await.expect("the log is read");
-        let attaching = Entry::Attaching { store_name: "main".to_owned(), durability: Durability::Local };
+        let attaching = Entry::new(State::attaching("main".to_owned(), Durability::Local));
         node.volumes().insert(volume(), attaching);
         bucket.open();
         let refused = clearing.await.unwrap().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
         assert!(fs::read(dirs.durable_map()).unwrap() == before);
-        assert!(matches!(node.volumes().remove(&volume()), Some(Entry::Attaching { .. })));
+        let entry = node.volumes().remove(&volume()).unwrap();
+        assert!(matches!(entry.state.get(), State::Attaching { .. }));
         node.clear_outdated(&volume(), "main", &bucket.config).await.unwrap();
         assert!(!dirs.durable_map().exists() && node.volumes().is_empty());
         node.shutdown().await;
@@ -580,7 +581,7 @@ fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
-        node.resume(&volume(), LIMIT).await.unwrap().unwrap();
+        node.resumed(&volume()).await;
         let elsewhere = S3Config { bucket: "another".to_owned(), ..bucket.config.clone() };
         let request = AttachRequest { store_name: "other".to_owned(), store: elsewhere, ..request() };
         let refused = node.attach(request).await.unwrap_err();

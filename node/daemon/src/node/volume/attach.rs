@@ -12,8 +12,7 @@ use holdfast_engine::volume::Setup;
 use holdfast_service::chain;
 use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
-use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::ends_process::EndsProcess;
@@ -23,11 +22,10 @@ use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
 use crate::node::off_runtime::blocking;
-use crate::node::ring::board::{Board, Phase};
+use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Message, NewVolume};
-use crate::node::ring::operation::VolumeKey;
 use crate::node::ring::planned::Start;
 use crate::node::ring::room::{Need, Place, VOLUME_FILES};
 use crate::node::store::record::StoreRecord;
@@ -35,36 +33,45 @@ use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::detach::{or_gone, refused};
 use crate::node::volume::own_log::OwnLog;
-use crate::node::{
-    AttachRequest, Attached, Entry, Node, Present, QUEUE_DEPTH, QUEUES, Serving, sectors_of, unix_ms,
-};
+use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
+use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::{AttachRequest, Attached, Entry, Node, QUEUE_DEPTH, QUEUES, refusal, sectors_of, unix_ms};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
     ///
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
+    #[tracing::instrument(name = "attach", skip_all, fields(volume = %request.volume, epoch, device))]
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let _alone = EndsProcess("an attach");
         let volume = request.volume.clone();
-        if let Some(attached) = self.reserve(&request)? {
-            return Ok(attached);
-        }
-        match self.try_attach(request).await {
+        let state = match self.reserve(&request)? {
+            Reserved::Attached(attached) => return Ok(attached),
+            Reserved::Now(state) => state,
+        };
+        match self.try_attach(request, &state).await {
             Ok(attached) => Ok(attached),
             Err(error) => {
-                self.abandon(&volume).await;
+                self.abandon(&volume, &state).await;
                 Err(error)
             }
         }
     }
 
-    fn reserve(&self, request: &AttachRequest) -> Result<Option<Attached>, NodeError> {
+    fn reserve(&self, request: &AttachRequest) -> Result<Reserved, NodeError> {
         let AttachRequest { volume, store_name, store, durability, .. } = request;
         let mut volumes = self.volumes();
-        let busy = |doing| Err(NodeError::Busy { volume: volume.clone(), doing });
-        if let Some(Entry::Present(present)) = volumes.get(volume) {
-            present.check_recovered(volume)?;
+        let Some(Entry { state, present }) = volumes.get(volume) else {
+            let entry = Entry::new(State::attaching(store_name.clone(), *durability));
+            let state = Arc::clone(&entry.state);
+            volumes.insert(volume.clone(), entry);
+            return Ok(Reserved::Now(state));
+        };
+        let state = state.get();
+        if let Some(present) = present
+            && !matches!(state, State::Recovering { .. })
+        {
             // The directory of its local files has the volume's name only.
             let (used, asked) = (present.objects.current(), StoreRecord::from(store));
             let is_same = if present.store_name == *store_name {
@@ -80,45 +87,33 @@ impl Node {
                 });
             }
         }
-        match volumes.get(volume) {
-            None => {
-                let entry = Entry::Attaching { store_name: store_name.clone(), durability: *durability };
-                volumes.insert(volume.clone(), entry);
-                Ok(None)
+        match (&state, present) {
+            (State::Serving { device, writer: Writer::Ready }, Some(present)) => {
+                Ok(Reserved::Attached(present.attached_by(*device)))
             }
-            Some(Entry::Attaching { .. }) => busy("being attached"),
-            Some(Entry::Evicting) => busy("putting its local files away"),
-            Some(Entry::RecoveryFailed(why)) => {
-                Err(NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() })
-            }
-            Some(Entry::Present(present)) if present.is_detaching() => busy("being detached"),
-            Some(Entry::Present(present)) => match (present.board.phase(), present.attached()) {
-                (Phase::Ready, Some(attached)) => Ok(Some(attached)),
-                (Phase::Fenced | Phase::Kept { .. }, _) => Err(NodeError::Fenced(volume.clone())),
-                (Phase::Recovering | Phase::Ready | Phase::Detached, _) => busy("being attached"),
-            },
+            (state, _) => Err(refusal(volume, state)),
         }
     }
 
     /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
     /// attach continues from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
-    async fn abandon(&self, volume: &VolumeId) {
-        let entry = self.volumes().get(volume).cloned();
-        if let Some(Entry::Present(present)) = entry
+    async fn abandon(&self, volume: &VolumeId, state: &StateCell) {
+        let present = self.volumes().get(volume).and_then(|entry| entry.present.clone());
+        if let Some(present) = present
             && let Err(error) = self.withdraw(&present).await
         {
             tracing::error!(
                 %volume, error = chain(&error),
                 "the attach failed, and so did the removal of its device; it serves no requests; detach the volume"
             );
-            present.set_serving(Serving::NotYet);
+            state.apply(&StateEvent::AttachFailed);
             return;
         }
         // Before the entry: an attach that finds none makes these files.
         if let Err(error) = self.local(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "leftovers of a failed attach stay");
         }
-        self.volumes().remove(volume);
+        self.forget(volume, state);
     }
 
     async fn withdraw(&self, present: &Arc<Present>) -> Result<(), NodeError> {
@@ -131,18 +126,52 @@ impl Node {
         self.remove_from_ring(present).await
     }
 
-    async fn try_attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
-        let AttachRequest { volume, store_name, store, bytes, replaces, max_dirty_age, durability, probe } =
-            request;
+    async fn try_attach(
+        &self,
+        request: AttachRequest,
+        state: &Arc<StateCell>,
+    ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
         let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
         let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
-        let objects = if probe {
-            self.probed_store(&store_name, &store).await?
+        let objects = if request.probe {
+            self.probed_store(&request.store_name, &request.store).await?
         } else {
-            self.store(&store_name, &store).await?
+            self.store(&request.store_name, &request.store).await?
         };
         let store_time = objects.current().time();
+        let joining = self.acquire(request, objects, transport, state).await?;
+        let present = self.add_to_ring(joining).await?;
+        present.remember()?;
+        let started = present.state.reach(|state| state.writer() != Some(Writer::Starting)).await;
+        if started.is_fenced() {
+            return Err(NodeError::Fenced(present.volume().clone()));
+        }
+        let device = self.add_device(&present, transport).await?;
+        let attached = present.attached_by(device);
+        present.state.apply(&StateEvent::Attached);
+        // Requests of other volumes to the same store are in its time too.
+        let store_time = present.objects.current().time().saturating_sub(store_time);
+        tracing::info!(
+            volume = %present.volume(),
+            device = %attached.device_path.display(),
+            epoch = attached.epoch,
+            took_us = begun.elapsed().as_micros(),
+            store_us = store_time.as_micros(),
+            "the device serves"
+        );
+        Ok(attached)
+    }
+
+    /// Wins the volume in its log, with a place on a ring thread for it.
+    async fn acquire(
+        &self,
+        request: AttachRequest,
+        objects: Arc<WatchedStore>,
+        transport: Transport,
+        state: &Arc<StateCell>,
+    ) -> Result<Joining, NodeError> {
+        let AttachRequest { volume, store_name, bytes, replaces, max_dirty_age, durability, .. } = request;
         let local = self.local(&volume);
         let claim = Claim {
             node: self.0.config.node_name.clone(),
@@ -154,12 +183,20 @@ impl Node {
         // What the node lacks shows before a writer is fenced.
         let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
         let won = win(&*objects, &volume, &local, &claim).await?;
-        tell(&volume, &won);
-        let sectors = won.header.sectors;
+        log_won(&volume, &won);
         let epoch = won.header.epoch.0;
-        let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
+        tracing::Span::current().record("epoch", epoch);
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
         let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
+        let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
+        let terms = WriterTerms {
+            tag: self.0.installation.tag(&volume, epoch),
+            sectors: won.header.sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            displaced: won.displaced,
+        };
         let setup = Setup {
             requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
             limits: self.limits(max_age_ms),
@@ -168,77 +205,33 @@ impl Node {
             header_generation: won.header_generation,
             unix_ms_at_zero: unix_ms_at_zero(),
         };
-        let start = Start::Attach {
-            manifest: Box::new(won.manifest),
-            found: won.found,
-            trust_clean: won.trust_clean,
-        };
+        let manifest = Box::new(won.manifest);
+        let start = Start::Attach { manifest, found: won.found, trust_clean: won.trust_clean };
         let AttachFiles { files, live_map } = won.files;
-        let parts =
-            Parts { local: local.clone(), objects: Arc::clone(&objects), epoch: Epoch(epoch), files, place };
-        let (key, board) = self.add_to_ring(&ring, &volume, parts, start, setup, live_map).await?;
-        let present = Arc::new(Present {
-            local,
-            store_name,
-            objects,
-            log,
-            ring,
-            key,
-            board,
-            tag: self.0.installation.tag(&volume, epoch),
-            device: None.into(),
-            deleting: watch::Sender::default(),
-            serving: Serving::Attaching.into(),
-            sectors,
-            epoch,
-            max_age_ms,
-            durability,
-            displaced: won.displaced,
-            detaching: false.into(),
-            detach_running: false.into(),
-            remembering: Mutex::default(),
-        });
-        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
-        present.remember()?;
-        if present.board.reach(|phase| phase != Phase::Recovering).await == Phase::Fenced {
-            return Err(NodeError::Fenced(volume));
-        }
-        self.add_device(&present, transport).await?;
-        present.set_serving(Serving::Yes);
-        let attached = present.attached();
-        if let Some(Attached { device_path, epoch, .. }) = &attached {
-            // Requests of other volumes to the same store are in its time too.
-            let store_time = present.objects.current().time().saturating_sub(store_time);
-            tracing::info!(
-                %volume,
-                device = %device_path.display(),
-                epoch,
-                took_us = begun.elapsed().as_micros(),
-                store_us = store_time.as_micros(),
-                "the device serves"
-            );
-        }
-        attached.ok_or(NodeError::NotAttached(volume))
+        let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
+        Ok(Joining { state, local, store, terms, files, live_map, ring, place, start, setup })
     }
 
-    async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<(), NodeError> {
+    async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<Device, NodeError> {
         let spec = DeviceSpec {
             id: None,
-            sectors: present.sectors,
+            sectors: present.terms.sectors,
             queues: QUEUES,
             depth: QUEUE_DEPTH,
             max_io_bytes: MAX_IO_BYTES,
             transport,
-            tag: present.tag.0,
+            tag: present.terms.tag.0,
         };
         // A daemon that dies before the record names the device leaves one that a restarted daemon knows by its tag.
         let devices = Arc::clone(&self.0.devices);
         let device = blocking(move || Ok(devices.add(&spec)?)).await?;
-        present.set_device(Some(device));
+        tracing::Span::current().record("device", device.id());
+        present.state.apply(&StateEvent::DeviceAdded(device));
         present.remember()?;
         self.open_queues(present, device).await?;
         let devices = Arc::clone(&self.0.devices);
-        present.unless_refused(device, blocking(move || Ok(devices.start(device)?))).await
+        present.unless_refused(device, blocking(move || Ok(devices.start(device)?))).await?;
+        Ok(device)
     }
 
     /// Offers the device's queues to the kernel on the volume's ring thread.
@@ -255,21 +248,14 @@ impl Node {
     }
 
     /// Puts a volume on a ring thread and starts its background work.
-    pub(in crate::node) async fn add_to_ring(
-        &self,
-        ring: &RingHandle,
-        volume: &VolumeId,
-        parts: Parts,
-        start: Start,
-        setup: Setup,
-        live_map: LiveMap,
-    ) -> Result<(VolumeKey, Arc<Board>), NodeError> {
-        let Parts { local, objects, epoch, files, place } = parts;
+    pub(in crate::node) async fn add_to_ring(&self, joining: Joining) -> Result<Arc<Present>, NodeError> {
+        let Joining { state, local, store, terms, files, live_map, ring, place, start, setup } = joining;
+        let volume = local.volume().clone();
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
-        let board = Arc::new(Board::new());
+        let board = Arc::new(Board::new(Arc::clone(&state)));
         let (work, receiver) = mpsc::channel(waiting_work(setup.requests));
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
@@ -280,7 +266,7 @@ impl Node {
         });
         let planned = planned.await?;
         let board_here = Arc::clone(&board);
-        let label = Arc::new(Label::new(volume.clone(), epoch));
+        let label = Arc::new(Label::new(volume.clone(), Epoch(terms.epoch)));
         let new = NewVolume {
             planned,
             label: Arc::clone(&label),
@@ -293,17 +279,13 @@ impl Node {
         };
         let added = ring.call(|done| Message::Add { volume: Box::new(new), done }).await?;
         let key = added.map_err(|error| NodeError::Queue(error.into()))?;
-        let sides = LocalSides { local, sides };
+        let sides = LocalSides { local: local.clone(), sides };
         // Volumes of one store share the connection.
-        let store = StoreKey(Arc::as_ptr(&objects).addr());
+        let objects = Arc::clone(&store.objects);
+        let store_key = StoreKey(Arc::as_ptr(&objects).addr());
+        let pools = self.0.pools.clone();
         let work = VolumeWork {
-            background: Background::new(
-                volume.clone(),
-                (store, objects),
-                sides,
-                NodeTime,
-                self.0.pools.clone(),
-            ),
+            background: Background::new(volume.clone(), (store_key, objects), sides, NodeTime, pools),
             cold: Arc::clone(&self.0.cold),
             label,
             lines: WorkLines::default(),
@@ -311,12 +293,23 @@ impl Node {
             key,
         };
         tokio::spawn(Arc::new(work).run(receiver));
-        Ok((key, board))
+        let place = RingPlace { ring, key, board };
+        let present = Arc::new(Present::new(Arc::clone(&state), local, store, place, terms));
+        self.volumes().insert(volume, Entry { state, present: Some(Arc::clone(&present)) });
+        Ok(present)
     }
 }
 
+/// What an attach reserves.
+enum Reserved {
+    /// The volume is attached already.
+    Attached(Attached),
+    /// The attach may begin.
+    Now(Arc<StateCell>),
+}
+
 /// Logs what an attach lost or preserved.
-fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
+fn log_won(volume: &VolumeId, won: &Won<AttachFiles>) {
     if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
         tracing::warn!(
             %volume,
@@ -340,15 +333,19 @@ fn tell(volume: &VolumeId, won: &Won<AttachFiles>) {
     }
 }
 
-/// What a volume brings to its ring thread.
-pub(in crate::node) struct Parts {
+/// A volume that comes onto a ring thread.
+pub(in crate::node) struct Joining {
+    pub(in crate::node) state: Arc<StateCell>,
     pub(in crate::node) local: Local,
-    pub(in crate::node) objects: Arc<WatchedStore>,
-    /// The writer's.
-    pub(in crate::node) epoch: Epoch,
+    pub(in crate::node) store: VolumeStore,
+    pub(in crate::node) terms: WriterTerms,
     pub(in crate::node) files: VolumeFiles,
+    pub(in crate::node) live_map: LiveMap,
+    pub(in crate::node) ring: RingHandle,
     /// Its place on the ring.
     pub(in crate::node) place: Place,
+    pub(in crate::node) start: Start,
+    pub(in crate::node) setup: Setup,
 }
 
 /// What a device takes of a ring.

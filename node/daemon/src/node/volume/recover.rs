@@ -11,10 +11,9 @@ use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
-use holdfast_types::{Epoch, VolumeId};
+use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
-use parking_lot::Mutex;
-use tokio::sync::watch;
+use tracing::Instrument;
 
 use crate::node::clock::NodeTime;
 use crate::node::clock::unix_ms_at_zero;
@@ -26,14 +25,15 @@ use crate::node::local::attached_record::AttachedRecord;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::off_runtime::{blocking, off_runtime};
-use crate::node::ring::board::Phase;
 use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
 use crate::node::ring::room::{Need, VOLUME_FILES};
-use crate::node::volume::attach::{Parts, need};
+use crate::node::volume::attach::{Joining, need};
 use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
-use crate::node::{Entry, Node, Present, Serving};
+use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
+use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::{Entry, Node};
 
 /// How long a device may take to become quiesced after its last server died, before the daemon continues without it.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
@@ -43,8 +43,6 @@ const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 /// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known to help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// What is said of a volume until its first try has ended.
-const FIRST_TRY: &str = "its device is being recovered";
 
 /// What a predecessor left of one volume.
 struct Left {
@@ -98,13 +96,32 @@ impl Left {
 }
 
 /// A volume of the previous process while it is recovered.
-struct Recovery {
+pub(in crate::node) struct Recovery {
     volume: VolumeId,
+    state: Arc<StateCell>,
     /// Once it is on a ring thread.
     present: Option<Arc<Present>>,
     /// Whether the device's queues wait for requests: then only the end of the recovery is missing.
     is_armed: bool,
     quiesce_within: Duration,
+}
+
+impl Recovery {
+    /// Publishes that a try failed, and why.
+    pub(in crate::node) fn failed(&self, error: &NodeError) {
+        let why = chain(error);
+        let is_known = self
+            .state
+            .with(|state| matches!(state, State::Recovering { error: Some(known), .. } if *known == why));
+        if !is_known {
+            tracing::error!(
+                volume = %self.volume,
+                why,
+                "recovery of the volume failed; its device is paused and the recovery is retried"
+            );
+        }
+        self.state.apply(&StateEvent::RecoveryFailed(why));
+    }
 }
 
 impl Node {
@@ -114,11 +131,7 @@ impl Node {
         let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
         let tries: Vec<_> = volumes
             .iter()
-            .map(|volume| {
-                // No attach passes it meanwhile.
-                self.volumes().insert(volume.clone(), Entry::RecoveryFailed(FIRST_TRY.to_owned()));
-                tokio::spawn(self.clone().recover(volume.clone()))
-            })
+            .map(|volume| tokio::spawn(self.clone().recover(self.recovery(volume.clone()))))
             .collect();
         let first = async {
             // No attach adds a device yet.
@@ -131,13 +144,21 @@ impl Node {
         Ok(())
     }
 
-    async fn recover(self, volume: VolumeId) {
+    /// Reserves a volume for its recovery: no attach passes it meanwhile.
+    pub(in crate::node) fn recovery(&self, volume: VolumeId) -> Recovery {
+        let entry = Entry::new(State::recovering());
+        let state = Arc::clone(&entry.state);
+        self.volumes().insert(volume.clone(), entry);
+        Recovery { volume, state, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN }
+    }
+
+    #[tracing::instrument(skip_all, fields(volume = %one.volume, epoch, device))]
+    async fn recover(self, mut one: Recovery) {
         let _alone = EndsProcess("the recovery of a volume");
-        let mut one = Recovery { volume, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN };
         let Err(error) = self.try_recover(&mut one).await else { return };
-        self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
+        one.failed(&error);
         one.quiesce_within = QUIESCE_AGAIN_WITHIN;
-        tokio::spawn(self.recover_again(one));
+        tokio::spawn(self.recover_again(one).in_current_span());
     }
 
     async fn recover_again(self, mut one: Recovery) {
@@ -151,7 +172,7 @@ impl Node {
                     return tracing::warn!(volume = %one.volume, "volume recovered after a retry");
                 }
                 Err(error) => {
-                    self.set_recovery_failed(&one.volume, one.present.as_ref(), &error);
+                    one.failed(&error);
                     if let NodeError::Device(ControlError::KernelLostDevice { id }) = error {
                         if was_flushed {
                             pause = LOST_AGAIN_AFTER;
@@ -176,37 +197,14 @@ impl Node {
         }
     }
 
-    /// Publishes that a volume is not served, and why.
-    pub(in crate::node) fn set_recovery_failed(
-        &self,
-        volume: &VolumeId,
-        present: Option<&Arc<Present>>,
-        error: &NodeError,
-    ) {
-        let why = chain(error);
-        let is_known = match present {
-            Some(present) => {
-                present.set_serving(Serving::RecoveryFailed(why.clone()))
-                    == Serving::RecoveryFailed(why.clone())
-            }
-            None => {
-                let before = self.volumes().insert(volume.clone(), Entry::RecoveryFailed(why.clone()));
-                matches!(before, Some(Entry::RecoveryFailed(known)) if known == why)
-            }
-        };
-        if !is_known {
-            tracing::error!(%volume, why, "recovery of the volume failed; its device is paused and the recovery is retried");
-        }
-    }
-
     /// Continues where the last try ended.
     async fn try_recover(&self, one: &mut Recovery) -> Result<(), NodeError> {
         let (present, is_new) = match &one.present {
             Some(present) => (Arc::clone(present), false),
             None => {
-                let Some(present) = self.resume(&one.volume, one.quiesce_within).await? else {
+                let Some(present) = self.resume(one).await? else {
                     // Nothing was served from it.
-                    self.volumes().remove(&one.volume);
+                    self.forget(&one.volume, &one.state);
                     return Ok(());
                 };
                 (Arc::clone(one.present.insert(present)), true)
@@ -221,7 +219,7 @@ impl Node {
             self.load_manifest(one.volume.clone(), Arc::clone(&present));
         }
         served?;
-        present.set_serving(if device.is_some() { Serving::Yes } else { Serving::NotYet });
+        present.state.apply(&StateEvent::Recovered);
         // Without a device nothing writes: the previous process died while it attached. The next attach starts over.
         if present.is_detaching() || device.is_none() {
             self.detach_in_background(present);
@@ -231,18 +229,34 @@ impl Node {
 
     /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served. What runs in
     /// the background from here on (rounds, uploads) meets no write of the last server.
-    pub(in crate::node) async fn resume(
-        &self,
-        volume: &VolumeId,
-        quiesce_within: Duration,
-    ) -> Result<Option<Arc<Present>>, NodeError> {
-        let local = self.local(volume);
+    pub(in crate::node) async fn resume(&self, one: &Recovery) -> Result<Option<Arc<Present>>, NodeError> {
+        let (local, within) = (self.local(&one.volume), one.quiesce_within);
         let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
         let found = blocking({
             let local = local.clone();
-            move || Left::find(&local, &devices, installation, quiesce_within)
+            move || Left::find(&local, &devices, installation, within)
         });
         let Some(left) = found.await? else { return Ok(None) };
+        let (device, is_detaching) = (left.device, left.record.detaching);
+        let span = tracing::Span::current();
+        span.record("epoch", left.record.epoch).record("device", device.map(|device| device.id()));
+        let joining = self.joining(one, local.clone(), left)?;
+        let present = match self.add_to_ring(joining).await {
+            // The attach died while it made the live map: nothing was served from it.
+            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
+                if device.is_none() =>
+            {
+                local.forget_attached()?;
+                return Ok(None);
+            }
+            added => added?,
+        };
+        present.state.apply(&StateEvent::Found { device, is_detaching });
+        Ok(Some(present))
+    }
+
+    /// What was left of a volume, with a place on a ring thread for it.
+    fn joining(&self, one: &Recovery, local: Local, left: Left) -> Result<Joining, NodeError> {
         let Left { record, device, header_generation, header, pending, live_map, files } = left;
         let AttachedRecord {
             version: _,
@@ -253,7 +267,7 @@ impl Node {
             max_age_ms,
             durability,
             displaced,
-            detaching,
+            detaching: _,
             store_name,
             store,
         } = record;
@@ -261,51 +275,23 @@ impl Node {
         let objects = self.0.stores.open(&store_name, &store);
         let log = OwnLog::of(&header, epoch, pending.as_ref());
         let (requests, need) = taken_by(device);
-        let setup = Setup {
-            requests,
-            limits: self.limits(max_age_ms),
-            durability,
-            header,
-            header_generation,
-            unix_ms_at_zero: unix_ms_at_zero(),
-        };
+        let limits = self.limits(max_age_ms);
+        let unix_ms_at_zero = unix_ms_at_zero();
+        let setup = Setup { requests, limits, durability, header, header_generation, unix_ms_at_zero };
         let (ring, place) = self.0.rings.reserve(need)?;
-        let parts =
-            Parts { local: local.clone(), objects: Arc::clone(&objects), epoch: Epoch(epoch), files, place };
-        let added = self.add_to_ring(&ring, volume, parts, Start::Resume { pending }, setup, live_map).await;
-        let (key, board) = match added {
-            // The attach died while it made the live map: nothing was served from it.
-            Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
-                if device.is_none() =>
-            {
-                local.forget_attached()?;
-                return Ok(None);
-            }
-            added => added?,
-        };
-        let present = Arc::new(Present {
+        let displaced = displaced.map(Into::into);
+        Ok(Joining {
+            state: Arc::clone(&one.state),
             local,
-            store_name,
-            objects,
-            log,
+            store: VolumeStore { name: store_name, objects, log },
+            terms: WriterTerms { tag: DeviceTag(tag), sectors, epoch, max_age_ms, durability, displaced },
+            files,
+            live_map,
             ring,
-            key,
-            board,
-            tag: DeviceTag(tag),
-            device: device.into(),
-            deleting: watch::Sender::default(),
-            serving: device.map_or(Serving::NotYet, |_| Serving::RecoveryFailed(FIRST_TRY.to_owned())).into(),
-            sectors,
-            epoch,
-            max_age_ms,
-            durability,
-            displaced: displaced.map(Into::into),
-            detaching: detaching.into(),
-            detach_running: false.into(),
-            remembering: Mutex::default(),
-        });
-        self.volumes().insert(volume.clone(), Entry::Present(Arc::clone(&present)));
-        Ok(Some(present))
+            place,
+            start: Start::Resume { pending },
+            setup,
+        })
     }
 
     /// Serves a device again whose last server has ended.
@@ -334,7 +320,7 @@ impl Node {
                     let event = Event::ManifestLoaded(Box::new(manifest));
                     present.ring.send(Message::Event { key: present.key, event }).await;
                 }
-                _ = present.board.reach(|phase| phase == Phase::Detached) => {}
+                _ = present.state.reach(|state| matches!(state.writer(), None | Some(Writer::Detached))) => {}
             }
         });
     }
@@ -370,7 +356,7 @@ impl Node {
     fn has(&self, present: &Arc<Present>) -> bool {
         matches!(
             self.volumes().get(present.local.volume()),
-            Some(Entry::Present(known)) if Arc::ptr_eq(known, present)
+            Some(Entry { present: Some(known), .. }) if Arc::ptr_eq(known, present)
         )
     }
 }

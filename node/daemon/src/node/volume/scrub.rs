@@ -22,12 +22,13 @@ use holdfast_s3::S3Config;
 use holdfast_service::chain;
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
+use crate::node::Node;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_mode;
 use crate::node::off_runtime::blocking;
-use crate::node::ring::board::Phase;
 use crate::node::ring::message::Message;
-use crate::node::{Node, Present};
+use crate::node::volume::present::Present;
+use crate::node::volume::state::State;
 
 /// How often a durable map that is being written is read before it counts as damaged.
 const MAP_TRIES: usize = 3;
@@ -194,7 +195,7 @@ async fn repair_found(
     tokio::select! {
         repaired = repairs.changed() => repaired.expect("the board itself holds the sender"),
         // The second look says what was done before that.
-        _ = present.board.reach(|phase| matches!(phase, Phase::Fenced | Phase::Kept { .. } | Phase::Detached)) => {}
+        _ = present.state.reach(State::has_ended) => {}
     }
     Ok(())
 }

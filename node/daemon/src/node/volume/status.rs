@@ -8,11 +8,14 @@ use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
-use crate::node::error::NodeError;
-use crate::node::ring::board::{Phase, ServedCounts};
+use crate::node::ring::board::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
-use crate::node::volume::detach::Deletion;
-use crate::node::{Attached, Entry, Present, Serving};
+use crate::node::volume::present::Present;
+use crate::node::volume::state::{State, Writer};
+use crate::node::{Attached, Entry, refusal};
+
+/// The longest that a deletion takes which no program holds up.
+const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
 
 /// How far a volume is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,6 +30,24 @@ pub(crate) enum VolumeState {
     Fenced,
     /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
+}
+
+impl VolumeState {
+    /// The state to show; none of a volume that is not attached.
+    pub(in crate::node) fn of(state: &State) -> Option<Self> {
+        let shown = match state {
+            State::Evicting | State::Detached => return None,
+            State::Recovering { .. } => return Some(Self::Quiesced),
+            State::Attaching { .. } | State::Unserved { .. } => Self::Attaching,
+            State::Serving { .. } => Self::Attached,
+            State::Detaching { .. } => Self::Detaching,
+        };
+        Some(match state.writer()? {
+            Writer::Fenced | Writer::Preserved { .. } => Self::Fenced,
+            Writer::Starting => Self::Attaching,
+            Writer::Ready | Writer::Detached => shown,
+        })
+    }
 }
 
 /// A volume on this node.
@@ -91,20 +112,25 @@ pub(crate) struct DiskStatus {
 }
 
 impl VolumeStatus {
-    /// What is known of a volume now; nothing of one that is detached.
+    /// What is known of a volume now; none of one that is detached.
     pub(in crate::node) fn of(volume: VolumeId, entry: &Entry) -> Option<Self> {
-        Some(match entry {
-            Entry::Attaching { store_name, durability } => {
-                Self::unknown(volume, VolumeState::Attaching, store_name.clone(), Some(*durability))
+        let state = entry.state.get();
+        let shown = VolumeState::of(&state)?;
+        Some(match &entry.present {
+            Some(present) => Self::present(volume, present, &state, shown),
+            None => {
+                let message = recovery_failure(&volume, &state);
+                let (store_name, durability) = match state {
+                    State::Attaching { store_name, durability, .. } => (store_name, Some(durability)),
+                    State::Recovering { .. }
+                    | State::Serving { .. }
+                    | State::Unserved { .. }
+                    | State::Detaching { .. }
+                    | State::Evicting
+                    | State::Detached => (String::new(), None),
+                };
+                Self { message, ..Self::unknown(volume, shown, store_name, durability) }
             }
-            Entry::RecoveryFailed(why) => {
-                let error = NodeError::RecoveryFailed { volume: volume.clone(), why: why.clone() };
-                let message = Some(error.to_string());
-                let known = Self::unknown(volume, VolumeState::Quiesced, String::new(), None);
-                Self { message, ..known }
-            }
-            Entry::Present(present) => Self::present(volume, present),
-            Entry::Evicting => return None,
         })
     }
 
@@ -133,28 +159,24 @@ impl VolumeStatus {
         }
     }
 
-    fn present(volume: VolumeId, present: &Present) -> Self {
+    fn present(volume: VolumeId, present: &Present, state: &State, shown: VolumeState) -> Self {
         let status = present.board.status();
-        let attached = present.attached();
-        let (state, message) = match present.check_recovered(&volume) {
-            Err(recovery_failed) => (VolumeState::Quiesced, Some(recovery_failed.to_string())),
-            Ok(()) => told(present.board.phase(), present.is_detaching(), &present.serving(), &status),
-        };
-        let held_open = (*present.deleting.borrow()).filter(Deletion::is_held_up);
-        let held_open = held_open.map(|deletion| still_open(deletion.device));
+        let message = recovery_failure(&volume, state).or_else(|| message(state, &status));
+        let held_open = state.deletion().filter(|(_, since)| since.elapsed() >= HELD_OPEN_AFTER);
+        let held_open = held_open.map(|(device, _)| still_open(device));
         let message = match (message, held_open) {
             (Some(message), Some(held_open)) => Some(format!("{message}; {held_open}")),
             (message, held_open) => message.or(held_open),
         };
         Self {
             volume,
-            state,
+            state: shown,
             message,
-            attached,
+            attached: state.serving_device().map(|device| present.attached_by(device)),
             committed_seq: status.committed.map(|seq| seq.0),
             dirty_bytes: Some(status.dirty_bytes),
             oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
-            durability: Some(present.durability),
+            durability: Some(present.terms.durability),
             durable_through: status.durable_until_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms)),
             store: StoreStatus {
                 name: present.store_name.clone(),
@@ -183,38 +205,41 @@ fn still_open(device: Device) -> String {
     )
 }
 
-/// How far a volume on a ring thread is, and what a person should know of it first.
-fn told(
-    phase: Phase,
-    is_detaching: bool,
-    serving: &Serving,
-    status: &Status,
-) -> (VolumeState, Option<String>) {
-    let has_device = *serving == Serving::Yes;
-    match phase {
-        Phase::Fenced | Phase::Kept { .. } => {
-            let message = match serving {
-                Serving::NotKept(why) => why.clone(),
-                Serving::Attaching | Serving::NotYet | Serving::Yes | Serving::RecoveryFailed(_) => {
-                    "another writer holds the volume; local data is kept".to_owned()
-                }
-            };
-            (VolumeState::Fenced, Some(message))
-        }
-        Phase::Recovering => (
-            VolumeState::Attaching,
-            Some("uploading data that was left dirty by the previous process".to_owned()),
-        ),
-        Phase::Ready | Phase::Detached if is_detaching => {
+/// Why a volume of the previous process is not served, if that is so.
+fn recovery_failure(volume: &VolumeId, state: &State) -> Option<String> {
+    matches!(state, State::Recovering { .. }).then(|| refusal(volume, state).to_string())
+}
+
+/// The first thing a person should know of a volume on a ring thread.
+fn message(state: &State, status: &Status) -> Option<String> {
+    if state.is_fenced() {
+        let preserve_error = match state {
+            State::Detaching { preserve_error, .. } => preserve_error.clone(),
+            State::Attaching { .. }
+            | State::Recovering { .. }
+            | State::Serving { .. }
+            | State::Unserved { .. }
+            | State::Evicting
+            | State::Detached => None,
+        };
+        return preserve_error
+            .or_else(|| Some("another writer holds the volume; local data is kept".to_owned()));
+    }
+    if state.writer() == Some(Writer::Starting) {
+        return Some("uploading data that was left dirty by the previous process".to_owned());
+    }
+    let unreadable = || unreadable(status, state.serving_device().is_some());
+    match state {
+        State::Serving { .. } => unreadable().or_else(|| Some(fault(status)?.to_owned())),
+        State::Detaching { .. } => {
             let commits = || (status.dirty_bytes > 0).then(|| "the last commit is in progress".to_owned());
-            (VolumeState::Detaching, unreadable(status, has_device).or_else(commits))
+            unreadable().or_else(commits)
         }
-        // Its device is being made.
-        Phase::Ready if !has_device => (VolumeState::Attaching, None),
-        Phase::Ready | Phase::Detached => {
-            let message = unreadable(status, has_device).or_else(|| Some(fault(status)?.to_owned()));
-            (VolumeState::Attached, message)
-        }
+        State::Attaching { .. }
+        | State::Recovering { .. }
+        | State::Unserved { .. }
+        | State::Evicting
+        | State::Detached => None,
     }
 }
 
@@ -258,36 +283,41 @@ mod tests {
     use holdfast_types::SectorRange;
 
     use super::*;
+    use crate::node::volume::state::BlockDevice;
+    use crate::node::volume::state::tests::device;
 
     #[test]
     fn what_a_person_is_told_names_what_is_amiss_and_the_remedy() {
         let lost = Unreadable { first: SectorRange::new(16, 2), bytes: 8192, since_unix_ms: 0 };
         let unreadable = Status { unreadable: Some(lost), dirty_bytes: 8192, parked: 1, ..Status::default() };
-        let (state, message) = told(Phase::Ready, false, &Serving::Yes, &unreadable);
-        assert_eq!(state, VolumeState::Attached);
-        let message = message.unwrap();
-        assert!(message.contains("8192 bytes from byte 65536 on; write or discard them"), "{message}");
-        let (state, message) = told(Phase::Ready, true, &Serving::NotYet, &unreadable);
-        assert_eq!(state, VolumeState::Detaching);
+        let serving = State::Serving { device: device(), writer: Writer::Ready };
+        assert_eq!(VolumeState::of(&serving), Some(VolumeState::Attached));
+        let said = message(&serving, &unreadable).unwrap();
+        assert!(said.contains("8192 bytes from byte 65536 on; write or discard them"), "{said}");
+        let detaching = State::Detaching {
+            device: BlockDevice::None,
+            writer: Writer::Ready,
+            is_running: true,
+            preserve_error: None,
+        };
+        assert_eq!(VolumeState::of(&detaching), Some(VolumeState::Detaching));
         assert!(
-            message
+            message(&detaching, &unreadable)
                 .unwrap()
                 .contains("the detach waits until it can, or until another node takes the volume over"),
             "there is no device to write to"
         );
 
         let full = Status { parked: 1, disk_full: true, sync_failed: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
-        assert_eq!(message.as_deref(), Some("requests wait: the local disk is full"));
+        assert_eq!(message(&serving, &full).as_deref(), Some("requests wait: the local disk is full"));
         let full = Status { parked: 1, run_dir_full: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &full);
-        assert!(message.unwrap().contains("the run directory (node.run_dir) is full"));
+        assert!(message(&serving, &full).unwrap().contains("the run directory (node.run_dir) is full"));
         let sync_failed = Status { sync_failed: true, ..Status::default() };
-        let (_, message) = told(Phase::Ready, false, &Serving::Yes, &sync_failed);
-        assert!(message.unwrap().starts_with("the local disk failed a sync"));
+        assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();
-        assert_eq!(told(Phase::Ready, false, &Serving::Yes, &fine), (VolumeState::Attached, None));
-        let begins = told(Phase::Ready, false, &Serving::NotYet, &fine);
-        assert_eq!(begins, (VolumeState::Attaching, None), "its device is not started yet");
+        assert_eq!(message(&serving, &fine), None);
+        let begins = State::Unserved { device: BlockDevice::None, writer: Writer::Ready };
+        let shown = (VolumeState::of(&begins), message(&begins, &fine));
+        assert_eq!(shown, (Some(VolumeState::Attaching), None), "its device is not started yet");
     }
 }

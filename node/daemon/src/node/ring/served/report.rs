@@ -4,21 +4,21 @@ use holdfast_engine::action::Report;
 
 use super::Served;
 use crate::node::clock::now;
-use crate::node::ring::board::Phase;
+use crate::node::volume::state::Writer;
 
 impl Served {
     pub(super) fn report(&mut self, report: &Report) {
         self.lines.report(report, now());
         match *report {
-            Report::Ready => self.board.set_phase(Phase::Ready),
-            Report::Fenced => self.board.set_phase(Phase::Fenced),
+            Report::Ready => self.board.report(Writer::Ready),
+            Report::Fenced => self.board.report(Writer::Fenced),
             Report::CleanUnreadable(_) | Report::DirtyUnreadable(_) => self.tally.local_read_errors += 1,
             Report::LocalDiskFailed(_)
             | Report::UploadUnreadable(_)
             | Report::UploadReadable
             | Report::Committed(_) => {}
-            Report::Detached => self.board.set_phase(Phase::Detached),
-            Report::Kept { whole } => self.board.set_phase(Phase::Kept { whole }),
+            Report::Detached => self.board.report(Writer::Detached),
+            Report::Kept { whole } => self.board.report(Writer::Preserved { complete: whole }),
             Report::Repaired => self.board.repaired(),
         }
         self.show();

@@ -1,0 +1,165 @@
+//! A volume on a ring thread, as every task of the node sees it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use holdfast_engine::record::Displaced;
+use holdfast_engine::volume::Durability;
+use holdfast_types::{SECTOR_BYTES, VolumeId};
+use holdfast_ublk::Device;
+use parking_lot::Mutex;
+
+use crate::node::Attached;
+use crate::node::device::tag::DeviceTag;
+use crate::node::error::NodeError;
+use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
+use crate::node::local::volume_files::Local;
+use crate::node::ring::board::Board;
+use crate::node::ring::handle::RingHandle;
+use crate::node::ring::operation::VolumeKey;
+use crate::node::store::watched::WatchedStore;
+use crate::node::volume::own_log::OwnLog;
+use crate::node::volume::state::{State, StateCell, StateEvent};
+
+/// The longest wait of a detach for the deletion of its stopped device.
+const DELETED_WITHIN: Duration = Duration::from_secs(5);
+
+/// A volume on a ring thread.
+pub(in crate::node) struct Present {
+    pub(in crate::node) local: Local,
+    pub(in crate::node) store_name: String,
+    pub(in crate::node) objects: Arc<WatchedStore>,
+    /// As it was when the volume came onto its ring.
+    pub(in crate::node) log: OwnLog,
+    pub(in crate::node) ring: RingHandle,
+    pub(in crate::node) key: VolumeKey,
+    pub(in crate::node) board: Arc<Board>,
+    pub(in crate::node) state: Arc<StateCell>,
+    pub(in crate::node) terms: WriterTerms,
+    /// Held while the record in the tmpfs directory is written.
+    remembering: Mutex<()>,
+}
+
+/// What holds for a writer from its attach to its detach, over restarts of the daemon.
+#[derive(Debug, Clone)]
+pub(in crate::node) struct WriterTerms {
+    /// The tag of its device.
+    pub(in crate::node) tag: DeviceTag,
+    pub(in crate::node) sectors: u64,
+    pub(in crate::node) epoch: u64,
+    pub(in crate::node) max_age_ms: u64,
+    pub(in crate::node) durability: Durability,
+    /// The writer that was replaced when this node took the volume.
+    pub(in crate::node) displaced: Option<Displaced>,
+}
+
+/// Where a volume came onto a ring thread.
+pub(in crate::node) struct RingPlace {
+    pub(in crate::node) ring: RingHandle,
+    pub(in crate::node) key: VolumeKey,
+    pub(in crate::node) board: Arc<Board>,
+}
+
+/// The store of a volume, and its log there.
+pub(in crate::node) struct VolumeStore {
+    pub(in crate::node) name: String,
+    pub(in crate::node) objects: Arc<WatchedStore>,
+    pub(in crate::node) log: OwnLog,
+}
+
+impl Present {
+    pub(in crate::node) fn new(
+        state: Arc<StateCell>,
+        local: Local,
+        store: VolumeStore,
+        place: RingPlace,
+        terms: WriterTerms,
+    ) -> Self {
+        let VolumeStore { name: store_name, objects, log } = store;
+        let RingPlace { ring, key, board } = place;
+        let remembering = Mutex::default();
+        Self { local, store_name, objects, log, ring, key, board, state, terms, remembering }
+    }
+
+    /// Which volume it is.
+    pub(in crate::node) fn volume(&self) -> &VolumeId {
+        self.local.volume()
+    }
+
+    pub(in crate::node) fn device(&self) -> Option<Device> {
+        self.state.with(State::device)
+    }
+
+    pub(in crate::node) fn is_detaching(&self) -> bool {
+        self.state.with(State::is_detaching)
+    }
+
+    /// The volume with a device that serves its requests.
+    pub(in crate::node) fn attached_by(&self, device: Device) -> Attached {
+        Attached {
+            device_path: device.block_path(),
+            transport: device.transport(),
+            epoch: self.terms.epoch,
+            bytes: self.terms.sectors * SECTOR_BYTES,
+            displaced: self.terms.displaced.clone(),
+        }
+    }
+
+    /// The outcome of a command that waits for the device's queues, or the refusal of those by the kernel.
+    pub(in crate::node) async fn unless_refused(
+        &self,
+        device: Device,
+        command: impl Future<Output = Result<(), NodeError>>,
+    ) -> Result<(), NodeError> {
+        tokio::select! {
+            ended = command => ended,
+            source = self.board.refused() => Err(NodeError::QueueRefused { id: device.id(), source }),
+        }
+    }
+
+    /// Keeps in the tmpfs directory what a restarted daemon needs.
+    pub(in crate::node) fn remember(&self) -> Result<(), NodeError> {
+        let _one_at_a_time = self.remembering.lock();
+        self.write_record(&self.state.get())
+    }
+
+    /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it to another.
+    pub(in crate::node) fn release_device(&self) -> Result<(), NodeError> {
+        let _one_at_a_time = self.remembering.lock();
+        let event = StateEvent::DeviceReleased(Instant::now());
+        let released =
+            self.state.get().next(&event).expect("only its attach or its detach releases a device");
+        self.write_record(&released)?;
+        self.state.apply(&event);
+        Ok(())
+    }
+
+    fn write_record(&self, state: &State) -> Result<(), NodeError> {
+        let WriterTerms { tag, sectors, epoch, max_age_ms, durability, displaced } = self.terms.clone();
+        self.local.write_record(&AttachedRecord {
+            version: ATTACHED_VERSION,
+            tag: tag.0,
+            device_id: state.device().map(|device| device.id()),
+            sectors,
+            epoch,
+            max_age_ms,
+            durability,
+            displaced: displaced.map(Into::into),
+            detaching: state.is_detaching(),
+            store_name: self.store_name.clone(),
+            store: self.objects.current().record().clone(),
+        })
+    }
+
+    /// Waits for the deletion of the stopped device, but not for long on a program that has it open.
+    pub(in crate::node) async fn await_deletion(&self) {
+        let deleted = self.state.reach(|state| state.deletion().is_none());
+        if tokio::time::timeout(DELETED_WITHIN, deleted).await.is_err() {
+            tracing::warn!(
+                volume = %self.volume(),
+                device = self.state.with(State::deletion).map(|(device, _)| device.id()),
+                "a program still has the device open, which is stopped; the kernel deletes it once that has closed it"
+            );
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! The state of a volume on this node: one machine, published in one cell.
+//!
+//! ```text
+//!   an attach                     the start of the daemon
+//!       |                                 |
+//!       v                                 v
+//!   Attaching ---> Serving <--------- Recovering     a failed try stays there
+//!     |     \      |     ^            /   |   \
+//!     |      v     |     |           /    |    \
+//!     |   Unserved <-----|----------'     |     |    without a device
+//!     |      |   ^ |     | called off     |     |
+//!     |      v   | v     |                |     |
+//!     |    Detaching ----'  <-------------'     |    the previous process was detaching it
+//!     v      v                                  |
+//!     Detached <--------------------------------'    nothing was served from it
+//!
+//!   Evicting: local files of a volume that is not attached are put away
+//! ```
+//! The variants are what this process does with the volume. Each on a ring thread carries two things that move beside that: the
+//! [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
+//!
+//! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`, `detach.rs`).
+//! Runs on: any thread; the cell is locked for the copy of a state.
+//! Invariants: the cell is the only word on how far a volume is: command line, gRPC, conditions and metrics derive from it.
+//! On failure: an event that may not follow changes nothing. A detach of a busy volume is refused; any other is a bug.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use holdfast_engine::volume::Durability;
+use holdfast_ublk::Device;
+use tokio::sync::watch;
+
+/// How far a volume is on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum State {
+    /// An attach acquires the volume, puts it on a ring thread and makes its device.
+    Attaching {
+        /// Name of its store.
+        store_name: String,
+        /// When a FLUSH is complete.
+        durability: Durability,
+        device: BlockDevice,
+        writer: Writer,
+    },
+    /// What the previous process left is recovered: requests to its device wait.
+    Recovering {
+        device: BlockDevice,
+        writer: Writer,
+        /// The previous process was detaching it.
+        is_detaching: bool,
+        /// Why the last try failed.
+        error: Option<String>,
+    },
+    /// Its device serves requests.
+    Serving { device: Device, writer: Writer },
+    /// No device serves requests, and only a detach can follow: its attach failed and could not be undone, or the previous
+    /// process died in one.
+    Unserved { device: BlockDevice, writer: Writer },
+    /// A detach was requested; a restarted daemon resumes it.
+    Detaching {
+        device: BlockDevice,
+        writer: Writer,
+        /// A task of this process works on it; else its last try failed.
+        is_running: bool,
+        /// Why the data that a fenced writer had not uploaded could not be preserved.
+        preserve_error: Option<String>,
+    },
+    /// It is not attached, and its local files are put away: no attach may touch them.
+    Evicting,
+    /// It is not on this node any more.
+    Detached,
+}
+
+/// What the ring thread reports of a volume's writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Writer {
+    /// What the host's loss left dirty is committed first.
+    Starting,
+    /// Requests may be served.
+    Ready,
+    /// Another writer holds the volume.
+    Fenced,
+    /// Another writer holds the volume, and this one has ended.
+    Preserved {
+        /// The durable map tells what the sides hold.
+        complete: bool,
+    },
+    /// The detach record is in the log.
+    Detached,
+}
+
+/// The block device of a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BlockDevice {
+    None,
+    /// It serves no requests: it is not started yet, or stopped.
+    Idle(Device),
+    Serving(Device),
+    /// The kernel deletes it once the last program has closed it.
+    Deleting {
+        device: Device,
+        since: Instant,
+    },
+}
+
+/// What can happen to a volume on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum StateEvent {
+    /// The ring thread reported how its writer is.
+    Writer(Writer),
+    /// The attach added a device.
+    DeviceAdded(Device),
+    /// The device of the attach was started.
+    Attached,
+    /// The attach failed, and what it made could not be removed.
+    AttachFailed,
+    /// What the previous process left is on a ring thread.
+    Found { device: Option<Device>, is_detaching: bool },
+    /// A try to recover it failed.
+    RecoveryFailed(String),
+    /// All of it that there is was recovered.
+    Recovered,
+    /// A detach is to run.
+    DetachBegan,
+    /// The detach may not stop the device: it is called off.
+    DetachRefused,
+    /// The detach failed and can be tried again.
+    DetachFailed,
+    /// The detach of a fenced writer could not preserve its data, and can be tried again.
+    PreserveFailed(String),
+    /// The device was stopped.
+    DeviceStopped,
+    /// The stopped device is off the ring and its record, and is deleted from now on.
+    DeviceReleased(Instant),
+    /// The kernel has deleted the device.
+    DeviceDeleted,
+    /// It is off its ring thread, and its records are gone.
+    Released,
+}
+
+/// An event that may not follow a state.
+#[derive(Debug, thiserror::Error)]
+#[error("a bug: {event:?} of a volume in state {state:?}")]
+pub(crate) struct IllegalTransition {
+    state: State,
+    event: StateEvent,
+}
+
+impl State {
+    /// A volume that an attach reserved.
+    pub(crate) fn attaching(store_name: String, durability: Durability) -> Self {
+        Self::Attaching { store_name, durability, device: BlockDevice::None, writer: Writer::Starting }
+    }
+
+    /// A volume that the previous process left.
+    pub(crate) fn recovering() -> Self {
+        let (device, writer) = (BlockDevice::None, Writer::Starting);
+        Self::Recovering { device, writer, is_detaching: false, error: None }
+    }
+
+    /// The state after an event.
+    ///
+    /// # Errors
+    /// [`IllegalTransition`] where the event may not follow.
+    pub(crate) fn next(&self, event: &StateEvent) -> Result<Self, IllegalTransition> {
+        let next = match self {
+            Self::Attaching { store_name, durability, device, writer } => {
+                let stays = |device, writer| {
+                    let (store_name, durability) = (store_name.clone(), *durability);
+                    Self::Attaching { store_name, durability, device, writer }
+                };
+                next_of_attaching(*device, *writer, stays, event)
+            }
+            Self::Recovering { .. } => self.next_of_recovering(event),
+            Self::Serving { device, writer } => next_of_serving(*device, *writer, event),
+            Self::Unserved { device, writer } => next_of_unserved(*device, *writer, event),
+            Self::Detaching { .. } => self.next_of_detaching(event),
+            Self::Evicting => None,
+            // A program may hold its device open for longer than a detach waits.
+            Self::Detached => (*event == StateEvent::DeviceDeleted).then_some(Self::Detached),
+        };
+        next.ok_or_else(|| IllegalTransition { state: self.clone(), event: event.clone() })
+    }
+
+    fn next_of_recovering(&self, event: &StateEvent) -> Option<Self> {
+        let Self::Recovering { device, writer, is_detaching, error } = self.clone() else { return None };
+        Some(match event {
+            StateEvent::Writer(reported) => {
+                Self::Recovering { device, writer: writer.next(*reported)?, is_detaching, error }
+            }
+            StateEvent::Found { device: found, is_detaching } => {
+                let device = match (device, found) {
+                    (BlockDevice::None, Some(found)) => BlockDevice::Idle(*found),
+                    (BlockDevice::None, None) => BlockDevice::None,
+                    (BlockDevice::Idle(_) | BlockDevice::Serving(_) | BlockDevice::Deleting { .. }, _) => {
+                        return None;
+                    }
+                };
+                Self::Recovering { device, writer, is_detaching: *is_detaching, error }
+            }
+            StateEvent::RecoveryFailed(why) => {
+                Self::Recovering { device, writer, is_detaching, error: Some(why.clone()) }
+            }
+            StateEvent::Recovered => match (is_detaching, device) {
+                (false, BlockDevice::None) => Self::Unserved { device, writer },
+                (false, device) => Self::Serving { device: device.started()?, writer },
+                (true, BlockDevice::None) => Self::detaching(BlockDevice::None, writer, false),
+                (true, device) => Self::detaching(BlockDevice::Serving(device.started()?), writer, false),
+            },
+            StateEvent::Released => Self::Detached,
+            StateEvent::DeviceAdded(_)
+            | StateEvent::Attached
+            | StateEvent::AttachFailed
+            | StateEvent::DetachBegan
+            | StateEvent::DetachRefused
+            | StateEvent::DetachFailed
+            | StateEvent::PreserveFailed(_)
+            | StateEvent::DeviceStopped
+            | StateEvent::DeviceReleased(_)
+            | StateEvent::DeviceDeleted => return None,
+        })
+    }
+
+    fn next_of_detaching(&self, event: &StateEvent) -> Option<Self> {
+        let Self::Detaching { device, writer, is_running, preserve_error } = self.clone() else {
+            return None;
+        };
+        let with =
+            |device| Self::Detaching { device, writer, is_running, preserve_error: preserve_error.clone() };
+        let ended = |preserve_error| Self::Detaching { device, writer, is_running: false, preserve_error };
+        let running = is_running.then_some(());
+        Some(match event {
+            StateEvent::Writer(reported) => {
+                Self::Detaching { device, writer: writer.next(*reported)?, is_running, preserve_error }
+            }
+            StateEvent::DetachBegan if is_running => return None,
+            StateEvent::DetachBegan => Self::Detaching { device, writer, is_running: true, preserve_error },
+            StateEvent::DetachRefused => {
+                running?;
+                match device {
+                    BlockDevice::Serving(device) => Self::Serving { device, writer },
+                    BlockDevice::None | BlockDevice::Idle(_) | BlockDevice::Deleting { .. } => {
+                        Self::Unserved { device, writer }
+                    }
+                }
+            }
+            StateEvent::DetachFailed => running.map(|()| ended(preserve_error.clone()))?,
+            StateEvent::PreserveFailed(why) => running.map(|()| ended(Some(why.clone())))?,
+            StateEvent::DeviceStopped => with(running.and_then(|()| device.stopped())?),
+            StateEvent::DeviceReleased(at) => with(running.and_then(|()| device.released(*at))?),
+            StateEvent::DeviceDeleted => with(device.deleted()?),
+            StateEvent::Released => running.map(|()| Self::Detached)?,
+            StateEvent::DeviceAdded(_)
+            | StateEvent::Attached
+            | StateEvent::AttachFailed
+            | StateEvent::Found { .. }
+            | StateEvent::RecoveryFailed(_)
+            | StateEvent::Recovered => return None,
+        })
+    }
+
+    fn detaching(device: BlockDevice, writer: Writer, is_running: bool) -> Self {
+        Self::Detaching { device, writer, is_running, preserve_error: None }
+    }
+
+    /// The writer, of a volume that is or comes onto a ring thread.
+    pub(crate) fn writer(&self) -> Option<Writer> {
+        match self {
+            Self::Attaching { writer, .. }
+            | Self::Recovering { writer, .. }
+            | Self::Serving { writer, .. }
+            | Self::Unserved { writer, .. }
+            | Self::Detaching { writer, .. } => Some(*writer),
+            Self::Evicting | Self::Detached => None,
+        }
+    }
+
+    /// Whether another writer holds the volume.
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.writer().is_some_and(Writer::is_fenced)
+    }
+
+    /// Whether nothing more is committed for it here.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.writer().is_none_or(|writer| writer.is_fenced() || writer == Writer::Detached)
+    }
+
+    /// Whether a restarted daemon is to detach it.
+    pub(crate) fn is_detaching(&self) -> bool {
+        match self {
+            Self::Detaching { .. } => true,
+            Self::Recovering { is_detaching, .. } => *is_detaching,
+            Self::Attaching { .. }
+            | Self::Serving { .. }
+            | Self::Unserved { .. }
+            | Self::Evicting
+            | Self::Detached => false,
+        }
+    }
+
+    fn block_device(&self) -> BlockDevice {
+        match self {
+            Self::Attaching { device, .. }
+            | Self::Recovering { device, .. }
+            | Self::Unserved { device, .. }
+            | Self::Detaching { device, .. } => *device,
+            Self::Serving { device, .. } => BlockDevice::Serving(*device),
+            Self::Evicting | Self::Detached => BlockDevice::None,
+        }
+    }
+
+    /// Its device, until that is deleted.
+    pub(crate) fn device(&self) -> Option<Device> {
+        match self.block_device() {
+            BlockDevice::Idle(device) | BlockDevice::Serving(device) => Some(device),
+            BlockDevice::None | BlockDevice::Deleting { .. } => None,
+        }
+    }
+
+    /// Its device, while it serves requests.
+    pub(crate) fn serving_device(&self) -> Option<Device> {
+        match self.block_device() {
+            BlockDevice::Serving(device) => Some(device),
+            BlockDevice::None | BlockDevice::Idle(_) | BlockDevice::Deleting { .. } => None,
+        }
+    }
+
+    /// Its stopped device, until the kernel has deleted it, and since when it waits for that.
+    pub(crate) fn deletion(&self) -> Option<(Device, Instant)> {
+        match self.block_device() {
+            BlockDevice::Deleting { device, since } => Some((device, since)),
+            BlockDevice::None | BlockDevice::Idle(_) | BlockDevice::Serving(_) => None,
+        }
+    }
+}
+
+fn next_of_attaching(
+    device: BlockDevice,
+    writer: Writer,
+    stays: impl Fn(BlockDevice, Writer) -> State,
+    event: &StateEvent,
+) -> Option<State> {
+    Some(match event {
+        StateEvent::Writer(reported) => stays(device, writer.next(*reported)?),
+        StateEvent::DeviceAdded(added) => stays(device.added(*added)?, writer),
+        StateEvent::Attached => State::Serving { device: device.started()?, writer },
+        StateEvent::AttachFailed => State::Unserved { device, writer },
+        StateEvent::DeviceReleased(at) => stays(device.released(*at)?, writer),
+        StateEvent::DeviceDeleted => stays(device.deleted()?, writer),
+        StateEvent::Released => State::Detached,
+        StateEvent::Found { .. }
+        | StateEvent::RecoveryFailed(_)
+        | StateEvent::Recovered
+        | StateEvent::DetachBegan
+        | StateEvent::DetachRefused
+        | StateEvent::DetachFailed
+        | StateEvent::PreserveFailed(_)
+        | StateEvent::DeviceStopped => return None,
+    })
+}
+
+fn next_of_serving(device: Device, writer: Writer, event: &StateEvent) -> Option<State> {
+    Some(match event {
+        StateEvent::Writer(reported) => State::Serving { device, writer: writer.next(*reported)? },
+        StateEvent::DetachBegan => State::detaching(BlockDevice::Serving(device), writer, true),
+        StateEvent::DeviceAdded(_)
+        | StateEvent::Attached
+        | StateEvent::AttachFailed
+        | StateEvent::Found { .. }
+        | StateEvent::RecoveryFailed(_)
+        | StateEvent::Recovered
+        | StateEvent::DetachRefused
+        | StateEvent::DetachFailed
+        | StateEvent::PreserveFailed(_)
+        | StateEvent::DeviceStopped
+        | StateEvent::DeviceReleased(_)
+        | StateEvent::DeviceDeleted
+        | StateEvent::Released => return None,
+    })
+}
+
+fn next_of_unserved(device: BlockDevice, writer: Writer, event: &StateEvent) -> Option<State> {
+    Some(match event {
+        StateEvent::Writer(reported) => State::Unserved { device, writer: writer.next(*reported)? },
+        StateEvent::DetachBegan => State::detaching(device, writer, true),
+        StateEvent::DeviceDeleted => State::Unserved { device: device.deleted()?, writer },
+        StateEvent::DeviceAdded(_)
+        | StateEvent::Attached
+        | StateEvent::AttachFailed
+        | StateEvent::Found { .. }
+        | StateEvent::RecoveryFailed(_)
+        | StateEvent::Recovered
+        | StateEvent::DetachRefused
+        | StateEvent::DetachFailed
+        | StateEvent::PreserveFailed(_)
+        | StateEvent::DeviceStopped
+        | StateEvent::DeviceReleased(_)
+        | StateEvent::Released => return None,
+    })
+}
+
+impl Writer {
+    /// Whether another writer holds the volume.
+    pub(crate) fn is_fenced(self) -> bool {
+        match self {
+            Self::Fenced | Self::Preserved { .. } => true,
+            Self::Starting | Self::Ready | Self::Detached => false,
+        }
+    }
+
+    /// The writer after a report; the same report may come twice.
+    fn next(self, reported: Self) -> Option<Self> {
+        let may_follow = match self {
+            Self::Starting => reported != Self::Starting,
+            Self::Ready => reported != Self::Starting,
+            Self::Fenced => reported.is_fenced(),
+            Self::Preserved { .. } => matches!(reported, Self::Preserved { .. }),
+            Self::Detached => reported == Self::Detached,
+        };
+        may_follow.then_some(reported)
+    }
+}
+
+impl BlockDevice {
+    fn added(self, device: Device) -> Option<Self> {
+        (self == Self::None).then_some(Self::Idle(device))
+    }
+
+    fn started(self) -> Option<Device> {
+        match self {
+            Self::Idle(device) => Some(device),
+            Self::None | Self::Serving(_) | Self::Deleting { .. } => None,
+        }
+    }
+
+    fn stopped(self) -> Option<Self> {
+        match self {
+            Self::Idle(device) | Self::Serving(device) => Some(Self::Idle(device)),
+            Self::None | Self::Deleting { .. } => None,
+        }
+    }
+
+    fn released(self, since: Instant) -> Option<Self> {
+        match self {
+            Self::Idle(device) => Some(Self::Deleting { device, since }),
+            Self::None | Self::Serving(_) | Self::Deleting { .. } => None,
+        }
+    }
+
+    fn deleted(self) -> Option<Self> {
+        match self {
+            Self::Deleting { .. } => Some(Self::None),
+            Self::None | Self::Idle(_) | Self::Serving(_) => None,
+        }
+    }
+}
+
+/// The published state of one volume.
+#[derive(Debug)]
+pub(crate) struct StateCell(watch::Sender<State>);
+
+impl StateCell {
+    pub(crate) fn new(state: State) -> Arc<Self> {
+        Arc::new(Self(watch::Sender::new(state)))
+    }
+
+    /// The state now.
+    pub(crate) fn get(&self) -> State {
+        self.0.borrow().clone()
+    }
+
+    /// What `read` finds in the state.
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&State) -> T) -> T {
+        read(&self.0.borrow())
+    }
+
+    /// Publishes the state after an event.
+    ///
+    /// # Errors
+    /// [`IllegalTransition`]; the state stays.
+    pub(crate) fn try_apply(&self, event: &StateEvent) -> Result<(), IllegalTransition> {
+        let mut outcome = Ok(());
+        self.0.send_if_modified(|state| match state.next(event) {
+            Ok(next) => {
+                let is_other = next != *state;
+                *state = next;
+                is_other
+            }
+            Err(illegal) => {
+                outcome = Err(illegal);
+                false
+            }
+        });
+        outcome
+    }
+
+    /// The same for an event that must be able to follow.
+    ///
+    /// # Panics
+    /// Where it may not: a bug.
+    pub(crate) fn apply(&self, event: &StateEvent) {
+        if let Err(illegal) = self.try_apply(event) {
+            panic!("{illegal}");
+        }
+    }
+
+    /// Waits for a state that is `wanted`.
+    pub(crate) async fn reach(&self, wanted: impl Fn(&State) -> bool) -> State {
+        let mut states = self.0.subscribe();
+        states.wait_for(|state| wanted(state)).await.expect("the cell itself holds the sender").clone()
+    }
+}
+
+#[cfg(test)]
+pub(in crate::node) mod tests;
