@@ -21,6 +21,7 @@ use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId, Seq, VolumeId};
+use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
 use crate::upload_memory::{Need, Room, StoreKey};
@@ -61,6 +62,19 @@ pub enum Work {
         /// Its bytes.
         bytes: Vec<u8>,
     },
+}
+
+impl Work {
+    /// The span that the lines of the work are written in.
+    fn span(&self, volume: &VolumeId) -> Span {
+        match self {
+            Self::Upload(dirty) => tracing::info_span!("upload", %volume, blocks = dirty.len()),
+            Self::StorePending(_) => tracing::info_span!("store_pending", %volume),
+            Self::CreateRecord { seq, .. } => tracing::info_span!("commit", %volume, seq = seq.0),
+            Self::ReadRecord { seq } => tracing::info_span!("read_record", %volume, seq = seq.0),
+            Self::WriteCheckpoint { seq, .. } => tracing::info_span!("checkpoint", %volume, seq = seq.0),
+        }
+    }
 }
 
 /// Deletions that a stored checkpoint allows. The volume waits for none of them, and none has to succeed: the
@@ -153,6 +167,11 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     /// Does a piece of work. The event is the volume's answer, to be handed over before what follows is
     /// begun.
     pub async fn perform(&self, work: Work) -> (Event, Option<Tidy>) {
+        let span = work.span(&self.volume);
+        self.answer(work).instrument(span).await
+    }
+
+    async fn answer(&self, work: Work) -> (Event, Option<Tidy>) {
         let event = match work {
             Work::Upload(dirty) => self.upload(dirty).await,
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
@@ -172,6 +191,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     }
 
     /// Deletes what a checkpoint replaces, unless the deletions after the one before are still in progress.
+    #[tracing::instrument(skip_all, fields(volume = %self.volume, seq = tidy.seq.0))]
     pub async fn tidy(&self, tidy: Tidy) {
         let Some(_alone) = self.tidying.try_lock() else { return };
         let Tidy { seq, checkpoint } = tidy;

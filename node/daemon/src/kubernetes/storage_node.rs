@@ -49,6 +49,7 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
     }
 }
 
+#[tracing::instrument(name = "report_storage_node", skip_all, fields(node = name))]
 async fn report<V: Volumes>(
     api: &Api<StorageNode>,
     name: &str,

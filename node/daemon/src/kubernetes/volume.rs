@@ -67,6 +67,7 @@ pub(crate) async fn run<V: Volumes>(
     tokio::join!(served, orphans);
 }
 
+#[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
 async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) -> Result<Action, ApiError> {
     // Until the operator gave the volume its identity there is nothing to serve.
     let Some(id) = identity(&volume) else { return Ok(Action::await_change()) };

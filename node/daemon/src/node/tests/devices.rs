@@ -6,6 +6,8 @@ use holdfast_ublk::{DeviceInfo, DeviceState};
 use tokio::runtime::{Builder, Runtime};
 
 use super::kernel::{Death, FakeKernel, Loss};
+use tracing_subscriber::fmt::format::FmtSpan;
+
 use super::*;
 use crate::node::local::volume_files::AttachFiles;
 
@@ -654,4 +656,36 @@ fn volumes_of_an_emptied_run_directory_are_attached_again() {
         host.check(&node).await;
         host.end(&node).await;
     });
+}
+
+/// Nothing said to which volume a line of a store or of the kernel belonged while several were attached or recovered.
+#[test]
+fn the_lines_of_an_operation_name_its_volume() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(Arc::new(log.reopen().unwrap()))
+        .with_ansi(false)
+        .with_span_events(FmtSpan::CLOSE)
+        .finish();
+    let _installed = tracing::subscriber::set_default(subscriber);
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    host.daemon(|node| async move {
+        host.settle(&node).await;
+        let scrub = ScrubRequest { volume: id("x"), store: None, repair: false };
+        node.scrub(scrub, |_| {}).await.unwrap();
+        host.end(&node).await;
+    });
+    let lines = fs::read_to_string(log.path()).unwrap();
+    for span in [
+        "attach{volume=x epoch=1 device=1}: holdfast_node::node::volume::attach: the device serves",
+        "recover{volume=x epoch=1 device=1}: ",
+        "scrub{volume=x repair=false}: ",
+        "detach{volume=x epoch=1 device=1}: ",
+        "commit{volume=x seq=3}: ",
+    ] {
+        assert!(lines.contains(span), "{span} in {lines}");
+    }
 }

@@ -105,6 +105,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::StoreNeeded`]; [`NodeError::Refused`] when there is no such volume; what the store says.
+    #[tracing::instrument(skip_all, fields(volume = %request.volume, repair = request.repair))]
     pub(crate) async fn scrub(
         &self,
         request: ScrubRequest,
