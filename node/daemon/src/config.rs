@@ -227,6 +227,7 @@ fn node_config(
     };
     absolute(source, "node.state_dir", &state_dir)?;
     absolute(source, "node.run_dir", &run_dir)?;
+    check_data(source, data)?;
     let DataSection {
         ring_threads,
         transport,
@@ -237,35 +238,6 @@ fn node_config(
         upload_memory,
         max_dirty_age,
     } = *data;
-    if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
-        let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
-        return refuse("data.ring_threads", problem);
-    }
-    for (key, size, least) in [
-        ("data.slab_size", slab_size, MIN_SLAB_BYTES),
-        ("data.seal_size", seal_size, MIN_SEAL_BYTES),
-        ("data.upload_memory", upload_memory, MIN_UPLOAD_BYTES),
-    ] {
-        if size.0 < least {
-            return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
-        }
-    }
-    // One side is uploaded while the other fills.
-    let least_cache = ByteSize(2 * seal_size.0);
-    if let Some(cache_size) = cache_size.filter(|size| *size < least_cache) {
-        let problem = format!("{cache_size} is less than twice data.seal_size; write at least {least_cache}");
-        return refuse("data.cache_size", problem);
-    }
-    if most_dirty < seal_size {
-        let problem = format!("{most_dirty} is less than data.seal_size; write at least {seal_size}");
-        return refuse("data.most_dirty", problem);
-    }
-    if !DIRTY_AGES.contains(&max_dirty_age.0) {
-        return refuse(
-            "data.max_dirty_age",
-            "is out of range; write a duration between 1s and 1h".to_owned(),
-        );
-    }
     Ok(NodeConfig {
         state_dir,
         run_dir,
@@ -283,6 +255,42 @@ fn node_config(
         upload_memory_bytes: upload_memory.0,
         max_dirty_age: max_dirty_age.0,
     })
+}
+
+/// Refuses sizes and times that cannot be used, alone or together.
+fn check_data(source: &Source, data: &DataSection) -> Result<(), ConfigError> {
+    let DataSection { ring_threads, slab_size, cache_size, seal_size, most_dirty, .. } = *data;
+    let refuse = |key: &str, problem: String| Err(source.error(key, problem));
+    if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
+        let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
+        return refuse("data.ring_threads", problem);
+    }
+    for (key, size, least) in [
+        ("data.slab_size", slab_size, MIN_SLAB_BYTES),
+        ("data.seal_size", seal_size, MIN_SEAL_BYTES),
+        ("data.upload_memory", data.upload_memory, MIN_UPLOAD_BYTES),
+    ] {
+        if size.0 < least {
+            return refuse(key, format!("{size} is too small; write at least {}", ByteSize(least)));
+        }
+    }
+    // One side is uploaded while the other fills.
+    let least_cache = ByteSize(2 * seal_size.0);
+    if let Some(cache_size) = cache_size.filter(|size| *size < least_cache) {
+        let problem = format!("{cache_size} is less than twice data.seal_size; write at least {least_cache}");
+        return refuse("data.cache_size", problem);
+    }
+    if most_dirty < seal_size {
+        let problem = format!("{most_dirty} is less than data.seal_size; write at least {seal_size}");
+        return refuse("data.most_dirty", problem);
+    }
+    if !DIRTY_AGES.contains(&data.max_dirty_age.0) {
+        return refuse(
+            "data.max_dirty_age",
+            "is out of range; write a duration between 1s and 1h".to_owned(),
+        );
+    }
+    Ok(())
 }
 
 fn s3_configs(

@@ -21,7 +21,7 @@ use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
 use holdfast_service::telemetry::{self, TelemetryError};
 use holdfast_ublk::become_io_flusher;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -104,25 +104,13 @@ async fn serve(
     let mut shutdown = Shutdown::listen().map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let reload = StoreReload::listen(file).map_err(|error| Failure::new(ErrorKind::Local, &error))?;
     let (node_name, state_dir) = (node_config.node_name.clone(), node_config.state_dir.clone());
-    let (stop, stopped) = watch::channel(false);
-    let (mut parts, readiness) = (JoinSet::new(), Readiness::new());
-    let serve_admin = |parts: &mut JoinSet<PartEnd>, listener| {
-        let answers = admin::serve(listener, readiness.clone(), log_level.clone());
-        let stop = wait(stopped.clone());
-        parts.spawn(async move {
-            tokio::select! {
-                () = answers => {}
-                () = stop => {}
-            }
-            Ok(())
-        });
-    };
+    let (mut edges, readiness) = (Edges::new(), Readiness::new());
     // While a predecessor serves on the same network, the address is not free yet.
     let mut to_listen = metrics;
     if let Some(address) = metrics
         && let Ok(listener) = TcpListener::bind(address).await
     {
-        serve_admin(&mut parts, listener);
+        edges.serve_admin(listener, readiness.clone(), log_level.clone());
         to_listen = None;
     }
 
@@ -137,25 +125,13 @@ async fn serve(
     let stores = KnownStores::new(&control);
     let started = async {
         if let Some(address) = to_listen {
-            serve_admin(&mut parts, listen(address).await?);
+            edges.serve_admin(listen(address).await?, readiness.clone(), log_level);
         }
         let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
-        let (service, stop) = (Api::new(node.clone(), stores.clone()), wait(stopped.clone()));
-        parts.spawn(async move {
-            let served = api::serve(listener, service, stop).await;
-            served.map_err(|error| Failure::new(ErrorKind::Local, &error))
-        });
-        let (volumes, stop) = (node.clone(), wait(stopped.clone()));
-        parts.spawn(async move {
-            reload.run(volumes, stores, stop).await;
-            Ok(())
-        });
+        edges.serve_api(listener, Api::new(node.clone(), stores.clone()));
+        edges.reload_stores(reload, node.clone(), stores);
         if matches!(control, Control::Kubernetes) {
-            let (volumes, stop) = (node.clone(), wait(stopped.clone()));
-            parts.spawn(async move {
-                kubernetes::run(node_name, state_dir, volumes, stop).await;
-                Ok(())
-            });
+            edges.serve_kubernetes(node_name, state_dir, node.clone());
         }
         readiness.serves(node.clone());
         Ok(())
@@ -164,12 +140,11 @@ async fn serve(
         Err(failure) => Err(failure),
         Ok(()) => tokio::select! {
             () = shutdown.requested() => Ok(()),
-            Some(ended) = parts.join_next() => Err(unexpected(ended)),
+            Some(ended) = edges.tasks.join_next() => Err(unexpected(ended)),
         },
     };
     tracing::info!("stopping; the devices stay and wait for the next daemon");
-    stop.send_replace(true);
-    while parts.join_next().await.is_some() {}
+    edges.end().await;
     *left = tokio::time::timeout(GRACE, node.shutdown()).await.unwrap_or_else(|_elapsed| {
         tracing::warn!(grace = ?GRACE, "requests did not end in time; the kernel quiesces their devices");
         None
@@ -177,7 +152,69 @@ async fn serve(
     outcome
 }
 
-type PartEnd = Result<(), Failure>;
+/// The tasks that speak to the world outside the process, until they are ended together.
+struct Edges {
+    tasks: JoinSet<EdgeEnd>,
+    stop: watch::Sender<bool>,
+}
+
+impl Edges {
+    fn new() -> Self {
+        Self { tasks: JoinSet::new(), stop: watch::Sender::new(false) }
+    }
+
+    /// Waits until the tasks are to end.
+    fn stopped(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut stop = self.stop.subscribe();
+        async move {
+            // An error means that the sender is gone: that is a stop too.
+            let _stopped = stop.wait_for(|stop| *stop).await;
+        }
+    }
+
+    fn serve_admin(&mut self, listener: TcpListener, readiness: Readiness<Node>, log_level: LogLevel) {
+        let (answers, stop) = (admin::serve(listener, readiness, log_level), self.stopped());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = answers => {}
+                () = stop => {}
+            }
+            Ok(())
+        });
+    }
+
+    fn serve_api(&mut self, listener: UnixListener, service: Api<Node>) {
+        let stop = self.stopped();
+        self.tasks.spawn(async move {
+            let served = api::serve(listener, service, stop).await;
+            served.map_err(|error| Failure::new(ErrorKind::Local, &error))
+        });
+    }
+
+    fn reload_stores(&mut self, reload: StoreReload, node: Node, stores: KnownStores) {
+        let stop = self.stopped();
+        self.tasks.spawn(async move {
+            reload.run(node, stores, stop).await;
+            Ok(())
+        });
+    }
+
+    fn serve_kubernetes(&mut self, node_name: String, state_dir: PathBuf, node: Node) {
+        let stop = self.stopped();
+        self.tasks.spawn(async move {
+            kubernetes::run(node_name, state_dir, node, stop).await;
+            Ok(())
+        });
+    }
+
+    /// Ends all tasks.
+    async fn end(mut self) {
+        self.stop.send_replace(true);
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+type EdgeEnd = Result<(), Failure>;
 
 async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     let begun = Instant::now();
@@ -200,17 +237,12 @@ async fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
         }
     }
 }
-fn unexpected(ended: Result<PartEnd, tokio::task::JoinError>) -> Failure {
+fn unexpected(ended: Result<EdgeEnd, tokio::task::JoinError>) -> Failure {
     match ended {
         Ok(Err(failure)) => failure,
         Ok(Ok(())) => Failure { kind: ErrorKind::Local, message: "a listener ended by itself".to_owned() },
         Err(panicked) => Failure::new(ErrorKind::Local, &panicked),
     }
-}
-
-async fn wait(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone: that is a stop too.
-    let _stopped = stopped.wait_for(|stopped| *stopped).await;
 }
 
 #[cfg(test)]
