@@ -121,7 +121,7 @@ pub async fn win<L: LocalState>(
         match (data, on_disk) {
             (LocalData::Ours { trust_clean: trusted }, Some(mut map)) => {
                 for page in &mut map.pages {
-                    page.forget(header.void);
+                    page.forget(header.invalidated);
                 }
                 (generation, found, trust_clean) = (map.generation, map.pages, trusted);
             }

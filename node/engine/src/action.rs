@@ -69,7 +69,7 @@ pub enum Report {
 /// Something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Fill `range`'s part of the request, `at` bytes into it, from a local file. Answer: `Moved`.
+    /// Fill `range`'s part of the request, `at` bytes into it, from a local file. Answer: `IoCompleted`.
     Read {
         /// The request.
         id: RequestId,
@@ -80,7 +80,7 @@ pub enum Action {
         /// Where the bytes are.
         from: Source,
     },
-    /// Fill `range` (within one block) from the object store, through a local file. Answer: `Fetched`.
+    /// Fill `range` (within one block) from the object store, through a local file. Answer: `ColdReadCompleted`.
     ReadCold {
         /// The request.
         id: RequestId,
@@ -91,7 +91,7 @@ pub enum Action {
         /// The segments to look in.
         layers: Layers,
     },
-    /// Store the whole request in `side` at the range's own offset. Answer: `Moved`.
+    /// Store the whole request in `side` at the range's own offset. Answer: `IoCompleted`.
     Write {
         /// The request.
         id: RequestId,
@@ -100,7 +100,7 @@ pub enum Action {
         /// Where.
         side: Side,
     },
-    /// Make `range` of `side` a hole. Answer: `Moved`.
+    /// Make `range` of `side` a hole. Answer: `IoCompleted`.
     Punch {
         /// The request.
         id: RequestId,
@@ -116,7 +116,7 @@ pub enum Action {
         /// Where.
         side: Side,
     },
-    /// Answer the guest.
+    /// Answer the client.
     Complete {
         /// The request.
         id: RequestId,

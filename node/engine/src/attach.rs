@@ -279,10 +279,10 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
-            // A log that ends where its writer detached calls nothing void that came later. The record to come takes what is
-            // void out of the manifest.
+            // A log that ends where its writer detached calls nothing invalid that came later. The record to come takes what is
+            // invalidated out of the manifest.
             if manifest.seq() > header.seq {
-                header.void = header.void.or(manifest.void());
+                header.invalidated = header.invalidated.or(manifest.invalidated());
             }
             header.is_ours_as_of(manifest.epoch(), manifest.writer());
             header
@@ -296,7 +296,7 @@ pub fn plan_attach(
             nonces: Vec::new(),
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         },
@@ -367,7 +367,7 @@ mod tests {
         let id = holdfast_types::SegmentId::new(1, [2; 10]);
         let segment =
             crate::record::SegmentRef { id, bytes: 1, index_offset: 0, index_bytes: 1, chunks: vec![] };
-        (epoch, nonce, Body::Commit { segment, void: SideSet::NONE, generation })
+        (epoch, nonce, Body::Commit { segment, invalidated: SideSet::NONE, generation })
     }
 
     fn refused(manifest: &Manifest, found: Option<&Header>, replaces: Option<u64>) -> Option<AttachRefused> {

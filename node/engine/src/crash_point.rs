@@ -52,7 +52,7 @@ crash_points! {
     ChunkPrepared,
     /// The bytes are in the side's file; the live map does not say so.
     Stored,
-    /// The live map says so; the guest is not answered.
+    /// The live map says so; the client is not answered.
     Marked,
     /// A write failed, and its range is marked uncertain.
     MarkedUncertain,

@@ -8,7 +8,7 @@
 //! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512 bytes, each an
 //! envelope of its own, zero to its end: `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`.
 //! The header's payload: `u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
-//! u8 active side, u8 flags (1 closed clean, 2 A void, 4 B void), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
+//! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
 //!
 //! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
 //! one of the two is whole.
@@ -63,7 +63,7 @@ pub struct Header {
     pub closed_clean: bool,
     /// What these sides hold counts no more, whatever the pages say: a commit said so (`Body::Commit`), and no round has
     /// written the pages since.
-    pub void: SideSet,
+    pub invalidated: SideSet,
     /// The last record that the writer knew. A log that ends before it was set back.
     pub seq: Seq,
     /// Every page written for the first time up to this generation was synced.
@@ -104,7 +104,7 @@ impl Header {
         out.extend_from_slice(&self.epoch.0.to_le_bytes());
         out.extend_from_slice(&self.writer.0);
         out.push(self.active as u8);
-        out.push(u8::from(self.closed_clean) | (self.void.bits() << 1));
+        out.push(u8::from(self.closed_clean) | (self.invalidated.bits() << 1));
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.synced_generation.to_le_bytes());
         out.extend_from_slice(
@@ -132,7 +132,8 @@ impl Header {
         let active = if fields.u8()? == 0 { Side::A } else { Side::B };
         let flags = fields.u8()?;
         let closed_clean = flags & 1 != 0;
-        let void = SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
+        let invalidated =
+            SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         let seq = Seq(fields.u64()?);
         let synced_generation = fields.u64()?;
         let mut nonces = Vec::new();
@@ -151,7 +152,7 @@ impl Header {
                 nonces,
                 active,
                 closed_clean,
-                void,
+                invalidated,
                 seq,
                 synced_generation,
             },
@@ -243,9 +244,10 @@ pub struct FoundPage {
 
 impl FoundPage {
     /// Forgets what these sides hold.
-    pub fn forget(&mut self, void: SideSet) {
+    pub fn forget(&mut self, invalidated: SideSet) {
         for byte in &mut self.nibbles {
-            *byte = Nibble(*byte & 15).without(void).0 | (Nibble(*byte >> 4).without(void).0 << 4);
+            *byte =
+                Nibble(*byte & 15).without(invalidated).0 | (Nibble(*byte >> 4).without(invalidated).0 << 4);
         }
     }
 
@@ -277,7 +279,7 @@ pub struct DamagedPage {
     pub source: DecodeError,
 }
 
-/// The newest synced form of each page of the file, without what the header calls void.
+/// The newest synced form of each page of the file, without what the header calls invalid.
 ///
 /// `pages` are page numbers with the 8192 bytes of both slots; pages never written may be left out.
 ///
@@ -290,7 +292,7 @@ pub fn newest_pages(header: &Header, pages: &[(u64, Vec<u8>)]) -> Result<Vec<Fou
             .and_then(|(first, second)| newest_of(*page, [first, second], header.synced_generation));
         let newest = newest.map_err(|source| DamagedPage { page: *page, source })?;
         found.extend(newest.map(|mut newest| {
-            newest.forget(header.void);
+            newest.forget(header.invalidated);
             newest
         }));
     }

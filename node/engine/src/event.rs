@@ -10,11 +10,11 @@ use crate::sector_map::Side;
 /// next; only differences mean anything.
 pub type Millis = u64;
 
-/// A guest request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
+/// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
-/// What a guest asks for.
+/// What a client asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fill the request with the range's bytes.
@@ -25,7 +25,7 @@ pub enum Op {
     WriteFua,
     /// Make every completed write durable.
     Flush,
-    /// The guest no longer needs the range; it reads as zeros afterwards.
+    /// The client no longer needs the range; it reads as zeros afterwards.
     Discard,
     /// The range reads as zeros afterwards.
     WriteZeroes,
@@ -74,7 +74,7 @@ pub enum CreateAnswer {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The guest asks. `range` is empty for a flush.
+    /// The client asks. `range` is empty for a flush.
     Request {
         /// Its place.
         id: RequestId,
@@ -84,14 +84,14 @@ pub enum Event {
         range: SectorRange,
     },
     /// One `Read`, `Write` or `Punch` of a request ended; a short transfer is an error.
-    Moved {
+    IoCompleted {
         /// The request.
         id: RequestId,
         /// How.
         result: Result<(), Errno>,
     },
     /// One `ReadCold` of a request ended.
-    Fetched {
+    ColdReadCompleted {
         /// The request.
         id: RequestId,
         /// Outcome; an error is permanent.

@@ -7,7 +7,7 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A void, 4 B void)   u8 deleted
+//! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
 //! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
@@ -41,7 +41,7 @@ pub struct Manifest {
     seq: Seq,
     sectors: u64,
     attached: bool,
-    void: SideSet,
+    invalidated: SideSet,
     deleted: bool,
     identity: Nonce,
     node: String,
@@ -162,7 +162,7 @@ impl Manifest {
             seq: Seq(0),
             sectors: 0,
             attached: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             deleted: false,
             identity: Nonce::default(),
             node: String::new(),
@@ -251,9 +251,9 @@ impl Manifest {
         nonces.contains(&self.covered.writer) && self.covered.generation > generation
     }
 
-    /// The sides of the newest writer whose data is void: its commits say so.
-    pub fn void(&self) -> SideSet {
-        self.void
+    /// The sides of the newest writer whose data is invalid: its commits say so.
+    pub fn invalidated(&self) -> SideSet {
+        self.invalidated
     }
 
     /// Whether the volume was created and not deleted.
@@ -348,8 +348,8 @@ impl Manifest {
                 self.node.clone_from(node);
                 self.attached_unix_ms = record.unix_ms;
                 self.displaced.clone_from(displaced);
-                // An attach has moved away what was void.
-                self.void = SideSet::NONE;
+                // An attach has moved away what was invalidated.
+                self.invalidated = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
                 while self.attaches.len() > REMEMBERED_ATTACHES {
                     self.attaches.pop_front();
@@ -358,13 +358,13 @@ impl Manifest {
             Body::Commit { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Commit { segment, void, generation } => {
+            Body::Commit { segment, invalidated, generation } => {
                 let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
                 if let Some((first, _)) = segment.run_beyond(chunks) {
                     return Err(LogError::BeyondEnd { seq, first, chunks });
                 }
                 self.add_segment(Arc::new(segment.clone()));
-                self.void = self.void.or(*void);
+                self.invalidated = self.invalidated.or(*invalidated);
                 let before = if self.covered.writer == record.nonce { self.covered.generation } else { 0 };
                 self.covered = Covered { writer: record.nonce, generation: before.max(*generation) };
             }
@@ -399,7 +399,7 @@ impl Manifest {
         wire::put_text(&mut out, self.volume.as_str());
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.sectors.to_le_bytes());
-        out.push(u8::from(self.attached) | (self.void.bits() << 1));
+        out.push(u8::from(self.attached) | (self.invalidated.bits() << 1));
         out.push(u8::from(self.deleted));
         out.extend_from_slice(&self.identity.0);
         wire::put_text(&mut out, &self.node);
@@ -440,7 +440,7 @@ impl Manifest {
         }
         let flags = fields.u8()?;
         manifest.attached = flags & 1 != 0;
-        manifest.void =
+        manifest.invalidated =
             SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         manifest.deleted = fields.u8()? != 0;
         manifest.identity = Nonce(fields.array()?);

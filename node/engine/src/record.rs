@@ -6,7 +6,7 @@
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
 //! create (1): u64 sectors
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
-//! commit (3): u8 void sides (1 A, 2 B), u64 generation, segment reference
+//! commit (3): u8 invalidated sides (1 A, 2 B), u64 generation, segment reference
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
@@ -60,9 +60,9 @@ pub enum Body {
     Commit {
         /// What it captured.
         segment: SegmentRef,
-        /// Where the writer's own disk failed to keep what it was given, what these of its sides hold is void from here on, after
+        /// Where the writer's own disk failed to keep what it was given, what these sides hold is invalid from here on, after
         /// a loss of its host: everything that was ever flushed on them is committed.
-        void: SideSet,
+        invalidated: SideSet,
         /// The writer's durable map has a header of this generation, or a later one, since before this record was created. A map
         /// with an older header lacks what the commit holds.
         generation: u64,
@@ -138,9 +138,9 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Commit { segment, void, generation } => {
+            Body::Commit { segment, invalidated, generation } => {
                 out.push(3);
-                out.push(void.bits());
+                out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
                 segment.put(&mut out);
             }
@@ -172,10 +172,10 @@ impl Record {
             },
             3 => {
                 let bits = fields.u8()?;
-                let void =
-                    SideSet::from_bits(bits).ok_or_else(|| fields.bad("void sides", u64::from(bits)))?;
+                let invalidated = SideSet::from_bits(bits)
+                    .ok_or_else(|| fields.bad("invalidated sides", u64::from(bits)))?;
                 let generation = fields.u64()?;
-                Body::Commit { void, generation, segment: SegmentRef::take(&mut fields)? }
+                Body::Commit { invalidated, generation, segment: SegmentRef::take(&mut fields)? }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -264,7 +264,7 @@ mod tests {
     }
 
     fn commit(segment: SegmentRef) -> Body {
-        Body::Commit { segment, void: SideSet::NONE, generation: 1 }
+        Body::Commit { segment, invalidated: SideSet::NONE, generation: 1 }
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
             Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),
-            Body::Commit { segment: segment(), void: SideSet::BOTH, generation: 7 },
+            Body::Commit { segment: segment(), invalidated: SideSet::BOTH, generation: 7 },
             Body::Detach,
             Body::Delete,
         ] {

@@ -75,13 +75,13 @@ pub enum LiveMapError {
 /// Whether what is dirty on both sides is to be committed as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Union {
+pub(crate) enum CommitScope {
     /// One side after the other.
-    No = 0,
+    OneSide = 0,
     /// As one: the loss of the host left both dirty, and no request comes before.
-    Recovering = 1,
+    BothBeforeServing = 1,
     /// As one, while requests come.
-    Serving = 2,
+    Both = 2,
 }
 
 /// The map over memory `M`.
@@ -192,16 +192,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     /// How what is dirty is to be committed.
-    pub(crate) fn union(&self) -> Union {
+    pub(crate) fn commit_scope(&self) -> CommitScope {
         match self.memory.as_ref()[41] {
-            0 => Union::No,
-            1 => Union::Recovering,
-            _ => Union::Serving,
+            0 => CommitScope::OneSide,
+            1 => CommitScope::BothBeforeServing,
+            _ => CommitScope::Both,
         }
     }
 
-    pub(crate) fn set_union(&mut self, union: Union) {
-        self.bytes_mut()[41] = union as u8;
+    pub(crate) fn set_commit_scope(&mut self, scope: CommitScope) {
+        self.bytes_mut()[41] = scope as u8;
     }
 
     /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable

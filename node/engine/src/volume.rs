@@ -27,6 +27,7 @@
 
 mod commit;
 mod core;
+mod data_path;
 mod dirty;
 mod durability;
 mod evict;
@@ -42,12 +43,12 @@ mod status;
 mod unflushed;
 mod unreadable;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange, Seq};
+use holdfast_types::{SectorRange, Seq};
 
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::FoundPage;
-use crate::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
+use crate::event::{Errno, Event, Millis, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record, SegmentRef};
 use crate::safeguard::{
@@ -57,34 +58,30 @@ use crate::safeguard::{
     },
     safeguard,
 };
-use crate::sector_map::{LiveMapError, Nibble, PAGE_SECTORS, SectorMap, Side, SideSet, Union};
+use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
 
-use self::core::Core;
+use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
+use data_path::{DataPath, Gate, StoreEnd};
 pub use durability::Durability;
-use evict::Evictor;
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
-use read::tile;
 use repair::{RepairJob, RepairStep};
-use requests::{Request, RequestTable};
 use seal::{Seal, Sealer};
 pub use setup::{DirtyLimits, Pending, Setup};
-pub use status::{Delay, Status};
+pub use status::{Delay, FullPlaces, SealStatus, Status};
+use unreadable::Retry;
 pub use unreadable::Unreadable;
-use unreadable::{Retry, UnreadableDirty};
 
 /// A volume's planner over live-map memory `M`.
 pub struct Volume<M> {
     core: Core<M>,
     durability: Durability,
-    requests: RequestTable,
+    data: DataPath,
     rounds: FlushRounds,
     sealer: Sealer,
     log: LogWriter,
-    evictor: Evictor,
     repair: RepairJob,
-    unreadable: UnreadableDirty,
 }
 
 /// An owner's turn to do what follows from the state.
@@ -136,30 +133,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         now: Millis,
         out: &mut Vec<Action>,
     ) -> Self {
-        let mut map = SectorMap::format(memory, setup.header.sectors, &setup.header.volume);
-        for page in found {
-            map.set_prepared(Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS));
-            let kept = |nibble: u8| Nibble(nibble).after_host_loss(trust_clean).0;
-            let nibbles: Vec<u8> =
-                page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
-            map.set_page(page.page, &nibbles);
-            map.set_synced_slot(page.page, page.slot);
-        }
-        // Rounds that wrote no page count too: what is written from now on was not synced before.
-        let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
-        map.set_generation(written.max(setup.header.synced_generation));
-        map.set_active(setup.header.active);
-        map.set_epoch(setup.header.epoch);
-        for side in Side::BOTH {
-            map.set_dirty_since(side, now);
-        }
+        let map = map_after_attach(&setup.header, memory, found, trust_clean, now);
         let mut volume = Self::over(setup, map, None, now);
         volume.log.learned(&manifest, now);
         volume.core.manifest = Some(manifest);
         if volume.core.dirty_sides() == SideSet::NONE {
             out.push(Action::Report(Report::Ready));
         } else {
-            volume.core.map.set_union(Union::Recovering);
+            volume.core.map.set_commit_scope(CommitScope::BothBeforeServing);
             volume.core.lifecycle = Lifecycle::Recovering { detach: false };
             volume.sealer.begin(SideSet::BOTH);
         }
@@ -188,16 +169,16 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         setup.header.is_ours_as_of(map.epoch(), own);
         let mut volume = Self::over(setup, map, pending, now);
         let sealed = volume.core.map.active().other();
-        match volume.core.map.union() {
-            Union::Recovering => {
+        match volume.core.map.commit_scope() {
+            CommitScope::BothBeforeServing => {
                 volume.core.lifecycle = Lifecycle::Recovering { detach: false };
                 volume.sealer.begin(SideSet::BOTH);
             }
-            Union::Serving => volume.sealer.begin(SideSet::BOTH),
-            Union::No if volume.core.dirty_sides().contains(sealed) => {
+            CommitScope::Both => volume.sealer.begin(SideSet::BOTH),
+            CommitScope::OneSide if volume.core.dirty_sides().contains(sealed) => {
                 volume.sealer.begin(SideSet::only(sealed));
             }
-            Union::No => {}
+            CommitScope::OneSide => {}
         }
         reach(CrashPoint::Resumed);
         Ok(volume)
@@ -208,13 +189,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let nonce = setup.header.nonces.last().copied().unwrap_or_default();
         Self {
             durability: setup.durability,
-            requests: RequestTable::new(setup.requests),
+            data: DataPath::new(setup.requests, pages),
             rounds: FlushRounds::after_takeover(pages, setup.header_generation),
             sealer: Sealer::open(),
             log: LogWriter::idle(nonce, pending, now),
-            evictor: Evictor::after_takeover(pages),
             repair: RepairJob::default(),
-            unreadable: UnreadableDirty::default(),
             core: Core::over(setup, map, now),
         }
     }
@@ -237,31 +216,34 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.core.now = now;
         match event {
             Event::Request { id, op, range } => return self.request(id, op, range, out),
-            Event::Moved { id, result } => {
+            Event::IoCompleted { id, result } => {
                 self.io_completed(id, result, out);
                 // The common case, a write on a volume that has nothing to seal, ends here.
                 let few_dirty = self.core.dirty_bytes(self.core.map.active()) < self.core.limits.seal_bytes;
-                if self.sealer.is_open() && self.evictor.is_idle() && few_dirty {
+                if self.sealer.is_open() && self.data.evictor.is_idle() && few_dirty {
                     return;
                 }
             }
-            Event::Fetched { id, result } => {
-                if let Some(request) = self.requests.cold_read_completed(id, result) {
-                    self.read_ended(id, request, out);
+            Event::ColdReadCompleted { id, result } => {
+                if let Some(request) = self.data.requests.cold_read_completed(id, result) {
+                    self.data.read_ended(id, request, &mut self.core, out);
                 }
             }
             Event::Evicted { result } => {
-                if self.evictor.evicted(result, self.core.map.active().other()) {
+                if self.data.evictor.evicted(result, self.core.map.active().other()) {
                     self.unpark(out);
                 }
             }
             Event::Space { excess_bytes, room_bytes } => {
-                self.evictor.space_measured(excess_bytes, room_bytes);
+                self.data.evictor.space_measured(excess_bytes, room_bytes);
                 if room_bytes > 0 {
                     self.unpark(out);
                 }
             }
-            Event::MapPrepared { chunk, result } => self.map_prepared(chunk, result, out),
+            Event::MapPrepared { chunk, result } => {
+                let gate = self.gate();
+                self.data.map_prepared(chunk, result, &mut self.core, gate, out);
+            }
             Event::SideSynced { side, result } => self.side_synced(side, result, out),
             Event::MapWritten { result } => {
                 let end = self.rounds.map_written(result, &mut self.core, out);
@@ -291,7 +273,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 }
             }
             Event::Detach => {
-                assert!(self.requests.is_empty(), "a device is gone before its detach");
+                assert!(self.data.requests.is_empty(), "a device is gone before its detach");
                 self.lives_on(LifecycleEvent::Detach);
             }
             Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
@@ -330,217 +312,38 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn request(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
         let inside = range.end() <= self.core.map.sectors();
-        self.requests.begin(id, op, range, self.core.map.active());
+        self.data.requests.begin(id, op, range, self.core.map.active());
         if !inside || self.core.lifecycle != Lifecycle::Serving {
-            return self.requests.complete(id, Err(Errno::EIO), out);
+            return self.data.requests.complete(id, Err(Errno::EIO), out);
         }
         match op {
             Op::Flush => self.plan_flush(id, out),
             Op::Read | Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => {
-                self.plan(id, op, range, out);
+                let gate = self.gate();
+                self.data.plan(id, &mut self.core, gate, out);
             }
         }
     }
 
-    fn plan(&mut self, id: RequestId, op: Op, range: SectorRange, out: &mut Vec<Action>) {
-        let is_planned = match op {
-            Op::Read => self.plan_read(id, range, out),
-            Op::Write | Op::WriteFua => self.plan_write(id, range, out),
-            Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, out),
-            Op::Flush => unreachable!("a flush is never parked"),
-        };
-        if !is_planned {
-            self.requests.park(id, self.core.now);
-        }
+    fn gate(&self) -> Gate {
+        let holds_active = self.sealer.holds_still(self.core.map.active());
+        Gate { is_open: self.sealer.is_open(), holds_active }
     }
 
-    /// Plans every parked request again; those that still cannot start are parked again.
     fn unpark(&mut self, out: &mut Vec<Action>) {
-        for _ in 0..self.requests.parked() {
-            let Some(id) = self.requests.unpark() else { break };
-            let Request { op, range, .. } = *self.requests.get(id);
-            self.plan(id, op, range, out);
-        }
-        self.requests.all_unparked();
-    }
-
-    /// Returns false if the read has to wait, as the other plans do.
-    fn plan_read(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
-        let Some(tiles) = tile(&self.core, id, range, out) else { return false };
-        let on_side = tiles.on_side.then(|| self.evictor.read_began());
-        self.requests.reading(id, tiles.parts, on_side);
-        true
-    }
-
-    /// Only the active side is touched, nothing is read, nothing is asked of the object store (2, 10).
-    fn plan_write(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
-        if self.is_active_sealed()
-            || !(self.has_room() || self.unreadable.is_overwritten_by(range))
-            || self.requests.needs_preparing(range, &self.core.map, out)
-        {
-            return false;
-        }
-        let side = self.start_store(id);
-        self.evictor.take_room(range.bytes());
-        out.push(Action::Write { id, range, side });
-        true
-    }
-
-    fn plan_zero(&mut self, id: RequestId, range: SectorRange, out: &mut Vec<Action>) -> bool {
-        let Some(manifest) = &self.core.manifest else { return false };
-        if self.is_active_sealed() {
-            return false;
-        }
-        let mut affected = Vec::new();
-        for piece in range.split_at_multiples(CHUNK_SECTORS) {
-            let chunk = piece.start.chunk();
-            if manifest.layers(chunk).is_some() || self.core.map.is_prepared(chunk) {
-                affected.push(chunk);
-            }
-        }
-        let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
-            // Nothing was ever written there: it is zero already.
-            self.requests.complete(id, Ok(()), out);
-            return true;
-        };
-        let hull = SectorRange::new(first.first_sector().0, (last.0 - first.0 + 1) * CHUNK_SECTORS);
-        let touched = range.intersect(hull).expect("the chunks came from the range");
-        let mut waits = false;
-        for chunk in affected {
-            waits |= self.requests.chunk_needs_preparing(chunk, &self.core.map, out);
-        }
-        if waits {
-            return false;
-        }
-        let side = self.start_store(id);
-        out.push(Action::Punch { id, range: touched, side });
-        true
-    }
-
-    fn start_store(&mut self, id: RequestId) -> Side {
-        let side = self.core.map.active();
-        self.core.dirty[side].in_flight += 1;
-        self.evictor.may_hold_more(side);
-        self.requests.storing(id, side);
-        side
-    }
-
-    /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not reached.
-    fn has_room(&self) -> bool {
-        let commit_may_wait = self.sealer.is_open()
-            || self.core.dirty_bytes(self.core.map.active()) < self.core.limits.most_bytes;
-        commit_may_wait && !self.evictor.is_full()
-    }
-
-    /// Returns true if writes have to wait for a seal that covers the active side.
-    fn is_active_sealed(&self) -> bool {
-        self.sealer.holds_still(self.core.map.active())
+        let gate = self.gate();
+        self.data.unpark(&mut self.core, gate, out);
     }
 
     fn io_completed(&mut self, id: RequestId, result: Result<(), Errno>, out: &mut Vec<Action>) {
-        let Some(request) = self.requests.io_completed(id, result) else { return };
-        match request.op {
-            Op::Read => self.read_ended(id, request, out),
-            Op::Write | Op::WriteFua | Op::Discard | Op::WriteZeroes => self.store_ended(id, request, out),
-            Op::Flush => unreachable!("a flush moves no bytes"),
+        let Some(request) = self.data.requests.io_completed(id, result) else { return };
+        if request.op == Op::Read {
+            return self.data.read_ended(id, request, &mut self.core, out);
         }
-    }
-
-    /// All parts of a read ended.
-    fn read_ended(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
-        if let Some(generation) = request.on_side {
-            self.evictor.read_ended(generation);
-        }
-        let range = request.range;
-        let errno = match (request.failed, request.unreadable) {
-            (None, None) => return self.requests.complete(id, Ok(()), out),
-            (Some(errno), _) => return self.requests.complete(id, Err(errno), out),
-            (None, Some(errno)) => errno,
-        };
-        if self.core.lifecycle != Lifecycle::Serving {
-            return self.requests.complete(id, Err(errno), out);
-        }
-        if self.core.forget_clean(range) {
-            out.push(Action::Report(Report::CleanUnreadable(range)));
-        } else if request.again && self.core.is_on_a_side(range) {
-            out.push(Action::Report(Report::DirtyUnreadable(range)));
-            return self.requests.complete(id, Err(errno), out);
-        }
-        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
-        self.requests.get(id).again = true;
-        self.plan(id, Op::Read, range, out);
-    }
-
-    /// The bytes are in the side's file, or not.
-    fn store_ended(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
-        let side = request.side;
-        let dirty = &mut self.core.dirty;
-        dirty[side].in_flight -= 1;
-        let others_in_flight = dirty[side.other()].in_flight > 0;
-        self.requests.store_ended(request.op);
-        self.core.unflushed.side_written(side);
-        match request.failed {
-            None => self.stored(id, request, out),
-            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
-            // mark of a failure on the active side would hide it (invariant 2).
-            Some(_) if side == self.core.map.active() && others_in_flight => self.requests.defer_failure(id),
-            Some(errno) => self.not_stored(id, request, errno, out),
-        }
-        if side != self.core.map.active() && self.core.dirty[side].in_flight == 0 {
-            for id in self.requests.take_deferred_failures() {
-                let request = *self.requests.get(id);
-                let errno = request.failed.expect("only failures wait");
-                self.not_stored(id, request, errno, out);
-            }
-        }
-    }
-
-    fn stored(&mut self, id: RequestId, request: Request, out: &mut Vec<Action>) {
-        let Request { op, range, side, .. } = request;
-        self.evictor.disk_has_space();
-        reach(CrashPoint::Stored);
-        if op.is_write() {
-            self.core.record_write(range, side);
-        } else {
-            self.core.record_zeroes(range, side);
-            for written in self.requests.take_overlaps(id) {
-                self.core.mark_unstored(written, side);
-            }
-        }
-        self.unreadable.stored(range);
-        reach(CrashPoint::Marked);
-        if op == Op::WriteFua {
+        if self.data.store_ended(id, request, &mut self.core, out) == StoreEnd::MakeDurable {
             self.make_durable(id, out);
-        } else {
-            self.requests.complete(id, Ok(()), out);
         }
-    }
-
-    fn not_stored(&mut self, id: RequestId, request: Request, errno: Errno, out: &mut Vec<Action>) {
-        self.requests.take_overlaps(id);
-        self.core.mark_unstored(request.range, request.side);
-        reach(CrashPoint::MarkedUncertain);
-        // A full disk delays; eviction or the commit in progress will make room.
-        if errno == Errno::ENOSPC && self.core.lifecycle == Lifecycle::Serving {
-            self.evictor.disk_is_full();
-            self.requests.park(id, self.core.now);
-        } else {
-            self.requests.complete(id, Err(errno), out);
-        }
-    }
-
-    fn map_prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>, out: &mut Vec<Action>) {
-        self.requests.prepared(chunk, result);
-        if result == Err(Unprepared::Disk(Errno::ENOSPC)) {
-            self.evictor.disk_is_full();
-        }
-        if result.is_ok() {
-            reach(CrashPoint::ChunkAllocated);
-            self.core.map.set_prepared(chunk);
-            reach(CrashPoint::ChunkPrepared);
-            self.core.unflushed.chunk_prepared(chunk, self.core.map.pages());
-            self.unpark(out);
-        }
+        self.data.answer_deferred_failures(request.side, &mut self.core, out);
     }
 
     // ---- flushes and rounds ----
@@ -550,9 +353,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let only_local = FlushWaiter { id, seal: 0 };
         if self.core.lifecycle.is_fenced() {
-            self.requests.complete(id, Err(Errno::EIO), out);
+            self.data.requests.complete(id, Err(Errno::EIO), out);
         } else if !safeguard(FuaIsDurable) {
-            self.requests.complete(id, Ok(()), out);
+            self.data.requests.complete(id, Ok(()), out);
         } else if !safeguard(FuaInNextRound) && !self.rounds.is_idle() {
             self.rounds.join_running(only_local);
         } else if !safeguard(FuaWaitsForCommit) && !self.core.is_sync_failed() {
@@ -595,14 +398,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn covering_seal(&self) -> u64 {
         let active = self.core.map.active();
         // What completes before a seal of both sides is still is in it.
-        let is_covered = self.core.dirty[active].pages.is_empty() || self.is_active_sealed();
+        let is_covered = self.core.dirty[active].pages.is_empty() || self.gate().holds_active;
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
     }
 
     fn answer_flush(&mut self, id: RequestId, answer: Option<Result<(), Errno>>, out: &mut Vec<Action>) {
         if let Some(result) = answer {
-            self.requests.complete(id, result, out);
+            self.data.requests.complete(id, result, out);
         }
     }
 
@@ -617,7 +420,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if result.is_err() && safeguard(RememberFailedSync) {
             // At once: the process may not live to hear of the other side.
             self.core.map.set_sync_failed();
-            self.evictor.sync_failed(self.core.map.active().other());
+            self.data.evictor.sync_failed(self.core.map.active().other());
         }
         let end = self.rounds.side_synced(side, result, &mut self.core, out);
         self.round_ended(end, out);
@@ -648,7 +451,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.retry_unreadable(out);
         if self.sealer.is_open() && self.should_seal() {
             let sealed = self.core.swap_sides();
-            self.evictor.sides_swapped(self.core.now);
+            self.data.evictor.sides_swapped(self.core.now);
             self.sealer.begin(SideSet::only(sealed));
         }
         let Some(manifest) = &self.core.manifest else { return };
@@ -699,7 +502,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let Some(manifest) = &core.manifest else { return false };
         let side = core.map.active();
         // What an eviction is about to punch must not become active, and what is needed is evicted before new data is sealed.
-        if !self.evictor.is_idle() || self.evictor.evicts_first(core, true) {
+        if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
             return false;
         }
         if core.dirty[side].pages.is_empty() || self.log.is_full(manifest) {
@@ -709,7 +512,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             || self.sealer.seals.is_wanted()
             || core.dirty_bytes(side) >= core.limits.seal_bytes
             || core.is_overdue(side)
-            || self.evictor.wants_other_side(core, true)
+            || self.data.evictor.wants_other_side(core, true)
             || self.repair.wants_seal(side)
     }
 
@@ -736,8 +539,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !safeguard(FlushAfterCommit) {
             self.seal_committed(out);
         }
-        let (void, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
-        self.log.create_record(Body::Commit { segment, void, generation }, &self.core, out);
+        let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
+        self.log.create_record(Body::Commit { segment, invalidated, generation }, &self.core, out);
     }
 
     fn clear(&mut self, out: &mut Vec<Action>) {
@@ -750,17 +553,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         for side in sides.iter() {
             self.core.map.set_flushed_sides(self.core.map.flushed_sides().without(side));
             self.rounds.side_cleared(side);
-            self.evictor.may_hold_more(side);
+            self.data.evictor.may_hold_more(side);
             self.repair.committed(side);
             self.core.dirty[side].since = None;
         }
         reach(CrashPoint::DirtyCleared);
         let manifest = self.core.manifest.as_ref().expect("the commit was made from it");
         out.push(Action::Report(Report::Committed(manifest.seq())));
-        self.unreadable.committed(out);
+        self.data.unreadable.committed(out);
         self.seal_committed(out);
-        if self.core.map.union() != Union::No {
-            self.core.map.set_union(Union::No);
+        if self.core.map.commit_scope() != CommitScope::OneSide {
+            self.core.map.set_commit_scope(CommitScope::OneSide);
             reach(CrashPoint::Recovered);
         }
         self.recovered(out);
@@ -769,7 +572,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn seal_committed(&mut self, out: &mut Vec<Action>) {
         for waiter in self.sealer.seals.committed() {
-            self.requests.complete(waiter.id, Ok(()), out);
+            self.data.requests.complete(waiter.id, Ok(()), out);
         }
     }
 
@@ -786,11 +589,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let sealed = self.sealer.unreadable();
-        self.unreadable.found(ranges, sealed, &self.core, out);
+        self.data.unreadable.found(ranges, sealed, &self.core, out);
         reach(CrashPoint::UploadFailed);
         if self.core.lifecycle.is_recovering() {
             // Without a device, no write could replace what is unreadable.
-            self.core.map.set_union(Union::Serving);
+            self.core.map.set_commit_scope(CommitScope::Both);
         }
         self.recovered(out);
         self.unpark(out);
@@ -801,11 +604,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !self.log.is_idle() {
             return;
         }
-        match self.unreadable.retry(sealed, self.core.now) {
+        match self.data.unreadable.retry(sealed, self.core.now) {
             Retry::NotYet => {}
             Retry::SameSides => self.sealer.upload(&self.core, out),
             Retry::BothSides => {
-                self.core.map.set_union(Union::Serving);
+                self.core.map.set_commit_scope(CommitScope::Both);
                 self.sealer.begin(SideSet::BOTH);
                 reach(CrashPoint::BothSealed);
             }
@@ -816,18 +619,18 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn advance_evict(&mut self, out: &mut Vec<Action>) {
         let round = self.evict_progress();
-        if self.evictor.advance(&mut self.core, self.sealer.is_open(), round, out) {
-            self.evictor.wait_for(self.rounds.want());
+        if self.data.evictor.advance(&mut self.core, self.sealer.is_open(), round, out) {
+            self.data.evictor.wait_for(self.rounds.want());
         }
     }
 
     /// How far the round is that the eviction waits for.
     fn evict_progress(&self) -> Option<RoundProgress> {
-        self.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
+        self.data.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
     }
 
     fn advance_repair(&mut self, out: &mut Vec<Action>) {
-        let is_still = self.sealer.is_open() && self.log.is_idle() && self.evictor.is_idle();
+        let is_still = self.sealer.is_open() && self.log.is_idle() && self.data.evictor.is_idle();
         let Some(manifest) = &self.core.manifest else { return };
         if !self.repair.is_asked() || !is_still || self.core.lifecycle != Lifecycle::Serving {
             return;
@@ -915,11 +718,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.core.header.seq = self.core.header.seq.max(known);
         self.core.unflushed.header_changed();
         reach(CrashPoint::Fenced);
-        while let Some(id) = self.requests.unpark() {
-            self.requests.complete(id, Err(Errno::EIO), out);
+        while let Some(id) = self.data.requests.unpark() {
+            self.data.requests.complete(id, Err(Errno::EIO), out);
         }
         for waiter in self.sealer.seals.fenced() {
-            self.requests.complete(waiter.id, Err(Errno::EIO), out);
+            self.data.requests.complete(waiter.id, Err(Errno::EIO), out);
         }
         out.push(Action::Report(Report::Fenced));
     }
@@ -928,7 +731,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match self.core.lifecycle {
             Lifecycle::Detaching => {
                 let is_clean = self.sealer.is_open()
-                    && self.evictor.is_idle()
+                    && self.data.evictor.is_idle()
                     && self.core.dirty_sides() == SideSet::NONE;
                 let Some(manifest) = &self.core.manifest else { return };
                 if !is_clean || !self.log.is_idle() {

@@ -33,7 +33,7 @@ fn volume() -> Volume<Vec<u8>> {
         nonces: vec![nonce],
         active: Side::A,
         closed_clean: false,
-        void: SideSet::NONE,
+        invalidated: SideSet::NONE,
         seq: Seq(0),
         synced_generation: 0,
     };
@@ -67,7 +67,7 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     assert_eq!(tell(&mut volume, 1000, full), []);
     assert_eq!(tell(&mut volume, 3000, Event::Tick), prepare, "it is tried again");
     let status = volume.status();
-    assert_eq!((status.delayed, status.run_dir_full), (Some((Delay::RunDirFull, 2000)), true));
+    assert_eq!((status.delayed, status.full.run_dir), (Some((Delay::RunDirFull, 2000)), true));
     let disk = Event::MapPrepared { chunk: Chunk(0), result: Err(Unprepared::Disk(Errno::ENOSPC)) };
     tell(&mut volume, 3000, disk);
     assert_eq!(volume.status().delayed, Some((Delay::DiskFull, 2000)));
@@ -75,7 +75,7 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     let done = tell(&mut volume, 4000, Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });
     assert!(matches!(done[0], Action::Write { .. }), "{done:?}");
     let status = volume.status();
-    assert_eq!((status.delayed, status.run_dir_full), (None, false));
+    assert_eq!((status.delayed, status.full.run_dir), (None, false));
 }
 
 /// A host whose clock was set right after the attach reported a wrong time for what is durable until the next attach.

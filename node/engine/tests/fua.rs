@@ -43,7 +43,7 @@ impl Bench {
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -91,7 +91,7 @@ impl Bench {
     fn answer(&mut self, wanted: impl Fn(&Action) -> bool, result: Result<(), Errno>) {
         let at = self.asked.iter().position(wanted).expect("it was asked for");
         let event = match self.asked.remove(at) {
-            Action::Write { id, .. } | Action::Punch { id, .. } => Event::Moved { id, result },
+            Action::Write { id, .. } | Action::Punch { id, .. } => Event::IoCompleted { id, result },
             Action::Evict { .. } => Event::Evicted { result },
             Action::SyncSide { side } => Event::SideSynced { side, result },
             Action::WriteMap(_) => Event::MapWritten { result },
@@ -243,7 +243,7 @@ fn reads_are_served_while_fua_writes_wait_for_the_store() {
     assert_eq!((bench.completed.len(), bench.volume.status().parked), (0, 7));
     bench.ask(7, Op::Read, 4);
     let Some(Action::Read { id, .. }) = bench.asked.pop() else { panic!("{:?}", bench.asked) };
-    bench.tell(Event::Moved { id, result: Ok(()) });
+    bench.tell(Event::IoCompleted { id, result: Ok(()) });
     assert_eq!(bench.completed, [(7, Ok(()))]);
     bench.finish();
     assert_eq!(bench.completed.len(), 8);

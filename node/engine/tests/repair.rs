@@ -54,7 +54,7 @@ impl Host {
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -108,10 +108,10 @@ impl Host {
     fn act(&mut self, action: Action) -> Option<Event> {
         let done = Ok(());
         Some(match action {
-            Action::Write { id, .. } => Event::Moved { id, result: done },
+            Action::Write { id, .. } => Event::IoCompleted { id, result: done },
             Action::Read { id, from, .. } => {
                 self.reads.push(from);
-                Event::Moved { id, result: done }
+                Event::IoCompleted { id, result: done }
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
             Action::SyncSide { side } => Event::SideSynced { side, result: done },

@@ -105,7 +105,7 @@ impl Host {
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
             identity: manifest.identity(),
@@ -170,7 +170,7 @@ impl Host {
     fn answer(&mut self, action: Action) -> Option<Event> {
         let result = Ok(());
         Some(match action {
-            Action::Write { id, .. } => Event::Moved { id, result },
+            Action::Write { id, .. } => Event::IoCompleted { id, result },
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
             Action::SyncSide { side } => {
                 self.turns.side_syncs += 1;

@@ -33,7 +33,7 @@ fn commit(seq: u64) -> Record {
         seq,
         Body::Commit {
             segment: SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] },
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             generation: 1,
         },
     )

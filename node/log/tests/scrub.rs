@@ -77,7 +77,11 @@ impl Stored {
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         let key = ObjectKey::Segment(volume(), segment.id).to_string();
         self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
-        self.record(seq, Body::Commit { segment: segment.clone(), void: SideSet::NONE, generation: 1 }).await;
+        self.record(
+            seq,
+            Body::Commit { segment: segment.clone(), invalidated: SideSet::NONE, generation: 1 },
+        )
+        .await;
         self.segments.push((segment, index));
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::{Event, Millis};
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::volume::{Pending, Status, Volume};
+use holdfast_engine::volume::{Pending, SealStatus, Volume};
 use holdfast_types::Nonce;
 use parking_lot::Mutex;
 
@@ -193,20 +193,20 @@ impl Host {
         out: Vec<Action>,
         trace: &mut Trace,
     ) {
-        let Status { sealing, both_sealed, seals, .. } = volume.status();
+        let SealStatus { in_progress, covers_both, begun } = volume.status().seal;
         self.sealed = match self.sealed.take() {
             // Both sides are sealed again.
-            Some(_) if both_sealed => Some(self.expect.cut()),
-            Some(cut) if sealing && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
-            Some(cut) if sealing => Some(cut),
-            None if sealing && self.killed_inside => Some(self.committed_or_now()),
-            None if sealing => Some(self.expect.cut()),
+            Some(_) if covers_both => Some(self.expect.cut()),
+            Some(cut) if in_progress && self.killed_inside => Some(Rc::new(cut.or(&self.expect.cut()))),
+            Some(cut) if in_progress => Some(cut),
+            None if in_progress && self.killed_inside => Some(self.committed_or_now()),
+            None if in_progress => Some(self.expect.cut()),
             Some(_) | None => None,
         };
         self.killed_inside = false;
         let process = self.process.as_mut().expect("a process serves");
-        process.sealing = sealing;
-        process.seals = seals;
+        process.sealing = in_progress;
+        process.seals = begun;
         process.volume = Some(volume);
         self.take(now, out, trace);
     }
@@ -222,16 +222,16 @@ impl Host {
     fn take(&mut self, now: Millis, out: Vec<Action>, trace: &mut Trace) {
         let process = self.process.as_mut().expect("a process has things to do");
         let status = process.volume.as_ref().map(Volume::status).unwrap_or_default();
-        let sealing = status.sealing;
+        let sealing = status.seal.in_progress;
         let committed = out.iter().any(|action| matches!(action, Action::Report(Report::Committed(_))));
-        let both = status.both_sealed && status.seals != process.seals;
+        let both = status.seal.covers_both && status.seal.begun != process.seals;
         if sealing && (committed || !process.sealing || both) {
             let repairing = status.repairing && !both;
             self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
         }
         let process = self.process.as_mut().expect("it is still there");
         process.sealing = sealing;
-        process.seals = status.seals;
+        process.seals = status.seal.begun;
         for action in out {
             trace.action(self.name, &action);
             process.begin(action, now, &mut self.device, &self.disk, self.sealed.as_ref());

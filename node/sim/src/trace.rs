@@ -115,8 +115,8 @@ fn came_of(result: Result<(), Errno>) -> u64 {
 fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
     match event {
         Event::Request { id, op, range } => (1, [id.0.into(), *op as u64, range.start.0, range.sectors]),
-        Event::Moved { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
-        Event::Fetched { id, result } => (17, [id.0.into(), came_of(*result), 0, 0]),
+        Event::IoCompleted { id, result } => (2, [id.0.into(), came_of(*result), 0, 0]),
+        Event::ColdReadCompleted { id, result } => (17, [id.0.into(), came_of(*result), 0, 0]),
         Event::Evicted { result } => (15, [came_of(*result), 0, 0, 0]),
         Event::Space { excess_bytes, room_bytes } => (16, [*excess_bytes, *room_bytes, 0, 0]),
         Event::MapPrepared { chunk, result } => {
@@ -259,8 +259,8 @@ fn event_words(event: &Event) -> String {
         Event::RecordRead { seq, bytes } => {
             format!("log/{} {}", seq.0, if bytes.is_some() { "holds a record" } else { "is free" })
         }
-        Event::Moved { .. }
-        | Event::Fetched { .. }
+        Event::IoCompleted { .. }
+        | Event::ColdReadCompleted { .. }
         | Event::Evicted { .. }
         | Event::Space { .. }
         | Event::MapPrepared { .. }

@@ -355,7 +355,7 @@ impl World {
                 let stamps = stamps(range.start.block(), &bytes).skip(first).take(range.sectors as usize);
                 let request = self.hosts[host].device.as_mut().expect("a read has a device").request(id);
                 request.fill(range, at, stamps);
-                Event::Fetched { id, result: Ok(()) }
+                Event::ColdReadCompleted { id, result: Ok(()) }
             }
         };
         self.tell_engine(host, event);

@@ -56,7 +56,7 @@ fn writes_after_a_full_discard_are_sealed_at_the_limit() {
     for start in [0, 64, 128, 192] {
         ask(&mut world, Op::Write, start, 64);
     }
-    assert!(world.status(0).unwrap().sealing, "1 MiB is the limit");
+    assert!(world.status(0).unwrap().seal.in_progress, "1 MiB is the limit");
     drive::until(&mut world, 0, |world| dirty_sectors(world) == 0);
     assert_eq!(world.status(0).unwrap().committed.unwrap().0, before.0 + 1);
 }
@@ -72,6 +72,6 @@ fn a_clock_set_back_between_two_processes_makes_nothing_younger() {
     let status = world.status(0).unwrap();
     assert!(status.oldest_dirty_ms.unwrap() >= 5000, "{status:?}");
     world.tick(0, LIMITS.max_age_ms - 5000);
-    assert!(world.status(0).unwrap().sealing, "it is as old as the limit");
+    assert!(world.status(0).unwrap().seal.in_progress, "it is as old as the limit");
     drive::until(&mut world, 0, |world| dirty_sectors(world) == 0);
 }

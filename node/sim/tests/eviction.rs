@@ -59,7 +59,7 @@ fn rewriting_sectors_evicts_their_copy_in_the_other_side() {
     for _ in 0..20 {
         do_at(&mut world, Op::Write, 500, 140);
         do_at(&mut world, Op::Flush, 0, 0);
-        drive::until(&mut world, 0, |world| world.status(0).is_some_and(|status| !status.cache_full));
+        drive::until(&mut world, 0, |world| world.status(0).is_some_and(|status| !status.full.cache));
     }
     drive::until(&mut world, 0, |world| world.held(0) < SHARE);
     drive::check_everywhere(&mut world, 0, 1);
@@ -75,7 +75,7 @@ fn a_volume_within_its_share_gives_nothing_up() {
         drive::step(&mut world, 0);
     }
     let status = world.status(0).expect("it runs");
-    assert_eq!((world.held(0), status.evicted_bytes, status.cache_full), (180, 0, false));
+    assert_eq!((world.held(0), status.evicted_bytes, status.full.cache), (180, 0, false));
 }
 
 /// Found by this seed: writes waited without end for the space of a range whose punch had failed.

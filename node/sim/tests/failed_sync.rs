@@ -127,7 +127,7 @@ fn is_shown_older_logs(world: &mut World, seed: u64) {
 
 /// Found by reading: a daemon took over before the first round of its predecessor, whose epoch stood nowhere
 /// yet, and wrote a header of the epoch before. An attach that was shown a log of that epoch took what that
-/// epoch's writer had made void out of what was flushed since.
+/// epoch's writer had invalidated out of what was flushed since.
 #[test]
 fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
     for seed in 0..16 {
@@ -148,7 +148,7 @@ fn an_older_log_makes_nothing_void_that_a_successor_flushed() {
 }
 
 /// Found by reading: an attach read the log as of before a takeover, and noted in the header the sides that
-/// this log called void. With that it forgot what the last round of the fenced writer had named since.
+/// this log called invalid. With that it forgot what the last round of the fenced writer had named since.
 #[test]
 fn an_older_log_invalidates_nothing_of_a_fenced_writer() {
     for seed in 0..16 {

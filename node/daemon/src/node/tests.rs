@@ -110,7 +110,7 @@ impl Dirs {
             nonces: vec![nonce],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -440,7 +440,7 @@ async fn leave_volume_dirty(
                         .open(local.dir().join(["a.data", "b.data"][side as usize]))
                         .unwrap();
                     file.write_all_at(&bytes, range.start.byte_offset()).unwrap();
-                    events.push(Event::Moved { id, result: Ok(()) });
+                    events.push(Event::IoCompleted { id, result: Ok(()) });
                 }
                 Action::Complete { result, .. } => assert_eq!(result, Ok(())),
                 Action::Report(_) => {}

@@ -10,7 +10,7 @@ fn header() -> Header {
         nonces: vec![Nonce([1; 16])],
         active: Side::B,
         closed_clean: true,
-        void: SideSet::NONE,
+        invalidated: SideSet::NONE,
         seq: Seq(4),
         synced_generation: 5,
     }

@@ -16,7 +16,7 @@ fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
 }
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
-    Body::Commit { segment: segment(name, chunks), void: SideSet::NONE, generation: u64::from(name) }
+    Body::Commit { segment: segment(name, chunks), invalidated: SideSet::NONE, generation: u64::from(name) }
 }
 
 fn attach(seq: u64, epoch: u64) -> Record {

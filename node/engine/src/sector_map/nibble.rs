@@ -37,10 +37,10 @@ impl Nibble {
         self.0 & side.dirty_bit() != 0
     }
 
-    /// With what `void` sides hold forgotten.
-    pub(crate) fn without(self, void: SideSet) -> Self {
+    /// With what `invalidated` sides hold forgotten.
+    pub(crate) fn without(self, invalidated: SideSet) -> Self {
         match self.newest() {
-            Some(side) if void.contains(side) => Self(0),
+            Some(side) if invalidated.contains(side) => Self(0),
             Some(_) | None => self,
         }
     }

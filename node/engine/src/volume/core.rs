@@ -5,21 +5,21 @@
 //! Runs on: the ring thread of the volume.
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1, 16).
 
-use holdfast_types::{CHUNK_SECTORS, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Chunk, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
 use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
-use crate::durable_map::Header;
+use crate::durable_map::{FoundPage, Header};
 use crate::event::Millis;
 use crate::manifest::Manifest;
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, SealByAge},
     safeguard,
 };
-use crate::sector_map::{PerSide, SectorMap, Side, SideSet};
+use crate::sector_map::{Nibble, PAGE_SECTORS, PerSide, SectorMap, Side, SideSet};
 
 /// Memory of a live map.
 pub(super) trait Memory: AsRef<[u8]> + AsMut<[u8]> {}
@@ -42,6 +42,34 @@ pub(super) struct Core<M> {
     pub(super) unix_ms_at_zero: u64,
 }
 
+/// The live map of a volume just attached, not published yet: what its durable map held after the loss of the host.
+pub(super) fn map_after_attach<M: Memory>(
+    header: &Header,
+    memory: M,
+    found: &[FoundPage],
+    trust_clean: bool,
+    now: Millis,
+) -> SectorMap<M> {
+    let mut map = SectorMap::format(memory, header.sectors, &header.volume);
+    for page in found {
+        map.set_prepared(Chunk(page.page * PAGE_SECTORS / CHUNK_SECTORS));
+        let kept = |nibble: u8| Nibble(nibble).after_host_loss(trust_clean).0;
+        let nibbles: Vec<u8> =
+            page.nibbles.iter().map(|byte| kept(byte & 15) | (kept(byte >> 4) << 4)).collect();
+        map.set_page(page.page, &nibbles);
+        map.set_synced_slot(page.page, page.slot);
+    }
+    // Rounds that wrote no page count too: what is written from now on was not synced before.
+    let written = found.iter().map(|page| page.generation).max().unwrap_or(0);
+    map.set_generation(written.max(header.synced_generation));
+    map.set_active(header.active);
+    map.set_epoch(header.epoch);
+    for side in Side::BOTH {
+        map.set_dirty_since(side, now);
+    }
+    map
+}
+
 impl<M: Memory> Core<M> {
     /// The core of a volume that serves, over its map.
     pub(super) fn over(setup: Setup, map: SectorMap<M>, now: Millis) -> Self {
@@ -58,7 +86,7 @@ impl<M: Memory> Core<M> {
             map,
         };
         // The first round writes every page; what was invalid before it is forgotten.
-        core.header.void = SideSet::NONE;
+        core.header.invalidated = SideSet::NONE;
         let prepared: Vec<u64> = core.map.prepared_pages().collect();
         for page in prepared {
             let dirty = core.map.count(page);
@@ -88,7 +116,7 @@ impl<M: Memory> Core<M> {
     /// Returns true if the inactive side may be punched without a round: nothing that the durable map says counts.
     pub(super) fn is_invalidated(&self) -> bool {
         self.is_sync_failed()
-            && self.manifest.as_ref().is_some_and(|manifest| manifest.void() == SideSet::BOTH)
+            && self.manifest.as_ref().is_some_and(|manifest| manifest.invalidated() == SideSet::BOTH)
     }
 
     /// The sides that a commit of these makes invalid.
@@ -193,12 +221,12 @@ impl<M: Memory> Core<M> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use holdfast_types::{Chunk, Epoch, Nonce};
+    use holdfast_types::{Epoch, Nonce};
 
     use super::super::Durability;
     use super::*;
     use crate::record::{Body, Record};
-    use crate::sector_map::{PAGE_SECTORS, map_bytes};
+    use crate::sector_map::map_bytes;
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
 
@@ -220,7 +248,7 @@ pub(super) mod tests {
             nonces: vec![NONCE],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
             identity: manifest.identity(),

@@ -345,7 +345,7 @@ impl FlushRounds {
         let Some(header) = &mut self.round.header else { return Some(self.end(Ok(map), core, out)) };
         if core.is_sync_failed() && header.closed_clean {
             // Nothing is dirty, and what is clean may not be what the store has.
-            header.void = SideSet::BOTH;
+            header.invalidated = SideSet::BOTH;
         }
         // A write that failed is repeated in its own slot: the other one is all that is left.
         let generation = self.header_generation + 1;

@@ -6,7 +6,7 @@ use super::core::Memory;
 use super::{Unreadable, Volume};
 use crate::event::Millis;
 use crate::manifest::Manifest;
-use crate::sector_map::{Side, Union};
+use crate::sector_map::{CommitScope, Side};
 
 /// Figures for status and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,30 +25,44 @@ pub struct Status {
     pub fenced: bool,
     /// Requests that wait: for the manifest, for map memory, for a commit (flushes too), for disk space.
     pub parked: usize,
-    /// The local disk had no space for the last write tried.
-    pub disk_full: bool,
-    /// The run directory had no room for the live map: the first writes of a chunk wait.
-    pub run_dir_full: bool,
-    /// The volume's share of the node's cache is full: writes wait.
-    pub cache_full: bool,
+    /// Places without room.
+    pub full: FullPlaces,
     /// Why writes wait, and for how long requests have.
     pub delayed: Option<(Delay, Millis)>,
     /// Clean bytes evicted since this process took the volume.
     pub evicted_bytes: u64,
-    /// A side is sealed: its commit is on the way.
-    pub sealing: bool,
+    /// The seal in progress.
+    pub seal: SealStatus,
     /// No request may come before [`crate::action::Report::Ready`].
     pub recovering: bool,
     /// What is damaged in the object store is being repaired.
     pub repairing: bool,
     /// The local disk failed a sync: until the next attach, a FLUSH waits for a commit.
     pub sync_failed: bool,
-    /// Both sides are to be committed as one.
-    pub both_sealed: bool,
-    /// How many seals were begun.
-    pub seals: u64,
     /// What the local disk cannot read of what is to be committed.
     pub unreadable: Option<Unreadable>,
+}
+
+/// Places that had no room when it was last asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FullPlaces {
+    /// The local disk had no space for the last write tried.
+    pub disk: bool,
+    /// The run directory had no room for the live map: the first writes of a chunk wait.
+    pub run_dir: bool,
+    /// The volume's share of the node's cache is full: writes wait.
+    pub cache: bool,
+}
+
+/// How a volume's seal stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SealStatus {
+    /// A side is sealed: its commit is in flight.
+    pub in_progress: bool,
+    /// Both sides are to be committed as one.
+    pub covers_both: bool,
+    /// How many seals were begun.
+    pub begun: u64,
 }
 
 /// Why writes wait.
@@ -71,26 +85,30 @@ impl Status {
     pub(super) fn of<M: Memory>(volume: &Volume<M>) -> Self {
         let core = &volume.core;
         let oldest = Side::BOTH.into_iter().filter_map(|side| core.dirty[side].since).min();
-        let both_sealed = core.map.union() != Union::No;
+        let covers_both = core.map.commit_scope() != CommitScope::OneSide;
         Self {
             dirty_bytes: core.dirty_bytes(Side::A) + core.dirty_bytes(Side::B),
             oldest_dirty_ms: oldest.map(|since| core.now.saturating_sub(since)),
-            durable_until_unix_ms: (!both_sealed).then(|| core.unix_ms_at_zero + oldest.unwrap_or(core.now)),
+            durable_until_unix_ms: (!covers_both).then(|| core.unix_ms_at_zero + oldest.unwrap_or(core.now)),
             committed: core.manifest.as_ref().map(Manifest::seq),
             fenced: core.lifecycle.is_fenced(),
-            parked: volume.requests.parked() + volume.sealer.seals.waiting(),
-            disk_full: volume.evictor.is_disk_full(),
-            run_dir_full: volume.requests.is_run_dir_full(),
-            cache_full: volume.evictor.is_full(),
-            delayed: Delay::of(volume).zip(volume.requests.parked_for(core.now)),
-            evicted_bytes: volume.evictor.evicted_bytes(),
-            sealing: !volume.sealer.is_open(),
+            parked: volume.data.requests.parked() + volume.sealer.seals.waiting(),
+            full: FullPlaces {
+                disk: volume.data.evictor.is_disk_full(),
+                run_dir: volume.data.requests.is_run_dir_full(),
+                cache: volume.data.evictor.is_full(),
+            },
+            delayed: Delay::of(volume).zip(volume.data.requests.parked_for(core.now)),
+            evicted_bytes: volume.data.evictor.evicted_bytes(),
+            seal: SealStatus {
+                in_progress: !volume.sealer.is_open(),
+                covers_both,
+                begun: volume.sealer.seals.begun(),
+            },
             recovering: core.lifecycle.is_recovering(),
             repairing: volume.repair.is_asked(),
             sync_failed: core.is_sync_failed(),
-            both_sealed,
-            seals: volume.sealer.seals.begun(),
-            unreadable: volume.unreadable.shown(),
+            unreadable: volume.data.unreadable.shown(),
         }
     }
 }
@@ -98,18 +116,21 @@ impl Status {
 impl Delay {
     /// Why writes wait now, if they do.
     fn of<M: Memory>(volume: &Volume<M>) -> Option<Self> {
-        if volume.requests.parked() == 0 {
+        let gate = volume.gate();
+        if volume.data.requests.parked() == 0 {
             None
-        } else if volume.requests.is_run_dir_full() {
+        } else if volume.data.requests.is_run_dir_full() {
             Some(Self::RunDirFull)
-        } else if volume.evictor.is_disk_full() {
+        } else if volume.data.evictor.is_disk_full() {
             Some(Self::DiskFull)
-        } else if volume.evictor.is_full() {
+        } else if volume.data.evictor.is_full() {
             Some(Self::CacheFull)
-        } else if volume.is_active_sealed() || (volume.unreadable.is_any() && !volume.has_room()) {
+        } else if gate.holds_active
+            || (volume.data.unreadable.is_any() && !volume.data.has_room(&volume.core, gate))
+        {
             Some(Self::Unreadable)
         } else {
-            (!volume.has_room()).then_some(Self::DirtyLimit)
+            (!volume.data.has_room(&volume.core, gate)).then_some(Self::DirtyLimit)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Dirty sectors that the local disk cannot read: the only copy.
 //!
 //! A commit without them would be no prefix of the writes, so there is none (invariant 4 in `docs/invariants.md`): the seal
-//! waits (`UploadFailed`), what it holds is read again now and then, and everything is served meanwhile. What the guest
+//! waits (`UploadFailed`), what it holds is read again now and then, and everything is served meanwhile. What the client
 //! writes or discards over such a sector takes its place. Once that is so for all that is known to be unreadable, the sealed
 //! side is never read there again: both sides are sealed as one (`BothSealed`), and the newest copy of each sector is
 //! uploaded. That is what the volume reads as at that moment, so a prefix too. From then until the commit the sides belong

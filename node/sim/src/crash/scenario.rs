@@ -162,7 +162,7 @@ fn takeover(stage: &mut Stage<'_>) -> Played {
     stage.world.kill(0);
     stage.rest()?;
     stage.ask(&[(Op::Write, 4097, 2), (Op::WriteZeroes, 1, 1), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+    stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     stage.world.begin_detach(0);
     stage.until(creates)?;
     stage.world.kill(0);
@@ -172,7 +172,7 @@ fn takeover(stage: &mut Stage<'_>) -> Played {
 fn recovery(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
     stage.issue(&[(Op::Write, 10, 12), (Op::Flush, 0, 0)])?;
-    stage.until(|world| world.status(0).is_some_and(|status| status.sealing))?;
+    stage.until(|world| world.status(0).is_some_and(|status| status.seal.in_progress))?;
     stage.issue(&[(Op::Write, 1, 2), (Op::Flush, 0, 0)])?;
     stage.until(|world| world.asks_store(0, |ask| matches!(ask, StoreAsk::PutSegment { .. })))?;
     stage.world.lose_host(0, Some(Fate::Everything));
@@ -183,7 +183,7 @@ fn recovery(stage: &mut Stage<'_>) -> Played {
 fn doubt(stage: &mut Stage<'_>) -> Played {
     for round in 0..4 {
         stage.ask(&[(Op::Write, round, 2), (Op::Write, 20, 11)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
     stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])
 }
@@ -338,7 +338,7 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.host = 0;
     for round in 0..5 {
         stage.ask(&[(Op::Write, round, 12)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.sealing))?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
     stage.host = 1;
     stage.ask(&[(Op::Read, 0, 4)])

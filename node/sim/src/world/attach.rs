@@ -144,7 +144,7 @@ impl World {
                 nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
                 active: Side::A,
                 closed_clean: false,
-                void: SideSet::NONE,
+                invalidated: SideSet::NONE,
                 seq: Seq(0),
                 synced_generation: 0,
             };

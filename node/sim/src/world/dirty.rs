@@ -22,7 +22,7 @@ impl World {
         Invariant::DirtyIsCounted.check(counted >= least, || {
             format!("{counted} sectors count as dirty, and {least} were written that no commit holds")
         });
-        let quiet = !status.sealing && !status.repairing && Device::is_idle(device);
+        let quiet = !status.seal.in_progress && !status.repairing && Device::is_idle(device);
         if quiet && self.sound_disks && !here.was_full && !self.repaired {
             Invariant::DirtyIsCounted.check(counted <= most, || {
                 format!("{counted} sectors count as dirty, and {most} were written that no commit holds")

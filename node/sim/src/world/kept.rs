@@ -47,9 +47,9 @@ impl World {
         }
         let mut disk = here.disk.lock();
         let Ok(Some(map)) = read_map(&mut disk) else { return };
-        let void = self.store.manifest().void();
+        let invalidated = self.store.manifest().invalidated();
         for (range, side) in map.pages.iter().flat_map(|page| page.dirty_runs()) {
-            for sector in sectors(range).filter(|_| !void.contains(side)) {
+            for sector in sectors(range).filter(|_| !invalidated.contains(side)) {
                 let (stamp, allowed) = (disk.side(side).read(sector), here.expect.allowed(sector));
                 Invariant::FlushedSurvives.check(allowed.contains(&stamp), || {
                     format!("a power cut leaves write {stamp} in sector {sector}; allowed: {allowed:?}")

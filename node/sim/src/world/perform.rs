@@ -21,13 +21,13 @@ impl World {
             Action::Read { id, range, at, from } => {
                 let request = here.device.as_mut().expect("a read has a device").request(*id);
                 if *from == Source::Zeros && is_mutated(Mutation::ZerosNotFilled) {
-                    return Some(Event::Moved { id: *id, result: Ok(()) });
+                    return Some(Event::IoCompleted { id: *id, result: Ok(()) });
                 }
                 let stamps: Vec<u64> = match from {
                     Source::Side(side) if local || !disk.sides[*side as usize].reads(*range) => {
                         let result = Err(Errno::EIO);
                         request.fail_part();
-                        return Some(Event::Moved { id: *id, result });
+                        return Some(Event::IoCompleted { id: *id, result });
                     }
                     Source::Side(side) => {
                         sectors(*range).map(|sector| disk.sides[*side as usize].read(sector)).collect()
@@ -36,10 +36,10 @@ impl World {
                     Source::Zeros => vec![0; range.sectors as usize],
                 };
                 request.fill(*range, *at, stamps.into_iter());
-                Event::Moved { id: *id, result: Ok(()) }
+                Event::IoCompleted { id: *id, result: Ok(()) }
             }
             Action::Write { id, .. } if here.fault.full => {
-                Event::Moved { id: *id, result: Err(Errno::ENOSPC) }
+                Event::IoCompleted { id: *id, result: Err(Errno::ENOSPC) }
             }
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
@@ -49,7 +49,7 @@ impl World {
                     }
                 }
                 let full = local && self.rng.once_in(2);
-                Event::Moved { id: *id, result: if full { Err(Errno::ENOSPC) } else { result } }
+                Event::IoCompleted { id: *id, result: if full { Err(Errno::ENOSPC) } else { result } }
             }
             Action::Punch { id, range, side } => {
                 for sector in sectors(*range) {
@@ -57,7 +57,7 @@ impl World {
                         disk.side(*side).write(sector, 0);
                     }
                 }
-                Event::Moved { id: *id, result }
+                Event::IoCompleted { id: *id, result }
             }
             Action::Evict { range, side } => {
                 if !local {

@@ -90,7 +90,7 @@ impl Writer {
             nonces: vec![nonce],
             active: Side::A,
             closed_clean: false,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(0),
             synced_generation: 0,
         };
@@ -133,7 +133,7 @@ impl Writer {
             Action::Write { id, range, side } => {
                 let bytes = vec![self.fill; usize::try_from(range.bytes()).unwrap()];
                 self.sides[side as usize].write_all_at(&bytes, range.start.byte_offset()).unwrap();
-                Event::Moved { id, result: done }
+                Event::IoCompleted { id, result: done }
             }
             Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
             Action::SyncSide { side } => Event::SideSynced { side, result: done },

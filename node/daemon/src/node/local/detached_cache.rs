@@ -204,7 +204,7 @@ mod tests {
             nonces: Vec::new(),
             active: Side::A,
             closed_clean,
-            void: SideSet::NONE,
+            invalidated: SideSet::NONE,
             seq: Seq(3),
             synced_generation: 0,
         };

@@ -78,7 +78,7 @@ impl Writer {
                             usize::try_from(range.bytes()).unwrap()
                         ];
                         self.write(side, &bytes, range);
-                        events.push(Event::Moved { id, result: Ok(()) });
+                        events.push(Event::IoCompleted { id, result: Ok(()) });
                         continue;
                     }
                     Action::SyncSide { side } => {

@@ -260,11 +260,11 @@ fn unreadable(status: &Status, has_device: bool) -> Option<String> {
 
 fn fault(status: &Status) -> Option<&'static str> {
     if status.parked > 0 {
-        Some(if status.run_dir_full {
+        Some(if status.full.run_dir {
             "writes wait: the run directory (node.run_dir) is full; make room in that tmpfs or enlarge it"
-        } else if status.disk_full {
+        } else if status.full.disk {
             "requests wait: the local disk is full"
-        } else if status.cache_full {
+        } else if status.full.cache {
             "writes wait: the cache is full of data that is not uploaded yet"
         } else {
             "requests wait for the object store"
@@ -280,6 +280,7 @@ fn fault(status: &Status) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_engine::volume::FullPlaces;
     use holdfast_types::SectorRange;
 
     use super::*;
@@ -308,9 +309,18 @@ mod tests {
             "there is no device to write to"
         );
 
-        let full = Status { parked: 1, disk_full: true, sync_failed: true, ..Status::default() };
+        let full = Status {
+            parked: 1,
+            full: FullPlaces { disk: true, ..FullPlaces::default() },
+            sync_failed: true,
+            ..Status::default()
+        };
         assert_eq!(message(&serving, &full).as_deref(), Some("requests wait: the local disk is full"));
-        let full = Status { parked: 1, run_dir_full: true, ..Status::default() };
+        let full = Status {
+            parked: 1,
+            full: FullPlaces { run_dir: true, ..FullPlaces::default() },
+            ..Status::default()
+        };
         assert!(message(&serving, &full).unwrap().contains("the run directory (node.run_dir) is full"));
         let sync_failed = Status { sync_failed: true, ..Status::default() };
         assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));

@@ -51,7 +51,7 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
         nonces: Vec::new(),
         active: Side::A,
         closed_clean,
-        void: SideSet::NONE,
+        invalidated: SideSet::NONE,
         seq: Seq(3),
         synced_generation: 0,
     };

@@ -63,7 +63,7 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
         closed_clean: false,
         seq: Seq(3),
         synced_generation: 4,
-        void: SideSet::NONE,
+        invalidated: SideSet::NONE,
     };
     local.write_header(&files.map, &header, 5).unwrap();
     let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);

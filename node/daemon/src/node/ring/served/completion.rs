@@ -77,13 +77,13 @@ impl Served {
         self.operations -= 1;
         let event = match operation {
             FileOperation::Move { request: id, len_bytes, is_write } => {
-                Event::Moved { id, result: moved(outcome, len_bytes, is_write) }
+                Event::IoCompleted { id, result: moved(outcome, len_bytes, is_write) }
             }
             FileOperation::CopyCold(read) => match self.copied(read, outcome) {
                 Some(fetched) => fetched,
                 None => return,
             },
-            FileOperation::Punch { request: id } => Event::Moved { id, result: plain(outcome) },
+            FileOperation::Punch { request: id } => Event::IoCompleted { id, result: plain(outcome) },
             FileOperation::Evict => Event::Evicted { result: plain(outcome) },
             FileOperation::SyncSide(side) => Event::SideSynced { side, result: plain(outcome) },
             FileOperation::WriteMap => {
@@ -122,7 +122,7 @@ impl Served {
             self.send(Work::Cold(read));
             return None;
         }
-        Some(Event::Fetched { id: read.request, result })
+        Some(Event::ColdReadCompleted { id: read.request, result })
     }
 
     /// The block of a cold read is in the slab, or is unavailable.
@@ -146,7 +146,7 @@ impl Served {
                 read.slot = Some(slot);
                 self.read_part(ring, id, &part, FileOperation::CopyCold(read));
             }
-            Err(errno) => self.tell(ring, Event::Fetched { id, result: Err(errno) }, now),
+            Err(errno) => self.tell(ring, Event::ColdReadCompleted { id, result: Err(errno) }, now),
         }
     }
 }

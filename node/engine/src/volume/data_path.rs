@@ -1,0 +1,409 @@
+//! The way of requests that move data: what lets them start, and what their end changes.
+//!
+//! Owns: the requests in flight, the eviction that makes room for them, and what is known to be unreadable, which a write may
+//! replace. Does not own: flushes, and the seal that writes wait for: a [`Gate`] says how that stands.
+//! Runs on: the ring thread of the volume.
+//! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the object store (2, 10);
+//! what may have been stored and is not known to be counts as dirty (4).
+
+use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
+
+use super::core::{Core, Memory};
+use super::evict::Evictor;
+use super::lifecycle::Lifecycle;
+use super::read::tile;
+use super::requests::{Request, RequestTable};
+use super::unreadable::UnreadableDirty;
+use crate::action::{Action, Report};
+use crate::crash_point::{CrashPoint, reach};
+use crate::event::{Errno, Op, RequestId, Unprepared};
+use crate::sector_map::Side;
+
+pub(super) struct DataPath {
+    pub(super) requests: RequestTable,
+    pub(super) evictor: Evictor,
+    pub(super) unreadable: UnreadableDirty,
+}
+
+/// How the seal stands for writes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Gate {
+    /// No seal is in progress.
+    pub(super) is_open: bool,
+    /// A seal covers the active side: writes wait for it.
+    pub(super) holds_active: bool,
+}
+
+/// What is left to do for a write or punch that ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreEnd {
+    Nothing,
+    /// It is stored, and completes once it is durable.
+    MakeDurable,
+}
+
+impl DataPath {
+    /// Of a device that can have so many requests in flight, over a map with `pages` pages.
+    pub(super) fn new(requests: u32, pages: u64) -> Self {
+        Self {
+            requests: RequestTable::new(requests),
+            evictor: Evictor::after_takeover(pages),
+            unreadable: UnreadableDirty::default(),
+        }
+    }
+
+    /// Plans a request, or parks it.
+    pub(super) fn plan<M: Memory>(
+        &mut self,
+        id: RequestId,
+        core: &mut Core<M>,
+        gate: Gate,
+        out: &mut Vec<Action>,
+    ) {
+        let Request { op, range, .. } = *self.requests.get(id);
+        let is_planned = match op {
+            Op::Read => self.plan_read(id, range, core, out),
+            Op::Write | Op::WriteFua => self.plan_write(id, range, core, gate, out),
+            Op::Discard | Op::WriteZeroes => self.plan_zero(id, range, core, gate, out),
+            Op::Flush => unreachable!("a flush is never parked"),
+        };
+        if !is_planned {
+            self.requests.park(id, core.now);
+        }
+    }
+
+    /// Plans every parked request again; those that still cannot start are parked again.
+    pub(super) fn unpark<M: Memory>(&mut self, core: &mut Core<M>, gate: Gate, out: &mut Vec<Action>) {
+        for _ in 0..self.requests.parked() {
+            let Some(id) = self.requests.unpark() else { break };
+            self.plan(id, core, gate, out);
+        }
+        self.requests.all_unparked();
+    }
+
+    /// Returns false if the read has to wait, as the other plans do.
+    fn plan_read<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &Core<M>,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(tiles) = tile(core, id, range, out) else { return false };
+        let on_side = tiles.on_side.then(|| self.evictor.read_began());
+        self.requests.reading(id, tiles.parts, on_side);
+        true
+    }
+
+    fn plan_write<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &mut Core<M>,
+        gate: Gate,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        if gate.holds_active
+            || !(self.has_room(core, gate) || self.unreadable.is_overwritten_by(range))
+            || self.requests.needs_preparing(range, &core.map, out)
+        {
+            return false;
+        }
+        let side = self.start_store(id, core);
+        self.evictor.take_room(range.bytes());
+        out.push(Action::Write { id, range, side });
+        true
+    }
+
+    fn plan_zero<M: Memory>(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        core: &mut Core<M>,
+        gate: Gate,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(manifest) = &core.manifest else { return false };
+        if gate.holds_active {
+            return false;
+        }
+        let mut affected = Vec::new();
+        for piece in range.split_at_multiples(CHUNK_SECTORS) {
+            let chunk = piece.start.chunk();
+            if manifest.layers(chunk).is_some() || core.map.is_prepared(chunk) {
+                affected.push(chunk);
+            }
+        }
+        let (Some(first), Some(last)) = (affected.first(), affected.last()) else {
+            // Nothing was ever written there: it is zero already.
+            self.requests.complete(id, Ok(()), out);
+            return true;
+        };
+        let hull = SectorRange::new(first.first_sector().0, (last.0 - first.0 + 1) * CHUNK_SECTORS);
+        let touched = range.intersect(hull).expect("the chunks came from the range");
+        let mut waits = false;
+        for chunk in affected {
+            waits |= self.requests.chunk_needs_preparing(chunk, &core.map, out);
+        }
+        if waits {
+            return false;
+        }
+        let side = self.start_store(id, core);
+        out.push(Action::Punch { id, range: touched, side });
+        true
+    }
+
+    fn start_store<M: Memory>(&mut self, id: RequestId, core: &mut Core<M>) -> Side {
+        let side = core.map.active();
+        core.dirty[side].in_flight += 1;
+        self.evictor.may_hold_more(side);
+        self.requests.storing(id, side);
+        side
+    }
+
+    /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not reached.
+    pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
+        let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.most_bytes;
+        commit_may_wait && !self.evictor.is_full()
+    }
+
+    /// All parts of a read ended.
+    pub(super) fn read_ended<M: Memory>(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) {
+        if let Some(generation) = request.on_side {
+            self.evictor.read_ended(generation);
+        }
+        let range = request.range;
+        let errno = match (request.failed, request.unreadable) {
+            (None, None) => return self.requests.complete(id, Ok(()), out),
+            (Some(errno), _) => return self.requests.complete(id, Err(errno), out),
+            (None, Some(errno)) => errno,
+        };
+        if core.lifecycle != Lifecycle::Serving {
+            return self.requests.complete(id, Err(errno), out);
+        }
+        if core.forget_clean(range) {
+            out.push(Action::Report(Report::CleanUnreadable(range)));
+        } else if request.again && core.is_on_a_side(range) {
+            out.push(Action::Report(Report::DirtyUnreadable(range)));
+            return self.requests.complete(id, Err(errno), out);
+        }
+        // Even with nothing forgotten: what failed may have been evicted or overwritten since.
+        self.requests.get(id).again = true;
+        if !self.plan_read(id, range, core, out) {
+            self.requests.park(id, core.now);
+        }
+    }
+
+    /// The bytes are in the side's file, or not.
+    pub(super) fn store_ended<M: Memory>(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> StoreEnd {
+        let side = request.side;
+        core.dirty[side].in_flight -= 1;
+        self.requests.store_ended(request.op);
+        core.unflushed.side_written(side);
+        match request.failed {
+            None => return self.stored(id, request, core, out),
+            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
+            // mark of a failure on the active side would hide it (invariant 2).
+            Some(_) if side == core.map.active() && core.dirty[side.other()].in_flight > 0 => {
+                self.requests.defer_failure(id);
+            }
+            Some(errno) => self.not_stored(id, request, errno, core, out),
+        }
+        StoreEnd::Nothing
+    }
+
+    /// Answers the failures that waited for what was in flight on the sealed side, once that is still.
+    pub(super) fn answer_deferred_failures<M: Memory>(
+        &mut self,
+        side: Side,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) {
+        if side == core.map.active() || core.dirty[side].in_flight > 0 {
+            return;
+        }
+        for id in self.requests.take_deferred_failures() {
+            let request = *self.requests.get(id);
+            let errno = request.failed.expect("only failures wait");
+            self.not_stored(id, request, errno, core, out);
+        }
+    }
+
+    fn stored<M: Memory>(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) -> StoreEnd {
+        let Request { op, range, side, .. } = request;
+        self.evictor.disk_has_space();
+        reach(CrashPoint::Stored);
+        if op.is_write() {
+            core.record_write(range, side);
+        } else {
+            core.record_zeroes(range, side);
+            for written in self.requests.take_overlaps(id) {
+                core.mark_unstored(written, side);
+            }
+        }
+        self.unreadable.stored(range);
+        reach(CrashPoint::Marked);
+        if op == Op::WriteFua {
+            return StoreEnd::MakeDurable;
+        }
+        self.requests.complete(id, Ok(()), out);
+        StoreEnd::Nothing
+    }
+
+    fn not_stored<M: Memory>(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        errno: Errno,
+        core: &mut Core<M>,
+        out: &mut Vec<Action>,
+    ) {
+        self.requests.take_overlaps(id);
+        core.mark_unstored(request.range, request.side);
+        reach(CrashPoint::MarkedUncertain);
+        // A full disk delays; eviction or the commit in progress will make room.
+        if errno == Errno::ENOSPC && core.lifecycle == Lifecycle::Serving {
+            self.evictor.disk_is_full();
+            self.requests.park(id, core.now);
+        } else {
+            self.requests.complete(id, Err(errno), out);
+        }
+    }
+
+    /// Allocating the live map's bytes of `chunk` ended.
+    pub(super) fn map_prepared<M: Memory>(
+        &mut self,
+        chunk: Chunk,
+        result: Result<(), Unprepared>,
+        core: &mut Core<M>,
+        gate: Gate,
+        out: &mut Vec<Action>,
+    ) {
+        self.requests.prepared(chunk, result);
+        if result == Err(Unprepared::Disk(Errno::ENOSPC)) {
+            self.evictor.disk_is_full();
+        }
+        if result.is_ok() {
+            reach(CrashPoint::ChunkAllocated);
+            core.map.set_prepared(chunk);
+            reach(CrashPoint::ChunkPrepared);
+            core.unflushed.chunk_prepared(chunk, core.map.pages());
+            self.unpark(core, gate, out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::core::tests::{core, sector_of};
+    use super::*;
+
+    const OPEN: Gate = Gate { is_open: true, holds_active: false };
+    const ID: RequestId = RequestId(0);
+
+    fn begun(op: Op, core: &mut Core<Vec<u8>>, gate: Gate) -> (DataPath, Vec<Action>) {
+        let (mut data, mut out) = (DataPath::new(4, 2), Vec::new());
+        data.requests.begin(ID, op, sector_of(1), core.map.active());
+        data.plan(ID, core, gate, &mut out);
+        (data, out)
+    }
+
+    fn end(
+        data: &mut DataPath,
+        core: &mut Core<Vec<u8>>,
+        result: Result<(), Errno>,
+    ) -> (StoreEnd, Vec<Action>) {
+        let mut out = Vec::new();
+        let request = data.requests.io_completed(ID, result).unwrap();
+        (data.store_ended(ID, request, core, &mut out), out)
+    }
+
+    #[test]
+    fn a_write_goes_to_the_active_side_and_is_dirty_once_stored() {
+        let mut core = core(2);
+        let (mut data, out) = begun(Op::Write, &mut core, OPEN);
+        assert_eq!(out, [Action::Write { id: ID, range: sector_of(1), side: Side::A }]);
+        assert!(core.dirty[Side::A].pages.is_empty());
+        let (left, out) = end(&mut data, &mut core, Ok(()));
+        assert_eq!((left, out), (StoreEnd::Nothing, vec![Action::Complete { id: ID, result: Ok(()) }]));
+        assert!(!core.dirty[Side::A].pages.is_empty());
+    }
+
+    #[test]
+    fn a_fua_write_is_left_to_be_made_durable() {
+        let mut core = core(2);
+        let (mut data, _) = begun(Op::WriteFua, &mut core, OPEN);
+        assert_eq!(end(&mut data, &mut core, Ok(())), (StoreEnd::MakeDurable, vec![]));
+    }
+
+    #[test]
+    fn writes_wait_for_a_seal_of_the_active_side_and_for_room() {
+        let mut core = core(2);
+        let (mut data, out) = begun(Op::Write, &mut core, Gate { is_open: false, holds_active: true });
+        assert_eq!((data.requests.parked(), out), (1, vec![]));
+        data.evictor.space_measured(0, 0);
+        let mut out = Vec::new();
+        data.unpark(&mut core, OPEN, &mut out);
+        assert_eq!((data.requests.parked(), out.len()), (1, 0));
+        data.evictor.space_measured(0, 1);
+        data.unpark(&mut core, OPEN, &mut out);
+        assert_eq!((data.requests.parked(), out.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_full_disk_delays_a_write_and_marks_what_it_may_have_stored() {
+        let mut core = core(2);
+        core.record_write(sector_of(1), Side::A);
+        core.clear(1, Side::A);
+        let (mut data, _) = begun(Op::Write, &mut core, OPEN);
+        assert_eq!(end(&mut data, &mut core, Err(Errno::ENOSPC)), (StoreEnd::Nothing, vec![]));
+        assert!(data.requests.parked() == 1 && data.evictor.is_disk_full());
+        assert!(!core.dirty[Side::A].pages.is_empty());
+    }
+
+    #[test]
+    fn a_failure_is_answered_after_what_is_in_flight_on_the_sealed_side() {
+        let mut core = core(2);
+        core.dirty[Side::B].in_flight = 1;
+        let (mut data, _) = begun(Op::Write, &mut core, OPEN);
+        assert_eq!(end(&mut data, &mut core, Err(Errno::EIO)), (StoreEnd::Nothing, vec![]));
+        let mut out = Vec::new();
+        data.answer_deferred_failures(Side::B, &mut core, &mut out);
+        assert_eq!(out, []);
+        core.dirty[Side::B].in_flight = 0;
+        data.answer_deferred_failures(Side::B, &mut core, &mut out);
+        assert_eq!(out, [Action::Complete { id: ID, result: Err(Errno::EIO) }]);
+    }
+
+    #[test]
+    fn a_failed_read_is_tried_where_the_data_is_too() {
+        let mut core = core(2);
+        core.record_write(sector_of(1), Side::A);
+        let (mut data, _) = begun(Op::Read, &mut core, OPEN);
+        for ended in [1, 2] {
+            let mut out = Vec::new();
+            let request = data.requests.io_completed(ID, Err(Errno::EIO)).unwrap();
+            data.read_ended(ID, request, &mut core, &mut out);
+            let is_completed = out.contains(&Action::Complete { id: ID, result: Err(Errno::EIO) });
+            assert_eq!(is_completed, ended == 2, "{out:?}");
+        }
+    }
+}
