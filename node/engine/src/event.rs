@@ -6,10 +6,6 @@ use crate::manifest::Manifest;
 use crate::record::SegmentRef;
 use crate::sector_map::Side;
 
-/// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the host to the
-/// next; only differences mean anything.
-pub type Millis = u64;
-
 /// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);

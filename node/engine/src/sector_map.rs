@@ -25,9 +25,10 @@ mod side;
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, SectorRange, VolumeId};
+use holdfast_types::{
+    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, SectorRange, VolumeId,
+};
 
-use crate::event::Millis;
 use crate::safeguard::{
     Safeguard::{ActiveSideIsNewest, WriteEndsZeros},
     safeguard,

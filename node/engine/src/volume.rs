@@ -43,12 +43,12 @@ mod status;
 mod unflushed;
 mod unreadable;
 
-use holdfast_types::{SectorRange, Seq};
+use holdfast_types::{Millis, SectorRange, Seq};
 
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::FoundPage;
-use crate::event::{Errno, Event, Millis, Op, RequestId};
+use crate::event::{Errno, Event, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record, SegmentRef};
 use crate::safeguard::{
@@ -63,12 +63,11 @@ use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
 use data_path::{DataPath, Gate, StoreEnd};
-pub use durability::Durability;
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
-pub use setup::{DirtyLimits, Pending, Setup};
+pub use setup::{DirtyLimits, Durability, Pending, Setup};
 pub use status::{Delay, FullPlaces, SealStatus, Status};
 use unreadable::Retry;
 pub use unreadable::Unreadable;

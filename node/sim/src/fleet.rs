@@ -13,7 +13,7 @@ mod outages;
 pub use case::FleetCase;
 
 use holdfast_background::StoreKey;
-use holdfast_engine::event::Millis;
+use holdfast_types::Millis;
 
 use crate::host::HostFault;
 use crate::process::UPLOAD_BYTES;

@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use holdfast_engine::action::{Action, Report};
-use holdfast_engine::event::{Event, Millis};
+use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, SealStatus, Volume};
-use holdfast_types::Nonce;
+use holdfast_types::{Millis, Nonce};
 use parking_lot::Mutex;
 
 use crate::device::Device;

@@ -11,12 +11,12 @@ use holdfast_background::{
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
-use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::manifest::{Layers, Manifest};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_BYTES, Millis, SectorRange, VolumeId};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk};

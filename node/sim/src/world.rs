@@ -25,11 +25,11 @@ use std::sync::atomic::AtomicU64;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::durable_map::holds_dirty;
-use holdfast_engine::event::{Event, Millis, Op, RequestId};
+use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::log_length;
 use holdfast_engine::round_size;
 use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_types::{Nonce, Sector, SectorRange, VolumeId};
+use holdfast_types::{Millis, Nonce, Sector, SectorRange, VolumeId};
 
 use crate::calls::{Ask, Call};
 use crate::expect::Expect;

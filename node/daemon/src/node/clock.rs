@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_background::TimeAndChance;
-use holdfast_engine::event::Millis;
+use holdfast_types::Millis;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::node::local::file::random;

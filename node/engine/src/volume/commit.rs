@@ -10,13 +10,13 @@
 //! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made (`CheckpointMade`) and
 //! stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
 
-use holdfast_types::{Nonce, Seq};
+use holdfast_types::{Millis, Nonce, Seq};
 
 use super::core::{Core, Memory};
 use super::setup::Pending;
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
-use crate::event::{CreateAnswer, Errno, Millis};
+use crate::event::{CreateAnswer, Errno};
 use crate::log_length::{checkpoint_every, most_records_after_checkpoint};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record};

@@ -5,7 +5,7 @@
 //! Runs on: the ring thread of the volume.
 //! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1, 16).
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, SECTOR_BYTES, SectorRange, Seq};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange, Seq};
 
 use super::dirty::DirtySide;
 use super::lifecycle::Lifecycle;
@@ -13,7 +13,6 @@ use super::setup::{DirtyLimits, Setup};
 use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
-use crate::event::Millis;
 use crate::manifest::Manifest;
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, SealByAge},

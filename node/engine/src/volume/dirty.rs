@@ -1,8 +1,7 @@
 //! What one side holds that no commit holds.
 
-use holdfast_types::SectorRange;
+use holdfast_types::{Millis, SectorRange};
 
-use crate::event::Millis;
 use crate::sector_map::PageSet;
 
 pub(super) struct DirtySide {

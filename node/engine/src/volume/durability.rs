@@ -31,16 +31,6 @@ use super::flush::FlushWaiter;
 use super::receipt::MapSynced;
 use crate::event::Errno;
 
-/// What a successful FLUSH means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Durability {
-    /// What it covers survives the process and the host's power.
-    #[default]
-    Local,
-    /// What it covers survives the loss of the node: it is committed.
-    Object,
-}
-
 /// Seals by number, and the flushes that wait for one.
 #[derive(Debug, Default)]
 pub(super) struct Seals {

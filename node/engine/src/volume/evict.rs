@@ -9,14 +9,14 @@
 //! inactive side is touched, only blocks without a sector dirty there, and no seal swaps the sides in between.
 //! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next measurement says so.
 
-use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
+use holdfast_types::{Millis, SECTOR_BYTES, Sector, SectorRange};
 
 use super::core::{Core, Memory};
 use super::flush::RoundProgress;
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
 use crate::crash_point::{CrashPoint, reach};
-use crate::event::{Errno, Millis};
+use crate::event::Errno;
 use crate::limit::{DISK_FULL_EVICT_BYTES, EARLY_SEAL_EVERY_MS, EVICT_PAGES};
 use crate::safeguard::{
     Safeguard::{ReadsBeforePunch, RoundBeforePunch},

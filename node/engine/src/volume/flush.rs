@@ -31,7 +31,7 @@ use super::receipt::{MapSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
-use crate::event::{Errno, Millis, RequestId};
+use crate::event::{Errno, RequestId};
 use crate::limit::RETRY_ROUND_AFTER_MS;
 use crate::round_size::{map_write_pages, round_pages};
 use crate::safeguard::{
@@ -39,6 +39,7 @@ use crate::safeguard::{
     safeguard,
 };
 use crate::sector_map::{PAGE_BYTES, PageSet, SectorMap, Side, SideSet};
+use holdfast_types::Millis;
 
 /// Where the round in progress waits for an answer.
 #[derive(Debug)]

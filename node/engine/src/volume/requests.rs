@@ -8,11 +8,11 @@
 
 use std::collections::VecDeque;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SectorRange};
 
 use super::evict::ReadGeneration;
 use crate::action::Action;
-use crate::event::{Errno, Millis, Op, RequestId, Unprepared};
+use crate::event::{Errno, Op, RequestId, Unprepared};
 use crate::sector_map::{SectorMap, Side};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

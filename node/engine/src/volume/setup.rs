@@ -1,10 +1,8 @@
 //! What a volume is started with.
 
-use holdfast_types::Seq;
+use holdfast_types::{Millis, Seq};
 
-use super::durability::Durability;
 use crate::durable_map::Header;
-use crate::event::Millis;
 
 /// When dirty data is sealed and when writes are delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +13,16 @@ pub struct DirtyLimits {
     pub most_bytes: u64,
     /// Age of the oldest dirty byte at which the side is sealed.
     pub max_age_ms: Millis,
+}
+
+/// The meaning of a successful FLUSH.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Durability {
+    /// What it covers survives the process and the host's power.
+    #[default]
+    Local,
+    /// What it covers survives the loss of the node: it is committed.
+    Object,
 }
 
 /// What a volume is started with.

@@ -1,10 +1,9 @@
 //! What a volume says of itself.
 
-use holdfast_types::Seq;
+use holdfast_types::{Millis, Seq};
 
 use super::core::Memory;
 use super::{Unreadable, Volume};
-use crate::event::Millis;
 use crate::manifest::Manifest;
 use crate::sector_map::{CommitScope, Side};
 

@@ -10,11 +10,10 @@
 //!
 //! The names are crash points.
 
-use holdfast_types::{SECTOR_BYTES, SectorRange};
+use holdfast_types::{Millis, SECTOR_BYTES, SectorRange};
 
 use super::core::{Core, Memory};
 use crate::action::{Action, Report};
-use crate::event::Millis;
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
 use crate::sector_map::{SideSet, append};
 

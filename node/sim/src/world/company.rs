@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_background::{Indexes, Pools, StoreKey, UploadMemory};
-use holdfast_engine::event::Millis;
+use holdfast_types::Millis;
 
 use super::World;
 use crate::invariant::Invariant;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use holdfast_engine::event::Millis;
+use holdfast_types::Millis;
 
 use super::World;
 

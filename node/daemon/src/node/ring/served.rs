@@ -8,10 +8,10 @@
 use std::sync::Arc;
 
 use holdfast_engine::action::Action;
-use holdfast_engine::event::{Errno, Event, Millis};
+use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::volume::Volume;
 use holdfast_ring::{FileSlot, RingError};
-use holdfast_types::SectorRange;
+use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 

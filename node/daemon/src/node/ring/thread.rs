@@ -9,8 +9,8 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use holdfast_engine::event::Millis;
 use holdfast_ring::{Completion, Ended, RingError, RingOptions};
+use holdfast_types::Millis;
 use holdfast_ublk::Command;
 use tokio::sync::mpsc::{self, Receiver};
 

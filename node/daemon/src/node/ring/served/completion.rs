@@ -1,9 +1,9 @@
 //! What ended: commands of the device's queues, file operations, fetches of blocks. Each becomes an event for
 //! the planner.
 
-use holdfast_engine::event::{Errno, Event, Millis, Op, RequestId, Unprepared};
+use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_ring::{HeapBuffer, Outcome};
-use holdfast_types::{BLOCK_SECTORS, Chunk, SECTOR_BYTES, SectorRange};
+use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::{Operation, Part, QueueEvent, Request};
 
 use super::{Served, bytes};

@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use holdfast_background::LineLimit;
 use holdfast_engine::action::Report;
-use holdfast_engine::event::{Errno, Millis, Unprepared};
+use holdfast_engine::event::{Errno, Unprepared};
 use holdfast_ring::Errno as KernelErrno;
-use holdfast_types::SectorRange;
+use holdfast_types::{Millis, SectorRange};
 use holdfast_ublk::Device;
 
 use crate::node::ring::label::Label;
