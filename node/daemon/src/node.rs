@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures::future::join_all;
 use holdfast_background::{Indexes, Pools, UploadMemory};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
@@ -31,6 +32,7 @@ use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::time::MissedTickBehavior;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
 pub(crate) use error::{ErrorKind, NodeError};
@@ -242,11 +244,11 @@ impl Node {
         node.recover_all(within).await?;
         let ticking = node.clone();
         tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(TICK);
+            let mut ticks = ticks();
             loop {
                 ticks.tick().await;
                 for ring in ticking.0.rings.iter() {
-                    ring.send(Message::Tick).await;
+                    ring.offer(Message::Tick);
                 }
             }
         });
@@ -275,8 +277,11 @@ impl Node {
     /// The volumes on this node.
     pub(crate) fn list(&self) -> Vec<VolumeStatus> {
         let entries: Vec<_> =
-            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
-        entries.into_iter().filter_map(|(volume, entry)| VolumeStatus::of(volume, &entry)).collect()
+            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.now())).collect();
+        let shown = entries
+            .into_iter()
+            .filter_map(|(volume, (state, present))| VolumeStatus::of(volume, state, present.as_deref()));
+        shown.collect()
     }
 
     /// What each ring thread did.
@@ -301,9 +306,8 @@ impl Node {
     /// Stops serving and leaves every device quiesced, for a successor. Returns the right to use the directories, to be
     /// released once nothing else of this process can touch them: the process should end now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
-        for ring in self.0.rings.iter() {
-            ring.send(Message::Leave).await;
-        }
+        // A ring thread whose inbox is full holds up no other.
+        join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());
         let joined =
             tokio::task::spawn_blocking(move || threads.into_iter().try_for_each(JoinHandle::join)).await;
@@ -318,10 +322,10 @@ impl Node {
     }
 
     fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
-        let Some(Entry { state, present }) = self.volumes().get(volume).cloned() else {
+        let Some((state, present)) = self.volumes().get(volume).map(Entry::now) else {
             return Err(NodeError::NotAttached(volume.clone()));
         };
-        present.ok_or_else(|| match state.get() {
+        present.ok_or_else(|| match state {
             State::Evicting => NodeError::NotAttached(volume.clone()),
             other @ (State::Attaching { .. }
             | State::Recovering { .. }
@@ -354,6 +358,12 @@ impl Entry {
     fn new(state: State) -> Self {
         Self { state: StateCell::new(state), present: None }
     }
+
+    /// Its state and, once it is on a ring thread, the volume. They are of one moment: no volume comes onto a ring thread
+    /// or leaves it while the lock of the table is held.
+    fn now(&self) -> (State, Option<Arc<Present>>) {
+        (self.state.get(), self.present.clone())
+    }
 }
 
 /// Why a volume cannot be attached or used now.
@@ -367,12 +377,22 @@ fn refusal(volume: &VolumeId, state: &State) -> NodeError {
         State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } if state.is_fenced() => {
             NodeError::Fenced(volume)
         }
-        State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } => {
+        State::Unserved { .. } => {
+            NodeError::Busy { volume, doing: "without a device after a failed attach (detach it first)" }
+        }
+        State::Attaching { .. } | State::Serving { .. } => {
             NodeError::Busy { volume, doing: "being attached" }
         }
         State::Evicting => NodeError::Busy { volume, doing: "putting its local files away" },
         State::Detached => NodeError::NotAttached(volume),
     }
+}
+
+/// The times at which volumes look at their limits. One that was missed is not made up for.
+fn ticks() -> tokio::time::Interval {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
 }
 
 /// A file of zeros, whatever was in it before.

@@ -11,7 +11,8 @@
 //!   (10);
 //! - a commit is created only after a round that began when the sealed side was still (1, 4).
 //!
-//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty stays where it is.
+//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O but a flush whose round is in
+//! progress; what is dirty stays where it is.
 //!
 //! An event changes the state of its owner. What follows for the others is done afterwards in `Volume::settle`, a bounded
 //! list of steps: no owner's step leads to another owner's but through it.
@@ -709,7 +710,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched. `known`
     /// is how much of the log says so, or all of it that does not.
     fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
-        if self.core.lifecycle.is_fenced() {
+        if self.core.lifecycle.is_fenced() || self.core.lifecycle == Lifecycle::Detached {
             return;
         }
         self.lives_on(LifecycleEvent::Fenced);

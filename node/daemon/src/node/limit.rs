@@ -5,8 +5,8 @@
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::DeviceSpec;
 
-/// Messages that wait for a ring thread, at most. Who sends one more waits until the thread has taken one; the
-/// thread never waits. A thread takes all of them at each turn.
+/// Messages that wait for a ring thread, at most. Who sends one more waits until the thread has taken one,
+/// or drops it. A thread takes all of them at each turn.
 pub(in crate::node) const RING_MESSAGES: usize = 1024;
 
 /// Background work of a volume beside cold reads: at most one upload, pending record, record to create, record to

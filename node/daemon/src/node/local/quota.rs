@@ -21,7 +21,7 @@ use crate::node::local::detached_cache::{Leftovers, Needed, bury};
 use crate::node::off_runtime::blocking;
 use crate::node::ring::message::Message;
 use crate::node::volume::present::Present;
-use crate::node::{Node, NodeConfig, TICK};
+use crate::node::{Node, NodeConfig, ticks};
 
 /// What a volume may do before the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ impl Node {
         trash.notify_one();
         tokio::spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
         let mut needed = Needed::default();
-        let mut ticks = tokio::time::interval(TICK);
+        let mut ticks = ticks();
         loop {
             ticks.tick().await;
             let node = self.clone();
@@ -76,7 +76,8 @@ impl Node {
             present.board.cached_bytes.store(*held, Ordering::Relaxed);
             let Space { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
-            present.ring.send_blocking(Message::Event { key: present.key, event });
+            // Where the inbox is full, the next measurement follows soon.
+            present.ring.offer(Message::Event { key: present.key, event });
         }
         Ok(has_trash)
     }

@@ -1,6 +1,7 @@
 //! A ring thread: one io_uring that carries the devices of many volumes.
 //!
-//! Runs on: a thread of its own, which blocks only in the ring. Other threads reach it by messages and a wake.
+//! Runs on: a thread of its own, which blocks only in the ring (and, for a moment, where a sender is just putting a message
+//! into the inbox). Other threads reach it by messages and a wake.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -144,7 +145,9 @@ impl RingThread {
         }
         let mut waiting = Vec::new();
         for (key, done) in std::mem::take(&mut self.removed) {
-            if let Some(served) = self.volumes.remove_if(key, Served::is_still) {
+            if self.volumes.get_mut(key).is_none() {
+                drop(done.send(Err(RingRefusal::Gone)));
+            } else if let Some(served) = self.volumes.remove_if(key, Served::is_still) {
                 assert!(!served.is_open(), "its queues are with the kernel");
                 drop(done.send(served.release(&mut self.ring).map_err(RingRefusal::from)));
             } else {

@@ -17,6 +17,7 @@ use holdfast_s3::S3Config;
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 
+use crate::node::Node;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::off_runtime::blocking;
@@ -25,7 +26,6 @@ use crate::node::store::{client::StoreClient, record::StoreRecord};
 use crate::node::volume::own_log::{OwnLog, Unproven};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
-use crate::node::{Entry, Node};
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
 const IDLE: usize = 2;
@@ -156,17 +156,17 @@ impl Node {
     /// one sends nothing any more. Of one whose local state cannot be read, the store is unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
         let entries: Vec<_> =
-            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.clone())).collect();
+            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.now())).collect();
         let (mut is_used, mut logs) = (false, Vec::new());
-        for (volume, Entry { state, present }) in entries {
+        for (volume, (state, present)) in entries {
             if let Some(present) = present {
                 if Arc::ptr_eq(&present.objects, store) {
                     is_used = true;
-                    if !state.with(State::is_fenced) {
+                    if !state.is_fenced() {
                         logs.push(present.log.up_to(present.board.status().committed));
                     }
                 }
-            } else if state.with(|state| matches!(state, State::Recovering { .. })) {
+            } else if matches!(state, State::Recovering { .. }) {
                 let local = self.local(&volume);
                 let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
                 let used = store.current();

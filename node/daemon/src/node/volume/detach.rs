@@ -55,8 +55,8 @@ impl Node {
         if let (Some(lost), Some(_device)) = (present.board.status().unreadable, present.device()) {
             return Err(NodeError::Unreadable { volume: volume.clone(), lost });
         }
-        if present.state.try_apply(&StateEvent::DetachBegan).is_err() {
-            return Err(present.state.with(|state| refusal(volume, state)));
+        if let Err(illegal) = present.state.try_apply(&StateEvent::DetachBegan) {
+            return Err(refusal(volume, illegal.state()));
         }
         if let Some(device) = present.device() {
             if let Err(error) = self.stop_device(volume, present, device).await {

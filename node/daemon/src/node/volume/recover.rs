@@ -236,11 +236,16 @@ impl Node {
             let local = local.clone();
             move || Left::find(&local, &devices, installation, within)
         });
-        let Some(left) = found.await? else { return Ok(None) };
+        let Some(left) = found.await? else {
+            one.state.apply(&StateEvent::Found { device: None, is_detaching: false });
+            return Ok(None);
+        };
         let (device, is_detaching) = (left.device, left.record.detaching);
         let span = tracing::Span::current();
         span.record("epoch", left.record.epoch).record("device", device.map(|device| device.id()));
         let joining = self.joining(one, local.clone(), left)?;
+        // Before the volume is published: its record is written from its state.
+        one.state.apply(&StateEvent::Found { device, is_detaching });
         let present = match self.add_to_ring(joining).await {
             // The attach died while it made the live map: nothing was served from it.
             Err(NodeError::Damaged { source: Damage::LiveMap(LiveMapError::Head), .. })
@@ -251,7 +256,6 @@ impl Node {
             }
             added => added?,
         };
-        present.state.apply(&StateEvent::Found { device, is_detaching });
         Ok(Some(present))
     }
 
@@ -347,6 +351,10 @@ impl Node {
                     known = why;
                 }
                 tokio::time::sleep(pause).await;
+                // A detach that a user began meanwhile may have called it off.
+                if !present.is_detaching() || !node.has(&present) {
+                    return;
+                }
                 pause = (pause * 2).min(longest);
             }
         });

@@ -115,7 +115,7 @@ pub(crate) enum StateEvent {
     Attached,
     /// The attach failed, and what it made could not be removed.
     AttachFailed,
-    /// What the previous process left is on a ring thread.
+    /// What the previous process left was found; a failed try may find it again.
     Found { device: Option<Device>, is_detaching: bool },
     /// A try to recover it failed.
     RecoveryFailed(String),
@@ -141,10 +141,17 @@ pub(crate) enum StateEvent {
 
 /// An event that may not follow a state.
 #[derive(Debug, thiserror::Error)]
-#[error("a bug: {event:?} of a volume in state {state:?}")]
+#[error("{event:?} may not follow state {state:?} of a volume")]
 pub(crate) struct IllegalTransition {
     state: State,
     event: StateEvent,
+}
+
+impl IllegalTransition {
+    /// The state in which the event came.
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
 }
 
 impl State {
@@ -190,12 +197,12 @@ impl State {
                 Self::Recovering { device, writer: writer.next(*reported)?, is_detaching, error }
             }
             StateEvent::Found { device: found, is_detaching } => {
-                let device = match (device, found) {
-                    (BlockDevice::None, Some(found)) => BlockDevice::Idle(*found),
-                    (BlockDevice::None, None) => BlockDevice::None,
-                    (BlockDevice::Idle(_) | BlockDevice::Serving(_) | BlockDevice::Deleting { .. }, _) => {
-                        return None;
+                // A try that failed found one before.
+                let device = match device {
+                    BlockDevice::None | BlockDevice::Idle(_) => {
+                        found.map_or(BlockDevice::None, BlockDevice::Idle)
                     }
+                    BlockDevice::Serving(_) | BlockDevice::Deleting { .. } => return None,
                 };
                 Self::Recovering { device, writer, is_detaching: *is_detaching, error }
             }
@@ -208,7 +215,7 @@ impl State {
                 (true, BlockDevice::None) => Self::detaching(BlockDevice::None, writer, false),
                 (true, device) => Self::detaching(BlockDevice::Serving(device.started()?), writer, false),
             },
-            StateEvent::Released => Self::Detached,
+            StateEvent::Released => device.is_gone().then_some(Self::Detached)?,
             StateEvent::DeviceAdded(_)
             | StateEvent::Attached
             | StateEvent::AttachFailed
@@ -250,7 +257,7 @@ impl State {
             StateEvent::DeviceStopped => with(running.and_then(|()| device.stopped())?),
             StateEvent::DeviceReleased(at) => with(running.and_then(|()| device.released(*at))?),
             StateEvent::DeviceDeleted => with(device.deleted()?),
-            StateEvent::Released => running.map(|()| Self::Detached)?,
+            StateEvent::Released => (is_running && device.is_gone()).then_some(Self::Detached)?,
             StateEvent::DeviceAdded(_)
             | StateEvent::Attached
             | StateEvent::AttachFailed
@@ -348,7 +355,7 @@ fn next_of_attaching(
         StateEvent::AttachFailed => State::Unserved { device, writer },
         StateEvent::DeviceReleased(at) => stays(device.released(*at)?, writer),
         StateEvent::DeviceDeleted => stays(device.deleted()?, writer),
-        StateEvent::Released => State::Detached,
+        StateEvent::Released => device.is_gone().then_some(State::Detached)?,
         StateEvent::Found { .. }
         | StateEvent::RecoveryFailed(_)
         | StateEvent::Recovered
@@ -423,6 +430,14 @@ impl Writer {
 }
 
 impl BlockDevice {
+    /// Whether the volume may leave its ring thread.
+    fn is_gone(self) -> bool {
+        match self {
+            Self::None | Self::Deleting { .. } => true,
+            Self::Idle(_) | Self::Serving(_) => false,
+        }
+    }
+
     fn added(self, device: Device) -> Option<Self> {
         (self == Self::None).then_some(Self::Idle(device))
     }
@@ -501,7 +516,7 @@ impl StateCell {
     /// Where it may not: a bug.
     pub(crate) fn apply(&self, event: &StateEvent) {
         if let Err(illegal) = self.try_apply(event) {
-            panic!("{illegal}");
+            panic!("a bug: {illegal}");
         }
     }
 

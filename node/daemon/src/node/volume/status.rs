@@ -12,7 +12,7 @@ use crate::node::ring::board::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, Writer};
-use crate::node::{Attached, Entry, refusal};
+use crate::node::{Attached, refusal};
 
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
@@ -113,10 +113,9 @@ pub(crate) struct DiskStatus {
 
 impl VolumeStatus {
     /// What is known of a volume now; none of one that is detached.
-    pub(in crate::node) fn of(volume: VolumeId, entry: &Entry) -> Option<Self> {
-        let state = entry.state.get();
+    pub(in crate::node) fn of(volume: VolumeId, state: State, present: Option<&Present>) -> Option<Self> {
         let shown = VolumeState::of(&state)?;
-        Some(match &entry.present {
+        Some(match present {
             Some(present) => Self::present(volume, present, &state, shown),
             None => {
                 let message = recovery_failure(&volume, &state);
@@ -235,11 +234,10 @@ fn message(state: &State, status: &Status) -> Option<String> {
             let commits = || (status.dirty_bytes > 0).then(|| "the last commit is in progress".to_owned());
             unreadable().or_else(commits)
         }
-        State::Attaching { .. }
-        | State::Recovering { .. }
-        | State::Unserved { .. }
-        | State::Evicting
-        | State::Detached => None,
+        State::Unserved { .. } => {
+            Some("its attach failed, and no device serves it: detach it, then attach it again".to_owned())
+        }
+        State::Attaching { .. } | State::Recovering { .. } | State::Evicting | State::Detached => None,
     }
 }
 
@@ -326,8 +324,8 @@ mod tests {
         assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();
         assert_eq!(message(&serving, &fine), None);
-        let begins = State::Unserved { device: BlockDevice::None, writer: Writer::Ready };
-        let shown = (VolumeState::of(&begins), message(&begins, &fine));
-        assert_eq!(shown, (Some(VolumeState::Attaching), None), "its device is not started yet");
+        let unserved = State::Unserved { device: BlockDevice::None, writer: Writer::Ready };
+        assert_eq!(VolumeState::of(&unserved), Some(VolumeState::Attaching));
+        assert!(message(&unserved, &fine).unwrap().ends_with("detach it, then attach it again"));
     }
 }

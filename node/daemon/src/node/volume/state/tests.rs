@@ -27,19 +27,19 @@ pub(in crate::node) fn device() -> Device {
 const TABLE: &str = "
        added attached unmade found found0 found+ unrecovered recovered begins refused fails unpreserved stopped released deleted end
 at-0   at-i  -        un-0   -     -      -      -           -         -      -       -     -           -       -        -       gone
-at-i   -     se-s     un-i   -     -      -      -           -         -      -       -     -           -       at-d     -       gone
+at-i   -     se-s     un-i   -     -      -      -           -         -      -       -     -           -       at-d     -       -
 at-d   -     -        un-d   -     -      -      -           -         -      -       -     -           -       -        at-0    gone
 re-0   -     -        -      re-i  re-0   re-i+  re-0        un-0      -      -       -     -           -       -        -       gone
-re-i   -     -        -      -     -      -      re-i        se-s      -      -       -     -           -       -        -       gone
+re-i   -     -        -      re-i  re-0   re-i+  re-i        se-s      -       -       -     -           -       -        -       -
 re-0+  -     -        -      re-i  re-0   re-i+  re-0+       pa-0      -      -       -     -           -       -        -       gone
-re-i+  -     -        -      -     -      -      re-i+       pa-s      -      -       -     -           -       -        -       gone
+re-i+  -     -        -      re-i  re-0   re-i+  re-i+       pa-s      -       -       -     -           -       -        -       -
 se-s   -     -        -      -     -      -      -           -         de-s   -       -     -           -       -        -       -
 un-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -
 un-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -
 un-d   -     -        -      -     -      -      -           -         de-d   -       -     -           -       -        un-0    -
 de-0   -     -        -      -     -      -      -           -         -      un-0    pa-0  pa-0        -       -        -       gone
-de-i   -     -        -      -     -      -      -           -         -      un-i    pa-i  pa-i        de-i    de-d     -       gone
-de-s   -     -        -      -     -      -      -           -         -      se-s    pa-s  pa-s        de-i    -        -       gone
+de-i   -     -        -      -     -      -      -           -         -       un-i    pa-i  pa-i        de-i    de-d     -       -
+de-s   -     -        -      -     -      -      -           -         -       se-s    pa-s  pa-s        de-i    -        -       -
 de-d   -     -        -      -     -      -      -           -         -      un-d    pa-d  pa-d        -       -        de-0    gone
 pa-0   -     -        -      -     -      -      -           -         de-0   -       -     -           -       -        -       -
 pa-i   -     -        -      -     -      -      -           -         de-i   -       -     -           -       -        -       -
