@@ -102,6 +102,39 @@ fn no_listed_word_is_used() {
     assert!(found.is_empty(), "CONTRIBUTING.md, Language, has better words:\n{}", found.join("\n"));
 }
 
+/// Columns of comments and documents, at most.
+const COLUMNS: usize = 110;
+/// A field's comment there becomes a description of the CRD, in which a line break would stay.
+const ONE_LINE_COMMENTS: &str = "crds/src";
+
+#[test]
+fn comments_and_documents_are_narrow() {
+    let mut wide = Vec::new();
+    for path in READ_FROM.iter().chain(&["CONTRIBUTING.md"]).filter(|path| **path != "proto") {
+        let mut read = Vec::new();
+        files(&root().join(path), &mut read);
+        for file in read.iter().filter(|file| !file.starts_with(root().join(ONE_LINE_COMMENTS))) {
+            let text = fs::read_to_string(file).unwrap();
+            let is_page = file.extension().is_some_and(|extension| extension == "md");
+            let mut is_fenced = false;
+            for (line, text) in (1..).zip(text.lines()) {
+                let comment = text.trim_start().strip_prefix("//");
+                let prose = if is_page {
+                    Some(text)
+                } else {
+                    comment.map(|text| text.trim_start_matches(['/', '!']))
+                };
+                is_fenced ^= prose.is_some_and(|prose| prose.trim_start().starts_with("```"));
+                let is_prose = !is_fenced && prose.is_some_and(|prose| !prose.trim_start().starts_with('|'));
+                if is_prose && text.chars().count() > COLUMNS {
+                    wide.push(format!("{}:{line}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(wide.is_empty(), "more than {COLUMNS} columns:\n{}", wide.join("\n"));
+}
+
 #[test]
 fn words_are_found_in_identifiers() {
     assert_eq!(words("fn let_go(NotTakenUp: u8)"), ["fn", "let", "go", "not", "taken", "up", "u8"]);
