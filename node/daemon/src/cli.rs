@@ -52,7 +52,7 @@ enum Command {
     Attach(Attach),
     /// Upload pending data and detach a volume
     Detach {
-        /// Which volume
+        /// Name of the volume
         volume: String,
         #[command(flatten)]
         target: Target,
@@ -86,10 +86,10 @@ enum Command {
     },
 }
 
-/// What to attach and how.
+/// Arguments of `attach`.
 #[derive(Debug, Args)]
 struct Attach {
-    /// Which volume
+    /// Name of the volume
     volume: String,
     /// Name of a store of the daemon's configuration
     #[arg(long)]
@@ -101,30 +101,30 @@ struct Attach {
     /// is not in the volume
     #[arg(long, value_name = "EPOCH")]
     take_over: Option<u64>,
-    /// How old un-uploaded data may become, such as 30s or 1m30s
+    /// Upload data when it is this old, such as 30s or 1m30s
     #[arg(long)]
     max_dirty_age: Option<TimeSpan>,
-    /// What a FLUSH waits for: the local disk, or the commit to the object store
+    /// Complete a FLUSH when the data is on the local disk, or when it is committed to the object store
     #[arg(long, value_enum, default_value_t)]
     durability: Class,
     #[command(flatten)]
     target: Target,
 }
 
-/// When a FLUSH is complete.
+/// Point at which a FLUSH is complete.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Class {
-    /// When the data is safe on this node's disk
+    /// Data is safe on this node's disk
     #[default]
     Local,
-    /// When the data is committed to the object store
+    /// Data is committed to the object store
     Object,
 }
 
-/// What to scrub and how.
+/// Arguments of `scrub`.
 #[derive(Debug, Args)]
 struct Scrub {
-    /// Which volume
+    /// Name of the volume
     volume: String,
     /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
     #[arg(long)]
@@ -136,7 +136,7 @@ struct Scrub {
     target: Target,
 }
 
-/// Which daemon to ask, and how to print its answer.
+/// Socket of the daemon to ask, and the format of its answer.
 #[derive(Debug, Args)]
 struct Target {
     /// The daemon's socket

@@ -24,7 +24,7 @@ use self::source::Source;
 use self::store::StoreSection;
 use crate::node::{NodeConfig, TransportChoice};
 
-/// Where the CLI and the daemon meet unless told otherwise.
+/// Default path of the socket between the CLI and the daemon.
 pub(crate) const DEFAULT_SOCKET: &str = "/run/holdfast/node.sock";
 /// The state directory unless the file names another.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/holdfast";
@@ -38,20 +38,20 @@ const MIN_SEAL_BYTES: u64 = 1 << 20;
 const MIN_UPLOAD_BYTES: u64 = 64 << 20;
 const DIRTY_AGES: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
-/// How the daemon runs.
+/// Configuration of the daemon.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// The data plane.
     pub(crate) node: NodeConfig,
     /// Path of the local gRPC socket.
     pub(crate) socket: PathBuf,
-    /// Where `/metrics` and `/healthz` are served; absent: nowhere.
+    /// Address of `/metrics` and `/healthz`; without one they are not served.
     pub(crate) metrics: Option<SocketAddr>,
-    /// What says which volumes to serve.
+    /// Interface that names the volumes to serve.
     pub(crate) control: Control,
 }
 
-/// What says which volumes to serve.
+/// Interface that names the volumes to serve.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// The Volume objects of a cluster.
@@ -68,7 +68,7 @@ pub(crate) enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Error of the read.
         #[source]
         source: io::Error,
     },
@@ -77,7 +77,7 @@ pub(crate) enum ConfigError {
     Value {
         /// The setting and where it stands.
         place: SettingPlace,
-        /// What is wrong, and the fix.
+        /// The fault and its fix.
         problem: String,
     },
 }

@@ -34,20 +34,21 @@ use crate::node::{ErrorKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
-/// How long the data plane may take to finish requests on SIGTERM. A kubelet gives 30 s by default; what is left is for
-/// the last traces. A device whose requests have not ended by then is quiesced by the kernel when the process ends.
+/// Time for the data plane to finish requests on SIGTERM. A kubelet gives 30 s by default; the rest is for
+/// the last traces. When the process ends, the kernel quiesces a device whose requests have not ended by
+/// then.
 const GRACE: Duration = Duration::from_secs(20);
-/// How long the end waits for tasks and for what blocks on a disk or a device. What takes longer ends with the process,
-/// and so does the lock.
+/// Longest wait at the end for tasks and for calls that block on a disk or a device. A call that takes longer
+/// ends with the process, and so does the lock.
 const TASKS_END_WITHIN: Duration = Duration::from_secs(2);
-/// How long the address of the metrics may still be the predecessor's after it released the lock.
+/// Longest time that the predecessor may keep the address of the metrics after it released the lock.
 const ADDRESS_FREE_WITHIN: Duration = Duration::from_secs(5);
 const ADDRESS_POLL: Duration = Duration::from_millis(50);
 
 /// Runs the daemon until SIGTERM or SIGINT. Call it while the process has no other thread.
 ///
 /// # Errors
-/// What kept it from starting, or an unrequested end of its listeners.
+/// Fault that kept the daemon from starting, or an unrequested end of one of its listeners.
 pub(crate) fn run(file: PathBuf, config: Config) -> Result<(), Failure> {
     // Every thread that is started later inherits it.
     let io_flusher = become_io_flusher();

@@ -13,7 +13,7 @@ use crate::node::ErrorKind;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
-    /// What may be done about it.
+    /// Kind of the failure, which determines the possible action.
     pub(crate) kind: ErrorKind,
     /// The error and what caused it.
     pub(crate) message: String,

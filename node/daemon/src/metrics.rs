@@ -22,7 +22,7 @@ use crate::node::{RingStatus, VolumeState, VolumeStatus};
 use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
-/// How a metric moves.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Gauge,

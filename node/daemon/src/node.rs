@@ -74,12 +74,12 @@ const INDEXES: usize = 4096;
 pub(crate) const PART_BYTES: usize = 16 << 20;
 /// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
-/// How often volumes look at their limits and show their figures.
+/// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
 /// Reason of a volume's recovery until its first try has ended.
 const FIRST_TRY: &str = "its device is being recovered";
 
-/// Which transport devices are given.
+/// Transport of new devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum TransportChoice {
     /// The best one the kernel has.
@@ -100,11 +100,12 @@ pub(crate) struct NodeConfig {
     pub(crate) run_dir: PathBuf,
     /// Threads that carry devices, at least 1.
     pub(crate) ring_threads: usize,
-    /// Which transport devices are given.
+    /// Transport of new devices.
     pub(crate) transport: TransportChoice,
     /// Size of the cache of fetched blocks, in bytes.
     pub(crate) slab_bytes: u64,
-    /// What the sides of all volumes may hold, in bytes; nine tenths of the filesystem without the slab unless set.
+    /// Limit of the sides of all volumes, in bytes; nine tenths of the filesystem without the slab unless
+    /// set.
     pub(crate) cache_bytes: Option<u64>,
     /// Dirty bytes of a volume at which they are uploaded.
     pub(crate) seal_bytes: u64,
@@ -116,10 +117,10 @@ pub(crate) struct NodeConfig {
     pub(crate) max_dirty_age: Duration,
 }
 
-/// What is to be attached.
+/// Request to attach a volume.
 #[derive(Debug, Clone)]
 pub(crate) struct AttachRequest {
-    /// Which volume.
+    /// The volume.
     pub(crate) volume: VolumeId,
     /// The store's name, for people.
     pub(crate) store_name: String,
@@ -131,7 +132,7 @@ pub(crate) struct AttachRequest {
     pub(crate) replaces: Option<u64>,
     /// In place of the node's own.
     pub(crate) max_dirty_age: Option<Duration>,
-    /// When a FLUSH is complete.
+    /// Point at which a FLUSH is complete.
     pub(crate) durability: Durability,
     /// Probe the bucket before its first use in this process: no operator did.
     pub(crate) probe: bool,
@@ -142,7 +143,7 @@ pub(crate) struct AttachRequest {
 pub(crate) struct Attached {
     /// Its block device.
     pub(crate) device_path: PathBuf,
-    /// How data is moved.
+    /// Transport of its data.
     pub(crate) transport: Transport,
     /// The writer's epoch.
     pub(crate) epoch: u64,
@@ -152,7 +153,7 @@ pub(crate) struct Attached {
     pub(crate) displaced: Option<Displaced>,
 }
 
-/// What the node can do.
+/// Capabilities of the node.
 #[derive(Debug, Clone)]
 pub(crate) struct Capabilities {
     /// The kernel's release.
@@ -183,7 +184,7 @@ struct Inner {
     owner: Mutex<Option<Owner>>,
 }
 
-/// What the node knows of one volume.
+/// State of one volume on this node.
 #[derive(Clone)]
 struct Entry {
     state: Arc<StateCell>,
@@ -196,7 +197,7 @@ impl Node {
     /// others holds up no other: it is tried again in the background.
     ///
     /// # Errors
-    /// What of the local state cannot be used.
+    /// Local state that cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
         Self::serve_with(owner, Arc::new(Kernel), START_WITHIN).await
     }
@@ -284,12 +285,12 @@ impl Node {
         shown.collect()
     }
 
-    /// What each ring thread did.
+    /// Figures of each ring thread.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.0.rings.status()
     }
 
-    /// What the node can do.
+    /// Capabilities of the node.
     pub(crate) fn capabilities(&self) -> Capabilities {
         let check = |transport| match &self.0.features {
             Ok(features) => features.check(transport).map_err(|error| error.to_string()),
@@ -366,7 +367,7 @@ impl Entry {
     }
 }
 
-/// Why a volume cannot be attached or used now.
+/// Reason that a volume cannot be attached or used now.
 fn refusal(volume: &VolumeId, state: &State) -> NodeError {
     let volume = volume.clone();
     match state {

@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::node::{RingStatus, VolumeState, VolumeStatus};
 use crate::volumes::Volumes;
 
-/// What the process does.
+/// Stage of the process: it waits for the lock, recovers devices, or serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage<V> {
     WaitsForLock,
@@ -53,7 +53,7 @@ impl<V: Volumes> Readiness<V> {
         self.served().map_or_else(Vec::new, |volumes| volumes.list())
     }
 
-    /// What each ring thread did; nothing before the volumes are recovered.
+    /// Figures of each ring thread; none before the volumes are recovered.
     pub(crate) fn rings(&self) -> Vec<RingStatus> {
         self.served().map_or_else(Vec::new, |volumes| volumes.rings())
     }

@@ -16,7 +16,7 @@ use crate::config::{Config, Control};
 use crate::node::ErrorKind;
 use crate::volumes::Volumes;
 
-/// How soon a store that could not be checked is tried again.
+/// Time until a store that could not be checked is tried again.
 const AGAIN_AFTER: Duration = Duration::from_secs(10);
 
 /// Listens for SIGHUP.

@@ -1,4 +1,5 @@
-//! What the edges (gRPC, Kubernetes, metrics) ask of the data plane, so that each can be tested without a kernel.
+//! Interface of the data plane for the edges (gRPC, Kubernetes, metrics), so that each can be tested without
+//! a kernel.
 
 use std::future::Future;
 
@@ -28,7 +29,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Gives a volume up after its final commit; waits while the store is away.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
-    /// Whether this node has files of a volume that it does not serve.
+    /// True if this node has files of a volume that it does not serve.
     fn keeps(&self, volume: &VolumeId) -> bool;
 
     /// Clears away the files of a volume that another node holds: what was not uploaded is preserved.
@@ -56,10 +57,10 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// The volumes this node serves.
     fn list(&self) -> Vec<VolumeStatus>;
 
-    /// What each ring thread did.
+    /// Figures of each ring thread.
     fn rings(&self) -> Vec<RingStatus>;
 
-    /// What this node can do.
+    /// Capabilities of this node.
     fn capabilities(&self) -> Capabilities;
 }
 

@@ -66,7 +66,7 @@ impl Outcome {
         if self.0 < 0 { Err(Errno::new(self.0.wrapping_neg())) } else { Ok(self.0 as u32) }
     }
 
-    /// Whether exactly `expected_bytes` were moved.
+    /// Checks that exactly `expected_bytes` were moved.
     ///
     /// # Errors
     /// The error number the operation ended with; `EIO` where it moved another number of bytes: a

@@ -1,4 +1,4 @@
-//! What can go wrong with a ring.
+//! Errors of a ring.
 
 use std::io;
 
@@ -16,9 +16,9 @@ pub enum RingError {
     RegisterTable {
         /// "files" or "buffers".
         what: &'static str,
-        /// How many entries were asked for.
+        /// Number of requested entries.
         entries: u32,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -27,7 +27,7 @@ pub enum RingError {
     UpdateFile {
         /// The slot.
         slot: u32,
-        /// What the kernel said.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
@@ -40,7 +40,7 @@ pub enum RingError {
     /// No run of free fixed buffers is long enough.
     #[error("no {wanted} adjacent fixed buffers are free, the ring has {capacity} in all")]
     BuffersExhausted {
-        /// How many adjacent buffers were asked for.
+        /// Number of requested adjacent buffers.
         wanted: u32,
         /// The ring's limit.
         capacity: u32,

@@ -1,4 +1,4 @@
-//! How many files the process may have open.
+//! Limit of open files of the process.
 #![allow(unsafe_code)] // getrlimit(2) and setrlimit(2)
 
 use std::io;
@@ -8,7 +8,7 @@ use std::io;
 /// once, before the first [`Ring`](crate::Ring).
 ///
 /// # Errors
-/// What the kernel said; not expected.
+/// Error of the kernel; not expected.
 pub fn raise_open_file_limit() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is valid for writing.

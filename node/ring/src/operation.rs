@@ -9,9 +9,9 @@ use crate::{FileSlot, HeapBuffer, Ring};
 /// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileRange {
-    /// Where the range begins, in bytes from the start of the file.
+    /// Start of the range, in bytes from the start of the file.
     pub offset_bytes: u64,
-    /// How long it is, in bytes.
+    /// Length of the range, in bytes.
     pub len_bytes: u64,
 }
 
@@ -20,14 +20,14 @@ pub struct FileRange {
 pub struct FixedTransfer {
     /// The file.
     pub file: FileSlot,
-    /// Where in the file, in bytes.
+    /// Offset in the file, in bytes.
     pub file_offset_bytes: u64,
-    /// Which fixed buffer.
+    /// Index of the fixed buffer.
     pub buffer_index: u16,
-    /// Where in the buffer, in bytes. For buffers that the kernel registered itself (ublk requests)
-    /// this is the offset within the request.
+    /// Offset in the buffer, in bytes. For buffers that the kernel registered itself (ublk requests) this is
+    /// the offset within the request.
     pub buffer_offset_bytes: u32,
-    /// How many bytes.
+    /// Length of the transfer, in bytes.
     pub len_bytes: u32,
 }
 

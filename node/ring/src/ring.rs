@@ -15,7 +15,7 @@ use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable};
 use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, Outcome, RingError, Waker};
 
-/// How large a ring and its tables are. Only the table of operations grows later, if it must.
+/// Sizes of a ring and its tables. Only the table of operations grows later, if it must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOptions {
     /// Entries of the submission queue. More are submitted in several batches, none is lost.

@@ -39,14 +39,14 @@ impl BufferRange {
         self.first + offset
     }
 
-    /// How many buffers the range has.
+    /// Number of buffers in the range.
     #[must_use]
     pub const fn count(&self) -> u16 {
         self.count
     }
 }
 
-/// Which slots of the file table are free.
+/// Free slots of the file table.
 #[derive(Debug)]
 pub(crate) struct FileTable {
     capacity: u32,
@@ -76,7 +76,7 @@ impl FileTable {
     }
 }
 
-/// Which runs of the buffer table are free: first fit over a sorted list of holes, merged on return.
+/// Free runs of the buffer table: first fit over a sorted list of holes, merged on return.
 #[derive(Debug)]
 pub(crate) struct BufferTable {
     capacity: u16,

@@ -217,7 +217,7 @@ impl From<VolumeStatus> for wire::Volume {
     }
 }
 
-/// What a volume has done.
+/// I/O counts of a volume.
 pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
     let ServedCounts {
         reads,

@@ -14,7 +14,7 @@ use super::status;
 use crate::node::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 use crate::volumes::Volumes;
 
-/// How often progress is told.
+/// Interval between two answers that report progress.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 /// Answers that may wait for the caller.
 const WAITING_ANSWERS: usize = 4;

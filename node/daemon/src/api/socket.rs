@@ -46,7 +46,7 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
 /// store without limit.
 ///
 /// # Errors
-/// When the listener itself fails.
+/// The listener itself failed.
 pub(crate) async fn serve<V: Volumes>(
     listener: UnixListener,
     api: Api<V>,

@@ -89,7 +89,7 @@ fn address(socket: &Path) -> String {
     format!("unix://{}", socket.display())
 }
 
-/// What a status tells of.
+/// Failure that a gRPC status reports.
 pub(super) fn refused(status: Status) -> Failure {
     Failure { kind: exit::kind(status.code()), message: status.message().to_owned() }
 }

@@ -12,7 +12,7 @@ use crate::config::DEFAULT_STATE_DIR;
 use crate::failure::Failure;
 use crate::node::fenced::{self, Contents, FencedError, Kept};
 
-/// What to do with it.
+/// Arguments of `fenced`.
 #[derive(Debug, Args)]
 pub(super) struct Fenced {
     #[command(subcommand)]

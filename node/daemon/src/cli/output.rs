@@ -22,7 +22,7 @@ pub(super) trait Render {
 /// Writes to standard output. A reader that has gone away is no error.
 ///
 /// # Errors
-/// When standard output cannot be written.
+/// Standard output cannot be written.
 pub(super) fn print(text: &str) -> io::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -64,7 +64,7 @@ impl Render for AttachResponse {
     }
 }
 
-/// What an attach that replaced a writer tells beside its answer.
+/// Text about the writer that an attach replaced, printed beside the answer.
 pub(super) fn displaced(writer: &Displaced) -> String {
     let Displaced { epoch, node, since } = writer;
     let since = since.map(|time| format!(" since {time}")).unwrap_or_default();

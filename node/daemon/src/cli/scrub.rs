@@ -119,7 +119,7 @@ impl Render for ScrubReport {
     }
 }
 
-/// What a finding means and what to do.
+/// Meaning of a finding and the action to take.
 fn sentence(finding: &ScrubFinding) -> &'static str {
     match (finding.effect(), finding.repair()) {
         (_, ScrubRepair::Done) => "repaired",

@@ -1,4 +1,4 @@
-//! Where a setting comes from: the file, or an environment variable that overrides it.
+//! Source of a setting: the file, or an environment variable that overrides it.
 //!
 //! Only the variables of [`OVERRIDES`] are read. Others that begin with `HOLDFAST_` are left alone, because Kubernetes
 //! itself sets such variables (`HOLDFAST_OPERATOR_SERVICE_HOST`) for a Service that is called so.
@@ -48,7 +48,7 @@ pub(crate) struct Source {
     overridden: Vec<(&'static str, &'static str)>,
 }
 
-/// Where to look for a setting.
+/// Place of a setting, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SettingPlace {
     /// A line of the file.

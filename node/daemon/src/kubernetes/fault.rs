@@ -90,7 +90,7 @@ fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> C
     facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::False, "SyncFailed", message)
 }
 
-/// Whether a condition may be about to turn.
+/// True if a condition may be about to change.
 pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
     here.store.health.away().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
 }
@@ -137,7 +137,7 @@ fn deletes_refused(why: &str) -> String {
     )
 }
 
-/// What gives a store valid credentials.
+/// Action that gives a store valid credentials.
 fn denied(facts: &Facts) -> String {
     match &facts.secret {
         Some(secret) => format!(

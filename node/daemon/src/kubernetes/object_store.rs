@@ -7,7 +7,7 @@ use kube::Client;
 
 use super::retry::{OperationFailure, Retry};
 
-/// Why a volume has no store to use. Nothing was sent to the store.
+/// Reason that a volume has no usable store. Nothing was sent to the store.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ObjectStoreError {
     /// The volume names none.
@@ -18,7 +18,7 @@ pub(crate) enum ObjectStoreError {
     Unusable {
         /// The ObjectStore.
         store: String,
-        /// What it lacks.
+        /// Fault of its configuration.
         source: StoreConfigError,
     },
 }

@@ -21,7 +21,7 @@ use super::retry::{OperationFailure, Retry};
 /// finds no place waits for one: there is one task for each volume.
 const MOST_ENDS: usize = 64;
 
-/// What is done with a volume now.
+/// Operation in progress on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doing {
     /// It is being attached.
@@ -32,7 +32,7 @@ pub(crate) enum Doing {
     Clearing,
 }
 
-/// How the last operation on a volume ended.
+/// Outcome of the last operation on a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It was attached.
@@ -41,20 +41,20 @@ pub(crate) enum Outcome {
     Detached,
     /// It was released without a final commit, because another writer had taken it; what was not uploaded is kept.
     Preserve,
-    /// What this node had of a volume that another holds is cleared away.
+    /// This node's files of a volume that another node holds are cleared away.
     Cleared,
     /// It failed.
     Failed(OperationFailure),
 }
 
-/// What is known of one volume's operations.
+/// State of one volume's operations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OperationEntry {
-    /// What is done now.
+    /// Operation in progress.
     pub(crate) doing: Option<Doing>,
-    /// How the last one ended.
+    /// Outcome of the last operation.
     pub(crate) last: Option<Outcome>,
-    /// When the status was last written.
+    /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
@@ -97,7 +97,7 @@ impl Operations {
         (Self { entries: Arc::default(), ended }, ends)
     }
 
-    /// What is known of a volume's operations.
+    /// State of a volume's operations.
     pub(crate) fn of(&self, volume: &VolumeId) -> OperationEntry {
         self.entries().get(volume).cloned().unwrap_or_default()
     }

@@ -30,7 +30,7 @@ use crate::volumes::Volumes;
 
 /// Time between two looks.
 const LOOK_EVERY: Backoff = Backoff::steady(Duration::from_secs(30));
-/// How far two lists without the object are from each other, at least.
+/// Shortest time between two lists without the object.
 const APART: Duration = Duration::from_secs(60);
 
 /// Since when each volume has had no object.
@@ -155,7 +155,7 @@ async fn detach<V: Volumes>(volumes: &V, volume: &VolumeId, tell: &Tell) {
     tell.event(event(type_, reason, message)).await;
 }
 
-/// What is told where the API server has no volume at all.
+/// Event for an API server that lists no volume at all.
 fn none_listed(here: &BTreeSet<VolumeId>) -> Event {
     let names: Vec<&str> = here.iter().map(VolumeId::as_str).collect();
     let message = format!(
@@ -177,7 +177,7 @@ fn event(type_: EventType, reason: &str, message: String) -> Event {
     }
 }
 
-/// Where orphans are told of: at the node, for they have no object.
+/// Recorder of events about orphans: published at the node, because an orphan has no object.
 #[derive(Clone)]
 struct Tell {
     recorder: Recorder,

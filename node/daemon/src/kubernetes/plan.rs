@@ -1,4 +1,4 @@
-//! What to do next for one volume: a pure function of what is seen.
+//! Next steps for one volume: a pure function of the observed facts.
 //!
 //! ```text
 //!            wanted                       grant withdrawn or deletion asked
@@ -29,11 +29,11 @@ use holdfast_engine::volume::Durability;
 /// Condition: a node serves the volume.
 pub(crate) const ATTACHED: &str = "Attached";
 
-/// How often figures that always move (dirty bytes, commits) are written.
+/// Interval at which figures that always change (dirty bytes, commits) are written.
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
-/// How often the age of what is dirty is written while nothing else moves.
+/// Interval at which the age of dirty data is written while nothing else changes.
 const AGE_EVERY: Duration = Duration::from_secs(60);
-/// How soon a volume is looked at again while an operation is in progress or has failed.
+/// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
 
 /// One volume as seen at one moment.
@@ -45,17 +45,17 @@ pub(crate) struct Facts {
     pub(crate) generation: Option<i64>,
     /// The wish.
     pub(crate) spec: VolumeSpec,
-    /// Whether deletion was asked for.
+    /// True if deletion was requested.
     pub(crate) deleting: bool,
-    /// What is reported so far, by everybody.
+    /// Status reported so far, by all its writers.
     pub(crate) status: VolumeStatus,
     /// The volume on this node, if it is here.
     pub(crate) here: Option<node::VolumeStatus>,
-    /// Whether this node has files of it without serving it.
+    /// True if this node has files of the volume without serving it.
     pub(crate) kept: bool,
-    /// What this process does with it now.
+    /// Operation of this process on the volume that is in progress.
     pub(crate) doing: Option<Doing>,
-    /// How the last thing this process did with it ended.
+    /// Outcome of this process's last operation on the volume.
     pub(crate) last: Option<Outcome>,
     /// Time until what failed may be tried again.
     pub(crate) wait: Duration,
@@ -74,7 +74,7 @@ pub(crate) enum Step {
     Report(Box<VolumeStatus>),
     /// Begin to attach, growing the volume to the wished size if `grow`.
     Attach {
-        /// Whether the device shall have the size of the spec.
+        /// True if the device is to get the size of the spec.
         grow: bool,
         /// The epoch whose writer the user force-detached.
         replaces: Option<u64>,
@@ -88,9 +88,9 @@ pub(crate) enum Step {
 /// The steps in order (a failed one ends the plan), and when to look again if nothing happens.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
-    /// What to do.
+    /// The steps.
     pub(crate) steps: Vec<Step>,
-    /// When to look again.
+    /// Time until the volume is examined again.
     pub(crate) again: Option<Duration>,
 }
 
@@ -122,13 +122,13 @@ impl Facts {
         self.status.node.as_deref() == Some(&self.me)
     }
 
-    /// Whether another node has attached the volume: it reports its epoch.
+    /// True if another node has attached the volume: it reports its epoch.
     fn served_elsewhere(&self) -> bool {
         self.status.epoch.is_some()
             && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
     }
 
-    /// Whether the log called another node attached when this one last tried to attach.
+    /// True if the log named another node as attached when this one last tried to attach.
     fn is_held_elsewhere(&self) -> bool {
         matches!(&self.last, Some(Outcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
     }
@@ -137,13 +137,14 @@ impl Facts {
         !self.deleting && self.spec.desired_node() == Some(&self.me)
     }
 
-    /// Whether what this node may hold un-uploaded of the volume is of no use to anybody.
+    /// True if un-uploaded data of the volume on this node is discardable: the data is deleted with the
+    /// volume.
     fn is_discardable(&self) -> bool {
         self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete
     }
 }
 
-/// What to do next.
+/// Plans the next steps.
 pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
@@ -292,7 +293,8 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
     }
 }
 
-/// What was reported under this epoch stays true, and stands as it is while nothing was dirty since.
+/// Time through which data is durable. A time reported under this epoch stays true, and is not changed while
+/// nothing was dirty since.
 fn durable_through(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;

@@ -10,18 +10,18 @@ use crate::node::ErrorKind;
 /// Reason: the log calls the writer of another node attached.
 pub(crate) const HELD_ELSEWHERE: &str = "HeldElsewhere";
 
-/// Why an operation on a volume failed, in the words of a condition.
+/// Reason that an operation on a volume failed, in the words of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OperationFailure {
     /// Reason of the condition, one CamelCase word.
     pub(crate) reason: &'static str,
-    /// What a person should know and do.
+    /// State, consequence and action, for a person.
     pub(crate) message: String,
-    /// How long it is expected to last.
+    /// Its expected duration.
     pub(crate) retry: Retry,
 }
 
-/// How long a failure is expected to last.
+/// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// It will pass by itself.

@@ -25,7 +25,7 @@ const READY: &str = "Ready";
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
-/// How often the node looks at itself; an unchanged report is not written again.
+/// Interval at which the node examines itself; an unchanged report is not written again.
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
 /// Free space is told in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
@@ -100,7 +100,7 @@ fn space(directory: &Path) -> Option<Space> {
     Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
-/// What is kept of replaced writers. Directories that were read before are not read again: they change no more.
+/// Data kept of replaced writers. Directories that were read before are not read again: they do not change.
 fn fenced_data(state_dir: &Path, told: &[FencedData]) -> Vec<FencedData> {
     let kept = match fenced::list(state_dir) {
         Ok(kept) => kept,
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
     use crate::volumes::tests::{Fake, attached};
 
-    /// What `make` makes of a node that has reported nothing.
+    /// Result of `make` for a node that has reported nothing.
     fn first<T>(make: impl FnOnce(&ConditionBuilder<'_>) -> T) -> T {
         let now = Time("2026-01-01T00:00:00Z".parse().unwrap());
         make(&ConditionBuilder { previous: &[], observed_generation: None, now: &now })

@@ -25,10 +25,10 @@ use super::retry::OperationFailure;
 use crate::node::VolumeStatus;
 use crate::volumes::Volumes;
 
-/// How often the configuration of a store that does not answer is read again.
+/// Interval at which the configuration of a store that does not answer is read again.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// What changes with a store's configuration: uid, generation, version of its Secrets.
+/// Version of a store's configuration: uid, generation, version of its Secrets.
 type Version = (Option<String>, Option<i64>, Option<String>);
 
 fn version(store: &ObjectStore) -> Version {
@@ -36,7 +36,7 @@ fn version(store: &ObjectStore) -> Version {
     (store.metadata.uid.clone(), store.metadata.generation, credentials)
 }
 
-/// What was read of each store.
+/// Configurations that were read, by store.
 #[derive(Debug, Default)]
 struct Renewals {
     read: BTreeMap<String, Version>,
@@ -46,7 +46,7 @@ struct Renewals {
 }
 
 impl Renewals {
-    /// Whether `store` is to be read, because it is another than it was. Notes it as read.
+    /// True if `store` must be read, because its version is not the one that was read. Notes it as read.
     fn changed(&mut self, store: &ObjectStore) -> bool {
         let now = version(store);
         self.read.insert(store.name_any(), now.clone()).is_none_or(|before| before != now)

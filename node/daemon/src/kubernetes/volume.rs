@@ -28,10 +28,10 @@ use crate::failure::Failure;
 use crate::node::{AttachRequest, ErrorKind};
 use crate::volumes::Volumes;
 
-/// How soon a volume is looked at again after the API server failed.
+/// Time until a volume is examined again after the API server failed.
 const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
-/// What every reconciliation needs.
+/// Context of every reconciliation.
 struct Context<V> {
     client: Client,
     me: String,

@@ -48,7 +48,7 @@ impl Fake {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
     }
 
-    /// What a scrub finds from now on.
+    /// Sets the result of later scrubs.
     pub(crate) fn find(&self, scrubbed: Scrubbed) {
         self.inner.lock().scrubbed = scrubbed;
     }

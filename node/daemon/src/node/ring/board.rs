@@ -1,4 +1,4 @@
-//! What a volume's ring thread shows to everybody else.
+//! Board: figures and state that a volume's ring thread publishes to other threads.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::node::volume::state::{StateCell, StateEvent, Writer};
 
-/// What was served since this process attached or recovered the volume. Figures only grow.
+/// Counts of the I/O served since this process attached or recovered the volume. They only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ServedCounts {
     /// Read requests.
@@ -41,11 +41,11 @@ pub(crate) struct Board {
     /// Figures of the planner and of the requests, published at every tick, never per request.
     shown: Mutex<(Status, ServedCounts)>,
     state: Arc<StateCell>,
-    /// How often what was damaged in the store was repaired.
+    /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
-    /// Why the kernel refused a command of the device's queues.
+    /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
-    /// What the sides hold, as last measured.
+    /// Bytes that the sides hold, as last measured.
     pub(crate) cached_bytes: AtomicU64,
 }
 

@@ -37,7 +37,7 @@ impl RingFigures {
 pub(crate) struct RingStatus {
     /// Messages that waited for the thread at a time, at most.
     pub(crate) most_messages: u64,
-    /// How often the inbox was full, and the sender of a message waited or dropped it.
+    /// Times that the inbox was full, and the sender of a message waited or dropped it.
     pub(crate) full_inbox: u64,
     /// Completions that came for an operation that had ended, or for a volume that was gone: bugs, dropped.
     pub(crate) late_completions: u64,

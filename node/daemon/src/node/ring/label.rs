@@ -1,4 +1,4 @@
-//! Which volume a line of the data path is about.
+//! Label of the volume that a log line of the data path is about.
 //!
 //! Owns: the fields of the span that every log line about a served volume is written in: its name, its
 //! device, the writer's epoch. Shared by the volume's ring thread and its background work.

@@ -1,4 +1,4 @@
-//! Which ring thread carries which volume.
+//! Placement of volumes on ring threads.
 
 use holdfast_ring::RingOptions;
 
@@ -27,7 +27,7 @@ impl Rings {
         Ok((self.handles[place.ring()].clone(), place))
     }
 
-    /// What each ring thread did.
+    /// Figures of each ring thread.
     pub(in crate::node) fn status(&self) -> Vec<RingStatus> {
         self.handles.iter().map(RingHandle::status).collect()
     }

@@ -12,7 +12,7 @@ use holdfast_engine::volume::{Pending, Setup, Volume};
 use crate::node::clock::now;
 use crate::node::local::live_map::LiveMap;
 
-/// How a volume begins.
+/// Start of a volume's planner.
 pub(crate) enum Start {
     /// Just attached.
     Attach { manifest: Box<Manifest>, found: Vec<FoundPage>, trust_clean: bool },
@@ -23,10 +23,10 @@ pub(crate) enum Start {
 /// A volume's planner that is not on a ring thread yet.
 pub(crate) struct Planned {
     pub(in crate::node) sectors: u64,
-    /// How many requests it may have in flight.
+    /// Most requests that it may have in flight.
     pub(in crate::node) requests: u32,
     pub(in crate::node) volume: Volume<LiveMap>,
-    /// What it asked for when it was made.
+    /// Actions that it requested when it was made.
     pub(in crate::node) actions: Vec<Action>,
 }
 

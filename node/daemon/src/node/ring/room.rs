@@ -13,7 +13,7 @@ pub(in crate::node) const VOLUME_FILES: u32 = 4;
 /// Files that all volumes of a ring share.
 const SHARED_FILES: u32 = 2;
 
-/// What a volume needs of a ring.
+/// Slots of a ring that a volume needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct Need {
     /// Slots for files.

@@ -91,7 +91,7 @@ pub(in crate::node) struct Served {
     _place: Place,
 }
 
-/// What a volume is given on its ring thread.
+/// Resources that a volume gets on its ring thread.
 pub(in crate::node) struct Made {
     pub(in crate::node) key: VolumeKey,
     pub(in crate::node) label: Arc<Label>,
@@ -170,12 +170,12 @@ impl Served {
         self.queues.drain();
     }
 
-    /// Whether no file operation is in flight.
+    /// True if no file operation is in flight.
     pub(in crate::node) fn is_still(&self) -> bool {
         self.operations == 0
     }
 
-    /// Whether the device's queues are with the kernel.
+    /// True if the device's queues are with the kernel.
     pub(in crate::node) fn is_open(&self) -> bool {
         self.queues.is_open()
     }

@@ -25,7 +25,7 @@ use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
 use crate::node::ring::served::{Made, Served, SharedFiles, Slots};
 use crate::node::ring::volume_table::VolumeTable;
 
-/// How long a leaving thread waits for file operations in flight.
+/// Longest wait of a leaving thread for file operations in flight.
 const LEAVE_WITHIN: Duration = Duration::from_secs(10);
 
 /// Starts a ring thread that reads from these shared files.

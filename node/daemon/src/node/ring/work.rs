@@ -11,13 +11,13 @@ use crate::node::store::block_cache::SlabSlot;
 #[derive(Debug)]
 pub(in crate::node) struct ColdRead {
     pub(in crate::node) request: RequestId,
-    /// What is read; it lies in one block.
+    /// Sectors that are read; they lie in one block.
     pub(in crate::node) range: SectorRange,
-    /// Where the range begins within the request, in bytes.
+    /// Start of the range within the request, in bytes.
     pub(in crate::node) at: u32,
     pub(in crate::node) layers: Layers,
-    /// Where the block is in the slab: held to the end of the copy. In work: the disk could not read it
-    /// there.
+    /// Slot of the block in the slab, held to the end of the copy. In work: the slot that the disk could not
+    /// read.
     pub(in crate::node) slot: Option<SlabSlot>,
     /// A slot could not be read before.
     pub(in crate::node) again: bool,

@@ -1,5 +1,5 @@
-//! What ended: commands of the device's queues, file operations, fetches of blocks. Each becomes an event for
-//! the planner.
+//! Completions of commands of the device's queues, file operations and fetches of blocks. Each becomes an
+//! event for the planner.
 
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
 use holdfast_ring::{HeapBuffer, Outcome};

@@ -1,4 +1,4 @@
-//! What the planner asks for: file operations begin, requests are completed, work goes to the background.
+//! Performs the planner's actions: begins file operations, completes requests, sends work to the background.
 
 use holdfast_background as background;
 use holdfast_engine::action::{Action, MapWrite, Source};

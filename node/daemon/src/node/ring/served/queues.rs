@@ -111,7 +111,7 @@ impl Queues {
         }
     }
 
-    /// Whether the queues are with the kernel.
+    /// True if the queues are with the kernel.
     pub(super) const fn is_open(&self) -> bool {
         self.is_open
     }

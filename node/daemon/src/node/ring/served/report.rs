@@ -1,4 +1,4 @@
-//! What the planner reports: logged, counted, shown on the board.
+//! Reports of the planner: logged, counted, shown on the board.
 
 use holdfast_engine::action::Report;
 

@@ -7,7 +7,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
 
-/// What was logged.
+/// Captured log output.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
