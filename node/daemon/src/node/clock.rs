@@ -16,7 +16,7 @@ pub(crate) fn now() -> Millis {
     seconds * 1000 + nanos / 1_000_000
 }
 
-/// What milliseconds since 1970 the volumes' clock began at, as far as is known now.
+/// Milliseconds since 1970 at which the volumes' clock began, as far as is known now.
 pub(crate) fn unix_ms_at_zero() -> u64 {
     unix_ms().saturating_sub(now())
 }

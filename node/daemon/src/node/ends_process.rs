@@ -1,5 +1,5 @@
-//! What a panic in the data plane does: the process ends, the kernel quiesces the devices, and the next daemon takes them
-//! up. Continuing would leave a volume waiting for an answer that never comes.
+//! Ends the process after a panic in the data plane: the kernel quiesces the devices, and the next daemon
+//! recovers them. Continuing would leave a volume waiting for an answer that never comes.
 
 /// Exit status of a data plane that cannot continue. Source: `EX_SOFTWARE` in sysexits(3head).
 const EXIT_STATUS: i32 = 70;

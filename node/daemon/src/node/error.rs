@@ -1,4 +1,4 @@
-//! Why the node could not do what it was asked.
+//! Errors of requests to the node.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
 use holdfast_ublk::{ControlError, QueueError, Unsupported};
 
-/// What a caller may do about an error.
+/// Class of an error, by what a caller may do about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ErrorKind {
     /// There is no such thing; asking again changes nothing.
@@ -38,7 +38,7 @@ pub(crate) enum ErrorKind {
     Local,
 }
 
-/// Why a request to the node failed.
+/// Reason why a request to the node failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum NodeError {
@@ -48,9 +48,9 @@ pub(crate) enum NodeError {
     /// The volume is attached already or an operation is in progress.
     #[error("volume {volume} is {doing} on this node")]
     Busy {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// What is done with it.
+        /// The operation or state that makes it busy.
         doing: &'static str,
     },
     /// A volume of this name is attached from another store.
@@ -59,7 +59,7 @@ pub(crate) enum NodeError {
          local files. Detach that one first, or attach this one on another node"
     )]
     OtherStore {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// The store of the one that is attached.
         attached: String,
@@ -69,7 +69,7 @@ pub(crate) enum NodeError {
     /// The block device is mounted or held by a process.
     #[error("volume {volume} is in use: unmount {device} first")]
     InUse {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// Its device.
         device: PathBuf,
@@ -83,9 +83,9 @@ pub(crate) enum NodeError {
         .lost.first.start.byte_offset()
     )]
     Unreadable {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// What of it.
+        /// Its data that cannot be read.
         lost: Unreadable,
     },
     /// The previous process served the volume, and this one could not recover it yet.
@@ -94,9 +94,9 @@ pub(crate) enum NodeError {
          retries every few seconds. Fix the cause, or reboot the node (flushed data survives)"
     )]
     RecoveryFailed {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// Why the last try failed.
+        /// Reason why the last try failed.
         why: String,
     },
     /// The volume was fenced, and what it had not uploaded is still where it was.
@@ -105,9 +105,9 @@ pub(crate) enum NodeError {
          was deleted. Free space or repair the disk, then detach it again, or restart the daemon"
     )]
     PreserveFailed {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<NodeError>,
     },
@@ -158,9 +158,9 @@ pub(crate) enum NodeError {
     StoreForeign {
         /// The store's name.
         name: String,
-        /// What it should hold.
+        /// The volume that it should hold.
         volume: VolumeId,
-        /// How its log differs.
+        /// The difference of its log.
         found: Foreign,
     },
     /// It is not known yet whether a store's new configuration leads to the same bucket.
@@ -171,9 +171,9 @@ pub(crate) enum NodeError {
     StoreUnchecked {
         /// The store's name.
         name: String,
-        /// Whose log.
+        /// The volume of the log.
         volume: VolumeId,
-        /// Why not.
+        /// The cause.
         #[source]
         source: Box<LogFailure>,
     },
@@ -206,11 +206,11 @@ pub(crate) enum NodeError {
     /// A local file could not be used.
     #[error("{} could not be {action}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -262,13 +262,13 @@ pub(crate) enum NodeError {
         state_dir.display()
     )]
     TooLarge {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// Its size.
         bytes: u64,
-        /// What a file may have.
+        /// Bytes that a file may have.
         limit_bytes: u64,
-        /// Where.
+        /// The state directory.
         state_dir: PathBuf,
     },
     /// A local structure is damaged.
@@ -276,7 +276,7 @@ pub(crate) enum NodeError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// How.
+        /// The damage.
         #[source]
         source: Damage,
     },
@@ -299,7 +299,7 @@ pub(crate) enum NodeError {
         record.display()
     )]
     OlderLayout {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// The record of the attach.
         record: PathBuf,
@@ -309,7 +309,7 @@ pub(crate) enum NodeError {
     QueueRefused {
         /// The device's number.
         id: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: Errno,
     },
@@ -347,7 +347,7 @@ pub(crate) enum NodeError {
     Fenced(VolumeId),
 }
 
-/// What is wrong with a local structure.
+/// Damage of a local structure.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Damage {
     /// Its bytes.
@@ -376,7 +376,7 @@ pub(crate) enum Damage {
     Length {
         /// Its bytes.
         found: usize,
-        /// What it should have.
+        /// The bytes that it should have.
         expected: usize,
     },
     /// A record in JSON.
@@ -385,7 +385,7 @@ pub(crate) enum Damage {
 }
 
 impl NodeError {
-    /// What the caller may do about it.
+    /// Class of the error, by what the caller may do about it.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NotAttached(_) => ErrorKind::NotFound,
@@ -456,7 +456,7 @@ pub(crate) fn file(path: &std::path::Path, action: &'static str) -> impl FnOnce(
     let path = path.to_owned();
     move |source| NodeError::File { path, action, source }
 }
-/// Why a log is not the writer's.
+/// Reason why a log is not the writer's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Foreign {
     /// There is no log.

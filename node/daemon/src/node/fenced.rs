@@ -1,4 +1,4 @@
-//! What fenced writers of this node never uploaded: listed, exported, deleted.
+//! Data that fenced writers of this node never uploaded: listed, exported, deleted.
 //!
 //! Owns: the directories below `<state>/fenced/`. They change no more once they are there, so neither the daemon nor its
 //! lock, the store or the API server is needed, and a daemon may run meanwhile.
@@ -28,7 +28,7 @@ pub(crate) struct Kept {
     dir: PathBuf,
 }
 
-/// What a fenced writer left, by its map.
+/// Data that a fenced writer left, by its map.
 #[derive(Debug)]
 pub(crate) struct Contents {
     /// The volume.
@@ -37,7 +37,7 @@ pub(crate) struct Contents {
     pub(crate) epoch: Epoch,
     /// The volume's size then, in sectors.
     pub(crate) sectors: u64,
-    /// What was never uploaded, lowest first, and the side that holds it.
+    /// Sectors that were never uploaded, lowest first, and the side that holds them.
     runs: Vec<(SectorRange, Side)>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) enum FencedError {
         "{name} holds the only copy of {bytes} bytes: export them first, then delete {name} with --confirm-data-loss"
     )]
     NotConfirmed {
-        /// Which.
+        /// The name of its directory.
         name: String,
         /// Bytes never uploaded.
         bytes: u64,
@@ -71,7 +71,7 @@ pub(crate) enum FencedError {
     /// The export lacks what the local disk cannot read.
     #[error("{bytes} bytes are missing in the image: the local disk cannot read them (\"unreadable\" in {})", .map.display())]
     Unreadable {
-        /// How many.
+        /// Bytes that are missing in the image.
         bytes: u64,
         /// The JSON that lists them.
         map: PathBuf,
@@ -89,7 +89,7 @@ fn names(known: &[String]) -> String {
 }
 
 impl FencedError {
-    /// What the caller may do about it.
+    /// Class of the error, by what the caller may do about it.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown { .. } => ErrorKind::NotFound,

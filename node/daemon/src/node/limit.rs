@@ -1,6 +1,6 @@
 //! The bounds of the queues between the ring threads and the runtime.
 //!
-//! What happens at a bound is said with each. Both queues show how full they were as metrics (`docs/metrics.md`).
+//! Each bound's comment names its effect. Both queues show how full they were as metrics (`docs/metrics.md`).
 
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::DeviceSpec;

@@ -75,12 +75,12 @@ impl Dirs {
         Local::new(self.state.path(), self.run.path(), volume)
     }
 
-    /// What the device of an attach of a volume is known by.
+    /// Tag of the device of an attach of a volume.
     fn tag(&self, volume: &VolumeId, epoch: u64) -> u64 {
         Installation::of(self.state.path()).unwrap().tag(volume, epoch).0
     }
 
-    /// Where a restarted daemon finds the live map.
+    /// Path where a restarted daemon finds the live map.
     fn live_map(&self) -> PathBuf {
         self.local().live_map_path()
     }
@@ -97,7 +97,7 @@ impl Dirs {
         self.live_map().with_file_name("attached")
     }
 
-    /// What a daemon leaves that dies when its device is not made yet.
+    /// Leaves the files of a daemon that dies before its device is made.
     async fn leave(&self) {
         let local = self.local();
         let nonce = Nonce([7; 16]);

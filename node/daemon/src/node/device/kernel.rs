@@ -24,13 +24,13 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// The longest wait for the flush of a lost device.
 const FLUSH_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the kernel does with devices. Each function blocks.
+/// Operations of the kernel on devices. Each function blocks.
 pub(in crate::node) trait Devices: Send + Sync {
     /// The transport that a new device gets.
     fn transport(&self, choice: TransportChoice) -> Result<Transport, Unsupported>;
     /// The ids of all devices of the host.
     fn list(&self) -> Result<Vec<u32>, ControlError>;
-    /// What any device is.
+    /// Description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
     /// The device with this id, if it is the one expected.
     fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError>;

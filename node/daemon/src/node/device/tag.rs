@@ -1,4 +1,4 @@
-//! What tells a device of ours from every other device of the host.
+//! Tag that tells a device of ours from every other device of the host.
 //!
 //! The kernel names devices by the lowest free number, so a number that was noted may be another device's by the time it is
 //! read. Each device is added with a tag, which the kernel keeps:
@@ -35,7 +35,7 @@ const FILE: &str = "installation";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::node) struct Installation([u8; 16]);
 
-/// What a device is known by.
+/// Tag that a device is known by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::node) struct DeviceTag(pub(in crate::node) u64);
 
@@ -74,7 +74,7 @@ impl Installation {
         DeviceTag(self.prefix() << VOLUME_BITS | u64::from(u32::from_be_bytes([a, b, c, d])))
     }
 
-    /// Whether a device was added by a daemon of this installation.
+    /// True if a daemon of this installation added the device.
     pub(in crate::node) fn made(self, tag: u64) -> bool {
         tag >> VOLUME_BITS == self.prefix()
     }

@@ -19,7 +19,7 @@ use crate::node::local::file::{open_mode, sync_dir};
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What an export made.
+/// Result of an export.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Exported {
     /// The image.
@@ -44,7 +44,7 @@ struct ImageMap<'a> {
     size_bytes: u64,
     /// Ascending, apart; everything else in the image is a hole and says nothing.
     ranges: Vec<ByteRange>,
-    /// What belongs into the image and could not be read; also ascending, apart.
+    /// Ranges that belong into the image and could not be read; also ascending, apart.
     unreadable: Vec<ByteRange>,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Expo
     Ok(exported)
 }
 
-/// What became of what was never uploaded, whichever side holds it.
+/// Result of copying the data that was never uploaded, whichever side holds it.
 #[derive(Default)]
 struct Copied {
     ranges: Vec<ByteRange>,
@@ -141,7 +141,7 @@ fn copy(kept: &Kept, contents: &Contents, image: &Fresh) -> Result<Copied, Fence
     Ok(copied)
 }
 
-/// Whether the disk could read all of it.
+/// Copies a piece. Returns true if the disk could read all of it.
 fn copy_piece(
     piece: SectorRange,
     from: &File,

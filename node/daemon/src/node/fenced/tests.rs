@@ -1,4 +1,4 @@
-//! What a fenced writer leaves, made as the engine makes it, and what of it comes out.
+//! Files that a fenced writer leaves, made as the engine makes them, and the data exported from them.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -64,7 +64,7 @@ struct Writer {
     sides: [File; 2],
     map: File,
     fill: u8,
-    /// Whether uploads are answered.
+    /// True if uploads are answered.
     store: bool,
 }
 

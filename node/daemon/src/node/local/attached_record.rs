@@ -12,7 +12,7 @@ use crate::node::store::record::StoreRecord;
 /// Version of [`AttachedRecord`]; it rises when a field is added, changed or left out.
 pub(crate) const ATTACHED_VERSION: u32 = 3;
 
-/// What the tmpfs directory remembers of an attached volume.
+/// Record of an attached volume in the tmpfs directory.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AttachedRecord {

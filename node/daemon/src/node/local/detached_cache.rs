@@ -28,7 +28,7 @@ const TRASH: &str = "trash";
 struct Leftover {
     volume: VolumeId,
     held_bytes: u64,
-    /// When its map was last written.
+    /// Time at which its map was last written.
     used: SystemTime,
 }
 
@@ -36,7 +36,7 @@ struct Leftover {
 #[derive(Default)]
 pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
 
-/// What volumes left that are not among `volumes`.
+/// Local files of volumes that are not among `volumes`.
 pub(in crate::node) struct Leftovers<'a> {
     state_dir: &'a Path,
     run_dir: &'a Path,
@@ -76,7 +76,7 @@ impl<'a> Leftovers<'a> {
         self.volumes.lock()
     }
 
-    /// What they all hold, in bytes.
+    /// Bytes that they all hold.
     pub(in crate::node) fn held_bytes(&self) -> u64 {
         self.found.iter().map(|leftover| leftover.held_bytes).sum()
     }
@@ -109,7 +109,7 @@ impl<'a> Leftovers<'a> {
         has_trash
     }
 
-    /// Whether the leftover could be thrown away.
+    /// Throws the leftover away. Returns false if it was not closed clean, or was used since.
     fn throw_away(&self, leftover: &Leftover) -> Result<bool, NodeError> {
         let Leftover { volume, held_bytes, used } = leftover;
         let local = Local::new(self.state_dir, self.run_dir, volume);

@@ -1,7 +1,7 @@
 //! Local files of volumes that this node does not serve: another node may hold the volume since.
 //!
-//! What such a volume had not uploaded here is preserved, as it is when a fenced writer notices; what it had uploaded is of
-//! no use any more and is removed. The log decides, not what anybody reports.
+//! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
+//! that it had uploaded is of no use any more and is removed. Only the log decides, not a report.
 
 use std::collections::btree_map::Entry;
 
@@ -16,8 +16,8 @@ use crate::node::volume::state::State;
 use crate::node::{Node, NodeError};
 
 impl Node {
-    /// Whether the node has files of a volume that it does not serve. One whose recovery failed after a restart is not
-    /// among them: its live map may know more than its durable one.
+    /// True if the node has files of a volume that it does not serve. One whose recovery failed after a
+    /// restart is not among them: its live map may know more than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
         let local = self.local(volume);
         let attached = self.volumes().contains_key(volume) || local.live_map_path().exists();

@@ -195,8 +195,8 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Whether a volume of the state was attached and not detached. One whose header cannot be read counts: its attach says what is
-/// wrong with it.
+/// True if a volume of the state was attached and not detached. One whose header cannot be read counts: its
+/// attach reports the fault.
 fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     let is_open = |volume: &VolumeId| {
         let header = Local::new(&config.state_dir, &config.run_dir, volume).read_header();

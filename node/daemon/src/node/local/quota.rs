@@ -23,7 +23,7 @@ use crate::node::ring::message::Message;
 use crate::node::volume::present::Present;
 use crate::node::{Node, NodeConfig, ticks};
 
-/// What a volume may do before the next measurement.
+/// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Space {
     excess_bytes: u64,
@@ -98,7 +98,8 @@ async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
     }
 }
 
-/// What the sides of a volume hold; what they held before, where that cannot be measured: the others are not affected.
+/// Bytes that the sides of a volume hold. If the measurement fails, returns the former value: the others are
+/// not affected.
 fn held_bytes(present: &Arc<Present>) -> u64 {
     let known = &present.board.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
@@ -108,8 +109,8 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     })
 }
 
-/// What all sides together may hold: what was configured, or nine tenths of what the slab leaves of the filesystem; and
-/// never so much that the rest of the daemon's files do not find their place.
+/// Bytes that all sides together may hold: the configured limit, or nine tenths of what the slab leaves of
+/// the filesystem. Never so many that the rest of the daemon's files do not find their place.
 fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u64) -> u64 {
     let capacity = disk.f_blocks.saturating_mul(disk.f_frsize);
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
@@ -118,7 +119,7 @@ fn quota(disk: &StatVfs, configured: Option<u64>, slab_bytes: u64, held_bytes: u
     configured.unwrap_or(share).min(held_bytes + free.saturating_sub(reserve))
 }
 
-/// What all together should hold, for there to be room for writes.
+/// Bytes that all together should hold, for there to be room for writes.
 fn target(quota_bytes: u64) -> u64 {
     quota_bytes - quota_bytes / 8
 }

@@ -18,10 +18,10 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
 use crate::node::error::{NodeError, file};
 
 const PAGE_BYTES: u64 = 4096;
-/// What a form may grow by without another page.
+/// Bytes that a form may grow by without another page.
 const SPARE_BYTES: u64 = 256;
 
-/// Where the next form of the file is written.
+/// Path where the next form of the file is written.
 pub(in crate::node) fn spare(path: &Path) -> PathBuf {
     path.with_extension("new")
 }

@@ -1,4 +1,4 @@
-//! What the disk under the state directory promises of a write that is in flight when the power fails.
+//! Promise of the disk under the state directory for a write that is in flight when the power fails.
 //!
 //! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides are written in
 //! place: a volume keeps that promise only on a disk that does. What a disk promises is its physical block size: the
@@ -13,12 +13,12 @@ use std::path::Path;
 
 use holdfast_types::SECTOR_BYTES;
 
-/// Where the kernel shows block devices by their numbers.
+/// Directory where the kernel shows block devices by their numbers.
 const BLOCK_DEVICES: &str = "/sys/dev/block";
 const PHYSICAL_BLOCK_SIZE: &str = "queue/physical_block_size";
 /// The devices that a device is made of, such as those of a RAID.
 const PARTS: &str = "slaves";
-/// How deep devices may be stacked.
+/// Layers of stacked devices, at most.
 const MOST_LAYERS: u32 = 16;
 
 /// The block device that holds the state directory; of a stack of devices, the one that promises least.
@@ -26,12 +26,12 @@ const MOST_LAYERS: u32 = 16;
 pub(crate) struct StateDisk {
     /// Its name, as in `/sys/block`.
     pub(crate) device: String,
-    /// How many bytes it writes wholly or not at all.
+    /// Bytes that it writes wholly or not at all.
     pub(crate) physical_block_bytes: u64,
 }
 
 impl StateDisk {
-    /// Whether a power cut leaves each sector of a volume as one write made it.
+    /// True if a power cut leaves each sector of a volume as one write made it.
     pub(crate) fn keeps_sectors_whole(&self) -> bool {
         self.physical_block_bytes >= SECTOR_BYTES
     }
@@ -125,7 +125,7 @@ mod tests {
             symlink(self.0.path().join(part), parts.join(Path::new(part).file_name().unwrap())).unwrap();
         }
 
-        /// What is found when `device` is the one under the directory.
+        /// Finds the disk when `device` is the one under the directory.
         fn find(&self, device: &str) -> io::Result<StateDisk> {
             let stat = rustix::fs::stat(self.0.path()).unwrap().st_dev;
             let numbers = format!("{}:{}", rustix::fs::major(stat), rustix::fs::minor(stat));

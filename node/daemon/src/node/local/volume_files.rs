@@ -41,7 +41,7 @@ use crate::node::local::live_map::LiveMap;
 use crate::node::local::record_file::{replace_reserved, spare};
 use crate::node::off_runtime::blocking;
 
-/// Where one volume's files are.
+/// Paths of one volume's files.
 #[derive(Debug, Clone)]
 pub(crate) struct Local {
     volume: VolumeId,
@@ -52,23 +52,24 @@ pub(crate) struct Local {
 /// The live map of a fenced writer, kept beside its sides.
 pub(crate) const KEPT_LIVE_MAP: &str = "live-map";
 
-/// Where the volumes' files are in a state directory.
+/// Directory of the volumes' files in a state directory.
 pub(crate) fn state_volumes(state_dir: &Path) -> PathBuf {
     state_dir.join("volumes")
 }
 
-/// Where the volumes' files are in a run directory, which may be shared with other programs. Its name is no volume's: earlier
-/// versions take every directory beside it that could be a volume's for one, and remove it.
+/// Directory of the volumes' files in a run directory, which may be shared with other programs. Its name is
+/// no volume's: earlier versions take every directory beside it that could be a volume's for one, and remove
+/// it.
 pub(crate) fn run_volumes(run_dir: &Path) -> PathBuf {
     run_dir.join("volumes.d")
 }
 
-/// Where earlier versions had the directories of attached volumes.
+/// Parents of the directories of attached volumes in earlier versions.
 fn older_run_volumes(run_dir: &Path) -> [PathBuf; 2] {
     [run_dir.to_owned(), run_dir.join("volumes")]
 }
 
-/// Where the local files of fenced writers are kept.
+/// Directory of the local files of fenced writers.
 pub(crate) fn fenced_dir(state_dir: &Path) -> PathBuf {
     state_dir.join("fenced")
 }
@@ -367,7 +368,7 @@ fn read_header(map: &File, path: &Path) -> Result<Option<(u64, Header)>, NodeErr
     Header::newest(&head).map_err(|error| damaged(path, error))
 }
 
-/// What the durable map at `path` says; nothing when there is none.
+/// Reads the durable map at `path`; nothing when there is none.
 pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
     let Some(map) = open_map(path)? else { return Ok(None) };
     let Some((generation, header)) = read_header(&map, path)? else { return Ok(None) };
@@ -417,7 +418,8 @@ pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
     Ok(volumes)
 }
 
-/// How large the filesystem lets a file of holes be, found by trying; less than `refused_bytes`.
+/// Largest size in bytes that the filesystem allows for a file of holes, found by trying; less than
+/// `refused_bytes`.
 fn most_bytes(path: &Path, refused_bytes: u64) -> u64 {
     let Ok(handle) = OpenOptions::new().write(true).open(path) else { return 0 };
     let length = handle.metadata().map_or(0, |metadata| metadata.len());

@@ -33,7 +33,7 @@ pub(crate) struct Slab {
 pub(crate) struct SlabSlot(Slot);
 
 impl SlabSlot {
-    /// Where the block's first byte lies in the slab's file.
+    /// Offset of the block's first byte in the slab's file.
     pub(crate) fn offset_bytes(&self) -> u64 {
         u64::from(self.0.number()) * BLOCK_BYTES
     }

@@ -25,7 +25,7 @@ impl StoreClient {
         Self { record, connected: OnceCell::new(), probed: OnceCell::new() }
     }
 
-    /// What it was made from.
+    /// The record that it was made from.
     pub(crate) fn record(&self) -> &StoreRecord {
         &self.record
     }
@@ -41,7 +41,7 @@ impl StoreClient {
     /// Asks the bucket for all that volumes need, create-once above all, unless this client did so before.
     ///
     /// # Errors
-    /// What the bucket lacks; it is asked again by the next call.
+    /// The feature that the bucket lacks; the next call asks the bucket again.
     pub(crate) async fn probe(&self, store: &S3Store) -> Result<(), ProbeFailure> {
         self.probed.get_or_try_init(|| store.probe()).await.map(|_probed| ())
     }

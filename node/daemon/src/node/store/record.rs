@@ -63,7 +63,7 @@ impl From<&S3Config> for StoreRecord {
 }
 
 impl StoreRecord {
-    /// Whether a store of another name has the same objects, whatever the credentials.
+    /// True if a store of another name has the same objects, whatever the credentials.
     pub(crate) fn is_same_place(&self, other: &Self) -> bool {
         self.place() == other.place() && self.endpoint == other.endpoint
     }

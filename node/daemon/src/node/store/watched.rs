@@ -25,15 +25,15 @@ use crate::node::store::client::StoreClient;
 /// An outage.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreUnreachable {
-    /// When the first request was sent that failed.
+    /// Time at which the first request that failed was sent.
     pub(crate) since: SystemTime,
-    /// Why the last one failed.
+    /// Reason why the last one failed.
     pub(crate) error: String,
-    /// Whether the store answers, and refuses the credentials.
+    /// True if the store answers and refuses the credentials.
     pub(crate) is_denied: bool,
 }
 
-/// What is known of a store.
+/// State of a store, as far as it is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum StoreHealth {
     /// This process has asked it nothing yet.
@@ -58,9 +58,9 @@ impl StoreHealth {
 /// Deletes that a store denied. What is not deleted stays in the bucket; nothing else is held up by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RefusedDeletes {
-    /// How many, by all volumes of the store, since this process connected to it.
+    /// Denied deletes of all volumes of the store, since this process connected to it.
     pub(crate) count: u64,
-    /// Why the last delete was denied; none since one was not.
+    /// Reason why the last delete was denied; none since one was not.
     pub(crate) newest: Option<String>,
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct RefusedDeletes {
 pub(crate) struct WatchedStore<S = StoreClient> {
     client: RwLock<Arc<S>>,
     known: Mutex<Known>,
-    /// Why the newest configuration is not in use.
+    /// Reason why the newest configuration is not in use.
     refused_change: Mutex<Option<String>>,
     refused_deletes: Mutex<RefusedDeletes>,
 }
@@ -80,7 +80,7 @@ struct Known {
     answered: Option<Instant>,
 }
 
-/// When a request was sent.
+/// Time at which a request was sent.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
     at: Instant,
@@ -113,7 +113,7 @@ impl<S> WatchedStore<S> {
         *self.client.write() = client;
     }
 
-    /// Why the newest configuration is not in use.
+    /// Reason why the newest configuration is not in use.
     pub(crate) fn refused_change(&self) -> Option<String> {
         self.refused_change.lock().clone()
     }
@@ -143,7 +143,7 @@ impl<S> WatchedStore<S> {
         false
     }
 
-    /// What the last request told.
+    /// State of the store, as the last request showed it.
     pub(crate) fn health(&self) -> StoreHealth {
         self.known().health.clone()
     }
@@ -172,7 +172,7 @@ impl<S> WatchedStore<S> {
     }
 }
 
-/// Whether a store that says this is there.
+/// True if an error of this kind shows that the store serves this node.
 fn is_answer(kind: ErrorKind) -> bool {
     match kind {
         ErrorKind::NotFound | ErrorKind::Exists | ErrorKind::Conflict | ErrorKind::Corrupt => true,

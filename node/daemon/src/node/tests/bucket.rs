@@ -28,13 +28,13 @@ pub(super) struct Bucket {
     _accept: JoinSet<()>,
 }
 
-/// What it accepts.
+/// Rules by which it answers requests.
 #[derive(Default)]
 struct Rules {
     /// The only key id; any where absent.
     key_id: Mutex<Option<String>>,
     ignores_conditions: AtomicBool,
-    /// What other key ids lead to.
+    /// Objects of other tenants, by the key id that leads to them.
     tenants: Mutex<BTreeMap<String, Arc<MemoryStore>>>,
     /// Requests that name it are not answered.
     closed: watch::Sender<Option<String>>,

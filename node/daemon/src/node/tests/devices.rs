@@ -1,4 +1,5 @@
-//! Whose device is whose: several volumes on a kernel that gives numbers again, and a process that ends at every step.
+//! Ownership of devices: several volumes on a kernel that reuses numbers, and a process that ends at every
+//! step.
 
 use std::future::Future;
 
@@ -11,7 +12,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use super::*;
 use crate::node::local::volume_files::AttachFiles;
 
-/// How long a start waits for devices of the previous process.
+/// Time that a start waits for devices of the previous process.
 const WITHIN: Duration = Duration::from_millis(500);
 
 /// A host: its directories, its kernel, and the bucket of its volumes.

@@ -49,8 +49,8 @@ fn a_start_removes_nothing_of_others() {
     });
 }
 
-/// What an earlier version kept of an attached volume was not seen: its mounts hung, and the node was ready. The other way round
-/// an earlier version took the directory of all volumes for a volume, and removed it.
+/// An earlier version's record of an attached volume was not seen: its mounts hung, and the node was ready.
+/// The other way round, an earlier version took the directory of all volumes for a volume, and removed it.
 #[test]
 fn volumes_of_an_earlier_version_are_named_and_left_alone() {
     alone(async {
@@ -199,7 +199,8 @@ fn a_full_run_directory_is_named_and_detaches_work() {
     });
 }
 
-/// What another program, or a bug, had written into the file of zeros was read as zeros by every client.
+/// Bytes that another program, or a bug, had written into the file of zeros reached every client that read
+/// zeros.
 #[test]
 fn the_file_of_zeros_holds_zeros_after_a_start() {
     alone(async {

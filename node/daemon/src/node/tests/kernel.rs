@@ -17,7 +17,7 @@ use crate::node::TransportChoice;
 use crate::node::device::kernel::Devices;
 use crate::node::ring::message::OpenQueues;
 
-/// When the process ends: before the command with this number took effect, or after it.
+/// Moment at which the process ends: before the command with this number took effect, or after it.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Death {
     Before(usize),
@@ -34,7 +34,7 @@ pub(super) struct Known {
     is_foreign: bool,
     /// A program has the block device open.
     pub(super) is_used: bool,
-    /// Whether the kernel loses it when its server ends.
+    /// Set if the kernel loses it when its server ends.
     pub(super) loss: Option<Loss>,
     /// The kernel tells nothing of it.
     pub(super) is_secret: bool,
@@ -131,12 +131,12 @@ impl FakeKernel {
         self.lock().devices.iter().map(|(id, known)| (*id, known.info)).collect()
     }
 
-    /// What was done that must never be.
+    /// Operations that were done and must never be.
     pub(super) fn wrong(&self) -> Vec<String> {
         self.lock().wrong.clone()
     }
 
-    /// How often a device was flushed from outside.
+    /// Number of flushes of devices from outside.
     pub(super) fn flushes(&self) -> usize {
         self.lock().flushes
     }

@@ -177,7 +177,7 @@ impl Tenants {
     }
 }
 
-/// What is refused, why, and that the volume continues with the former configuration.
+/// Checks the refusal, its reason, and that the volume continues with the former configuration.
 async fn refused(node: &Node, config: &S3Config, why: &str) {
     let error = node.renew_store("main", config).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");

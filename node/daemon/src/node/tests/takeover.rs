@@ -1,4 +1,5 @@
-//! Who may attach a volume that the log calls attached, and which local state counts: real files, a store in memory.
+//! Attaches of a volume that the log calls attached, and the local state that counts: real files, a store in
+//! memory.
 
 use std::fs::File;
 use std::ops::Range;
@@ -231,7 +232,7 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
     });
 }
 
-/// What `store` holds now.
+/// Copies the objects that `store` holds now.
 async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
     let copy = MemoryStore::new();
     for key in store.keys() {

@@ -300,7 +300,7 @@ impl Node {
     }
 }
 
-/// What an attach reserves.
+/// Result of the reservation for an attach.
 enum Reserved {
     /// The volume is attached already.
     Attached(Attached),
@@ -348,7 +348,7 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) setup: Setup,
 }
 
-/// What a device takes of a ring.
+/// Need of a ring for a device.
 pub(in crate::node) fn need(transport: Transport, queues: u16, depth: u16) -> Need {
     let buffers = match transport {
         Transport::ZeroCopy => u32::from(queues) * u32::from(depth),

@@ -1,4 +1,4 @@
-//! Where a volume's background work meets this node: tokio, the local files, the ring thread.
+//! Interface of a volume's background work with this node: tokio, the local files, the ring thread.
 //!
 //! Runs on: the tokio runtime; one task a volume receives, each piece of work runs as a task of its own. Answers go back
 //! to the ring thread as events. What the work does is `holdfast_background`'s.
@@ -72,7 +72,7 @@ pub(crate) struct WorkLines {
     block_unreadable: LineLimit,
 }
 
-/// What the work of one volume needs.
+/// Resources that the work of one volume needs.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
     pub(crate) cold: Arc<ColdReads>,

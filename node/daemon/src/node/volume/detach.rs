@@ -159,7 +159,7 @@ pub(in crate::node) fn delete_stopped(devices: &dyn Devices, device: Device) {
     }
 }
 
-/// Why a ring thread refused something to a volume, ready for `map_err`.
+/// Converts a ring thread's refusal to an error of the volume, ready for `map_err`.
 pub(in crate::node) fn refused(present: &Present) -> impl FnOnce(RingRefusal) -> NodeError {
     let volume = present.local.volume().clone();
     move |why| match why {
@@ -177,9 +177,10 @@ pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), 
     }
 }
 
-/// What a fenced writer had not uploaded stays for `holdfast-node fenced`; what was all committed is only in the way.
-/// A durable map that was not brought up to date (`complete` is false) may name nothing: then the live one is kept with it, and
-/// nothing is moved before that is done. What failed may be tried again.
+/// Preserves for `holdfast-node fenced` the data that a fenced writer had not uploaded; removes the files if
+/// all was committed. A durable map that was not brought up to date (`complete` is false) may name nothing.
+/// Then the live map is kept with it, and nothing is moved before that is done. A failed call may be tried
+/// again.
 fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> Result<(), NodeError> {
     let dir = local.dir();
     if !dir.try_exists().map_err(file(&dir, "looked for"))? {

@@ -29,7 +29,7 @@ pub(in crate::node) struct OwnLog {
     seq: Option<Seq>,
 }
 
-/// What keeps a log from being proven.
+/// Reason why a log could not be proven.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::node) enum Unproven {
     /// It is another one.
@@ -50,7 +50,8 @@ impl OwnLog {
         Self { volume, identity, epoch: Epoch(epoch), nonce, seq: before }
     }
 
-    /// What a volume that is not on a ring thread left of itself, with where it is stored; nothing if it was not served.
+    /// Log of a volume that is not on a ring thread, by its local files, with the record of its attach;
+    /// nothing if it was not served.
     pub(in crate::node) fn left(local: &Local) -> Result<Option<(AttachedRecord, Self)>, NodeError> {
         let Some(record) = local.read_record()? else { return Ok(None) };
         let Some((_generation, header)) = local.read_header()? else { return Ok(None) };

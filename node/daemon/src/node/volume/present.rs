@@ -40,7 +40,7 @@ pub(in crate::node) struct Present {
     remembering: Mutex<()>,
 }
 
-/// What holds for a writer from its attach to its detach, over restarts of the daemon.
+/// Terms that hold for a writer from its attach to its detach, over restarts of the daemon.
 #[derive(Debug, Clone)]
 pub(in crate::node) struct WriterTerms {
     /// The tag of its device.
@@ -53,7 +53,7 @@ pub(in crate::node) struct WriterTerms {
     pub(in crate::node) displaced: Option<Displaced>,
 }
 
-/// Where a volume came onto a ring thread.
+/// Place of a volume on a ring thread.
 pub(in crate::node) struct RingPlace {
     pub(in crate::node) ring: RingHandle,
     pub(in crate::node) key: VolumeKey,
@@ -81,7 +81,7 @@ impl Present {
         Self { local, store_name, objects, log, ring, key, board, state, terms, remembering }
     }
 
-    /// Which volume it is.
+    /// The volume's id.
     pub(in crate::node) fn volume(&self) -> &VolumeId {
         self.local.volume()
     }

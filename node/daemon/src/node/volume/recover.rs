@@ -35,7 +35,8 @@ use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
 use crate::node::{Entry, Node};
 
-/// How long a device may take to become quiesced after its last server died, before the daemon continues without it.
+/// Time that a device may take to become quiesced after its last server died, before the daemon continues
+/// without it.
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 /// The same once that has failed.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
@@ -44,7 +45,7 @@ const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(
 /// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known to help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// What a predecessor left of one volume.
+/// State that a predecessor left of one volume.
 struct Left {
     record: AttachedRecord,
     /// Its server has ended.
@@ -101,7 +102,7 @@ pub(in crate::node) struct Recovery {
     state: Arc<StateCell>,
     /// Once it is on a ring thread.
     present: Option<Arc<Present>>,
-    /// Whether the device's queues wait for requests: then only the end of the recovery is missing.
+    /// True if the device's queues wait for requests: then only the end of the recovery is missing.
     is_armed: bool,
     quiesce_within: Duration,
 }
@@ -259,7 +260,7 @@ impl Node {
         Ok(Some(present))
     }
 
-    /// What was left of a volume, with a place on a ring thread for it.
+    /// Reserves a place on a ring thread for a volume, and joins it with the state that was left.
     fn joining(&self, one: &Recovery, local: Local, left: Left) -> Result<Joining, NodeError> {
         let Left { record, device, header_generation, header, pending, live_map, files } = left;
         let AttachedRecord {
@@ -360,7 +361,7 @@ impl Node {
         });
     }
 
-    /// Whether this is still the volume of its name.
+    /// True if this is still the volume of its name.
     fn has(&self, present: &Arc<Present>) -> bool {
         matches!(
             self.volumes().get(present.local.volume()),
@@ -369,8 +370,8 @@ impl Node {
     }
 }
 
-/// How many requests a volume may have in flight, and what it takes of a ring: as its device was made, perhaps by another
-/// version.
+/// Requests that a volume may have in flight, and its need of a ring: as its device was made, perhaps by
+/// another version.
 fn taken_by(device: Option<Device>) -> (u32, Need) {
     match device {
         Some(device) => (

@@ -30,13 +30,13 @@ use crate::node::ring::message::Message;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
 
-/// How often a durable map that is being written is read before it counts as damaged.
+/// Reads of a durable map that is being written, before it counts as damaged.
 const MAP_TRIES: usize = 3;
 
-/// What is to be scrubbed.
+/// Request for a scrub.
 #[derive(Debug, Clone)]
 pub(crate) struct ScrubRequest {
-    /// Which volume.
+    /// The volume.
     pub(crate) volume: VolumeId,
     /// Name and configuration of its store, where the volume is not attached here.
     pub(crate) store: Option<(String, S3Config)>,
@@ -44,7 +44,7 @@ pub(crate) struct ScrubRequest {
     pub(crate) repair: bool,
 }
 
-/// What a scrub read and found.
+/// Objects that a scrub read, and its findings.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scrubbed {
     /// Log records read.
@@ -66,17 +66,17 @@ pub(crate) struct Scrubbed {
 pub(crate) struct ScrubFinding {
     /// Its key, or its path.
     pub(crate) object: String,
-    /// What is wrong with it.
+    /// Its fault.
     pub(crate) fault: String,
-    /// Whom it hurt when it was found.
+    /// Its effect when it was found.
     pub(crate) effect: ScrubEffect,
-    /// What a repair changed.
+    /// Result of a repair.
     pub(crate) repair: ScrubRepair,
     /// The sectors whose bytes are lost, after the repair.
     pub(crate) lost: Vec<SectorRange>,
 }
 
-/// Whom damage hurts.
+/// Effect of damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScrubEffect {
     /// None.
@@ -87,7 +87,7 @@ pub(crate) enum ScrubEffect {
     NoAttach,
 }
 
-/// What a repair changed.
+/// Result of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScrubRepair {
     /// None was asked for, or none was needed.
@@ -201,8 +201,8 @@ async fn repair_found(
     Ok(())
 }
 
-/// Where both sides can be read. What a repair marks is to be uploaded, and what cannot be read would keep everything else from
-/// being committed.
+/// Ranges of which both sides can be read. Sectors that a repair marks are to be uploaded, and one that
+/// cannot be read would keep everything else from being committed.
 fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
     let mut buffer = HeapBuffer::zeroed(BLOCK_BYTES as usize);
     let mut can_read = |range: &SectorRange| {
@@ -220,7 +220,7 @@ fn readable(sides: &[File; 2], ranges: &[SectorRange]) -> Vec<SectorRange> {
     readable
 }
 
-/// What was found, and what is left of it.
+/// Findings, each with the damage that is left of it.
 fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
     let lost = |effect: &Effect| match effect {
         Effect::Unreadable(ranges) => ranges.clone(),

@@ -31,25 +31,25 @@ use holdfast_engine::volume::Durability;
 use holdfast_ublk::Device;
 use tokio::sync::watch;
 
-/// How far a volume is on this node.
+/// State of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum State {
     /// An attach acquires the volume, puts it on a ring thread and makes its device.
     Attaching {
         /// Name of its store.
         store_name: String,
-        /// When a FLUSH is complete.
+        /// Point at which a FLUSH is complete.
         durability: Durability,
         device: BlockDevice,
         writer: Writer,
     },
-    /// What the previous process left is recovered: requests to its device wait.
+    /// The volume of the previous process is recovered: requests to its device wait.
     Recovering {
         device: BlockDevice,
         writer: Writer,
         /// The previous process was detaching it.
         is_detaching: bool,
-        /// Why the last try failed.
+        /// Reason why the last try failed.
         error: Option<String>,
     },
     /// Its device serves requests.
@@ -63,7 +63,7 @@ pub(crate) enum State {
         writer: Writer,
         /// A task of this process works on it; else its last try failed.
         is_running: bool,
-        /// Why the data that a fenced writer had not uploaded could not be preserved.
+        /// Reason why the data that a fenced writer had not uploaded could not be preserved.
         preserve_error: Option<String>,
     },
     /// It is not attached, and its local files are put away: no attach may touch them.
@@ -72,10 +72,10 @@ pub(crate) enum State {
     Detached,
 }
 
-/// What the ring thread reports of a volume's writer.
+/// State of a volume's writer, as the ring thread reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Writer {
-    /// What the host's loss left dirty is committed first.
+    /// Data that the host's loss left dirty is committed first.
     Starting,
     /// Requests may be served.
     Ready,
@@ -104,7 +104,7 @@ pub(crate) enum BlockDevice {
     },
 }
 
-/// What can happen to a volume on this node.
+/// Event that changes the state of a volume on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StateEvent {
     /// The ring thread reported how its writer is.
@@ -115,7 +115,7 @@ pub(crate) enum StateEvent {
     Attached,
     /// The attach failed, and what it made could not be removed.
     AttachFailed,
-    /// What the previous process left was found; a failed try may find it again.
+    /// State that the previous process left was found; a failed try may find it again.
     Found { device: Option<Device>, is_detaching: bool },
     /// A try to recover it failed.
     RecoveryFailed(String),
@@ -283,17 +283,17 @@ impl State {
         }
     }
 
-    /// Whether another writer holds the volume.
+    /// True if another writer holds the volume.
     pub(crate) fn is_fenced(&self) -> bool {
         self.writer().is_some_and(Writer::is_fenced)
     }
 
-    /// Whether nothing more is committed for it here.
+    /// True if nothing more is committed for it here.
     pub(crate) fn has_ended(&self) -> bool {
         self.writer().is_none_or(|writer| writer.is_fenced() || writer == Writer::Detached)
     }
 
-    /// Whether a restarted daemon is to detach it.
+    /// True if a restarted daemon is to detach it.
     pub(crate) fn is_detaching(&self) -> bool {
         match self {
             Self::Detaching { .. } => true,
@@ -408,7 +408,7 @@ fn next_of_unserved(device: BlockDevice, writer: Writer, event: &StateEvent) -> 
 }
 
 impl Writer {
-    /// Whether another writer holds the volume.
+    /// True if another writer holds the volume.
     pub(crate) fn is_fenced(self) -> bool {
         match self {
             Self::Fenced | Self::Preserved { .. } => true,
@@ -430,7 +430,7 @@ impl Writer {
 }
 
 impl BlockDevice {
-    /// Whether the volume may leave its ring thread.
+    /// True if the volume may leave its ring thread.
     fn is_gone(self) -> bool {
         match self {
             Self::None | Self::Deleting { .. } => true,
@@ -485,7 +485,7 @@ impl StateCell {
         self.0.borrow().clone()
     }
 
-    /// What `read` finds in the state.
+    /// Runs `read` on the state and returns its result.
     pub(crate) fn with<T>(&self, read: impl FnOnce(&State) -> T) -> T {
         read(&self.0.borrow())
     }
@@ -513,7 +513,7 @@ impl StateCell {
     /// The same for an event that must be able to follow.
     ///
     /// # Panics
-    /// Where it may not: a bug.
+    /// On an event that may not follow: a bug.
     pub(crate) fn apply(&self, event: &StateEvent) {
         if let Err(illegal) = self.try_apply(event) {
             panic!("a bug: {illegal}");

@@ -1,4 +1,4 @@
-//! What the node says of a volume: to people, to metrics, to Kubernetes.
+//! Status of a volume: for people, metrics and Kubernetes.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +17,7 @@ use crate::node::{Attached, refusal};
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
 
-/// How far a volume is.
+/// State of a volume, as it is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum VolumeState {
     /// Being attached.
@@ -53,11 +53,11 @@ impl VolumeState {
 /// A volume on this node.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeStatus {
-    /// Which.
+    /// The volume.
     pub(crate) volume: VolumeId,
-    /// How far it is.
+    /// Its state.
     pub(crate) state: VolumeState,
-    /// What a person should know.
+    /// Message for a person.
     pub(crate) message: Option<String>,
     /// Its device, once there is one.
     pub(crate) attached: Option<Attached>,
@@ -67,19 +67,19 @@ pub(crate) struct VolumeStatus {
     pub(crate) dirty_bytes: Option<u64>,
     /// Age of the oldest of them.
     pub(crate) oldest_dirty: Option<Duration>,
-    /// When a FLUSH is complete; none while unknown.
+    /// Point at which a FLUSH is complete; none while unknown.
     pub(crate) durability: Option<Durability>,
     /// Every write that completed before then is committed; none while unknown.
     pub(crate) durable_through: Option<SystemTime>,
     /// Its store.
     pub(crate) store: StoreStatus,
-    /// Why writes wait, and for how long.
+    /// Reason why writes wait, and the time that they have waited.
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
-    /// What was served so far.
+    /// Requests and bytes served so far.
     pub(crate) served: ServedCounts,
 }
 
@@ -88,9 +88,9 @@ pub(crate) struct VolumeStatus {
 pub(crate) struct StoreStatus {
     /// Its name.
     pub(crate) name: String,
-    /// Whether it answers this node.
+    /// State of the store: answers this node or does not.
     pub(crate) health: StoreHealth,
-    /// Why its newest configuration is not in use.
+    /// Reason why its newest configuration is not in use.
     pub(crate) change_refused: Option<String>,
     /// Deletes that it denied.
     pub(crate) refused_deletes: RefusedDeletes,
@@ -98,12 +98,12 @@ pub(crate) struct StoreStatus {
     pub(crate) requests: Option<RequestCounts>,
 }
 
-/// What the local disk does for a volume.
+/// State of the local disk for a volume.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DiskStatus {
     /// It failed a sync: flushes wait for commits until the next attach.
     pub(crate) sync_failed: bool,
-    /// What it cannot read of what is not uploaded: nothing is uploaded meanwhile.
+    /// Data not yet uploaded that it cannot read: nothing is uploaded meanwhile.
     pub(crate) unreadable: Option<Unreadable>,
     /// Bytes that the sides hold.
     pub(crate) cached_bytes: u64,
@@ -112,7 +112,7 @@ pub(crate) struct DiskStatus {
 }
 
 impl VolumeStatus {
-    /// What is known of a volume now; none of one that is detached.
+    /// Status of a volume now; none if it is detached.
     pub(in crate::node) fn of(volume: VolumeId, state: State, present: Option<&Present>) -> Option<Self> {
         let shown = VolumeState::of(&state)?;
         Some(match present {
@@ -204,7 +204,7 @@ fn still_open(device: Device) -> String {
     )
 }
 
-/// Why a volume of the previous process is not served, if that is so.
+/// Reason why a volume of the previous process is not served, if that is so.
 fn recovery_failure(volume: &VolumeId, state: &State) -> Option<String> {
     matches!(state, State::Recovering { .. }).then(|| refusal(volume, state).to_string())
 }

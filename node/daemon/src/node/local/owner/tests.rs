@@ -38,7 +38,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
     }
 }
 
-/// What an attach leaves in the directories before there is a device.
+/// Leaves the directories as an attach does before there is a device.
 async fn attach(dirs: &Dirs, closed_clean: bool) {
     let volume: holdfast_types::VolumeId = "disk".parse().unwrap();
     let local = Local::new(dirs.state.path(), dirs.run.path(), &volume);

@@ -1,4 +1,4 @@
-//! What a node remembers of its volumes.
+//! Files by which a node remembers its volumes.
 
 use holdfast_engine::sector_map::{Side, SideSet};
 use holdfast_engine::volume::Durability;
