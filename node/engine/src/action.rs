@@ -1,4 +1,5 @@
-//! What a volume asks to be done. Each action but `Complete` and `Report` is answered by exactly one event.
+//! Actions that a volume asks its caller for. Each but `Complete` and `Report` is answered by exactly one
+//! event.
 
 use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq};
 
@@ -27,7 +28,7 @@ pub struct MapWrite {
 /// The dirty sectors of one block, by the side that holds them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyBlock {
-    /// Which.
+    /// The block.
     pub block: Block,
     /// Sectors to take from side A.
     pub a: Mask,
@@ -38,7 +39,7 @@ pub struct DirtyBlock {
 /// Something a person or the control plane should know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Report {
-    /// What the host's loss left dirty is committed: requests may come.
+    /// The data that the loss of the host left dirty is committed: requests may come.
     Ready,
     /// Another writer holds the volume; all I/O fails from here on and the sides are kept.
     Fenced,
@@ -51,7 +52,7 @@ pub enum Report {
     /// The local disk cannot read the only copy of data that is to be uploaded: nothing is committed before it is
     /// readable, or overwritten. Said once for each range.
     UploadUnreadable(SectorRange),
-    /// What was unreadable is committed, or what was written there since.
+    /// The data that was unreadable is committed, or the data written there since.
     UploadReadable,
     /// A commit is in the log, and what it holds is clean.
     Committed(Seq),
@@ -62,7 +63,7 @@ pub enum Report {
         /// The durable map tells all that they hold. Where it does not, it may even name nothing.
         whole: bool,
     },
-    /// What this node had to repair the object store with is stored and committed.
+    /// The data with which this node repairs the object store is stored and committed.
     Repaired,
 }
 
@@ -73,18 +74,18 @@ pub enum Action {
     Read {
         /// The request.
         id: RequestId,
-        /// Which sectors.
+        /// Sectors to read.
         range: SectorRange,
         /// Byte offset in the request.
         at: u32,
-        /// Where the bytes are.
+        /// The source of the bytes.
         from: Source,
     },
     /// Fill `range` (within one block) from the object store, through a local file. Answer: `ColdReadCompleted`.
     ReadCold {
         /// The request.
         id: RequestId,
-        /// Which sectors.
+        /// Sectors to read.
         range: SectorRange,
         /// Byte offset in the request.
         at: u32,
@@ -95,42 +96,42 @@ pub enum Action {
     Write {
         /// The request.
         id: RequestId,
-        /// Which sectors.
+        /// Sectors to write.
         range: SectorRange,
-        /// Where.
+        /// The side to write.
         side: Side,
     },
     /// Make `range` of `side` a hole. Answer: `IoCompleted`.
     Punch {
         /// The request.
         id: RequestId,
-        /// Which sectors.
+        /// Sectors to punch.
         range: SectorRange,
-        /// Where.
+        /// The side to punch.
         side: Side,
     },
     /// Make `range` of `side` a hole: it is clean and nothing reads it any more. Answer: `Evicted`.
     Evict {
-        /// Which sectors.
+        /// Sectors to punch.
         range: SectorRange,
-        /// Where.
+        /// The side to punch.
         side: Side,
     },
     /// Answer the client.
     Complete {
         /// The request.
         id: RequestId,
-        /// How it ended.
+        /// Outcome of the request.
         result: Result<(), Errno>,
     },
     /// Allocate the live map's bytes of `chunk` (`sector_map::chunk_extent`). Answer: `MapPrepared`.
     PrepareMap {
-        /// Which.
+        /// The chunk.
         chunk: Chunk,
     },
     /// Sync the data of a side's file. Answer: `SideSynced`.
     SyncSide {
-        /// Which.
+        /// The side to sync.
         side: Side,
     },
     /// Write all of these into the durable map's file. Answer: one `MapWritten`.

@@ -1,4 +1,4 @@
-//! What an attach does: decided here, done by the caller.
+//! Decides the steps of an attach; the caller does them.
 //!
 //! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's record once. If
 //! another record was created in its place, it begins again.
@@ -31,7 +31,7 @@ use crate::safeguard::{
 };
 use crate::sector_map::{Side, SideSet};
 
-/// Who wants the volume, and how.
+/// A node's request to attach the volume, and what that attach may change.
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The node's name.
@@ -46,7 +46,7 @@ pub struct Claim {
     pub replaces: Option<Epoch>,
 }
 
-/// What the local files of the volume are worth.
+/// The volume's local files, compared with its log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalData {
     /// There are none.
@@ -60,7 +60,7 @@ pub enum LocalData {
     Foreign(Foreign),
 }
 
-/// Why local data is not the volume's newest.
+/// Reason why local data is not the volume's newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Foreign {
     /// It is of another volume of the same name: of another store, or of one that was created later.
@@ -73,7 +73,7 @@ pub enum Foreign {
     LogSetBack,
 }
 
-/// Why a node that is attached by the log does not have that writer's data.
+/// Reason why a node that the log calls attached does not have that writer's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// There are no local files.
@@ -108,10 +108,10 @@ impl fmt::Display for Missing {
     }
 }
 
-/// What to do.
+/// The plan of an attach, for the caller to carry out.
 #[derive(Debug, Clone)]
 pub struct AttachPlan {
-    /// What the local files are worth.
+    /// The local files, compared with the log.
     pub local: LocalData,
     /// The writer that is replaced, with permission; also by the attach of this node that this one continues.
     pub displaced: Option<Displaced>,
@@ -121,7 +121,7 @@ pub struct AttachPlan {
     pub record: Record,
 }
 
-/// Why a volume cannot be attached.
+/// Reason why a volume cannot be attached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachRefused {
@@ -139,7 +139,7 @@ pub enum AttachRefused {
          `attach --take-over {epoch}`, or in Kubernetes with the annotation holdfast.dev/force-detach={node}"
     )]
     AttachedElsewhere {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// The writer's epoch.
         epoch: Epoch,
@@ -154,13 +154,13 @@ pub enum AttachRefused {
         .missing.remedy()
     )]
     LocalStateMissing {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// The writer's epoch.
         epoch: Epoch,
         /// The node: this one.
         node: String,
-        /// What is found instead.
+        /// Reason why that writer's data is not here.
         missing: Missing,
     },
     /// The writer that may be replaced is not the one that holds it.
@@ -169,7 +169,7 @@ pub enum AttachRefused {
          Decide again whether to take the volume from that node"
     )]
     ReplacedSince {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// The epoch that may be replaced.
         named: Epoch,
@@ -181,7 +181,7 @@ pub enum AttachRefused {
     /// Sizes only grow.
     #[error("size: volume {volume} has {from} sectors and cannot shrink to {to}")]
     Shrinks {
-        /// Which.
+        /// The volume.
         volume: VolumeId,
         /// Sectors now.
         from: u64,
@@ -193,8 +193,8 @@ pub enum AttachRefused {
     TooLarge(u64),
 }
 
-/// What the local files with the header `found` are worth to the volume whose log reads `manifest`. That the log was set back
-/// may also mean that `manifest` is not its end.
+/// Compares the local files, whose header is `found`, with the volume's log as `manifest` holds it.
+/// [`Foreign::LogSetBack`] may also mean that `manifest` is not the log's end.
 pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     let Some(header) = found else { return LocalData::Absent };
     let is_other = header.volume != *manifest.volume()

@@ -1,4 +1,4 @@
-//! Which frames make up a remote block, and the block made from them.
+//! Selects the frames that make up a remote block, and makes the block from them.
 //!
 //! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and unwanted ones.
 
@@ -67,7 +67,7 @@ pub fn compose<'a>(
 /// Copies the visible sectors of an unpacked frame into `block`.
 ///
 /// # Panics
-/// When `plain` is not the frame's sectors or `block` not 128 KiB: callers pass what `unpack` returned.
+/// If `plain` is not the frame's sectors or `block` not 128 KiB: callers pass what `unpack` returned.
 pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
     assert!(plain.len() == piece.frame.bytes() && block.len() as u64 == BLOCK_BYTES);
     let sector = SECTOR_BYTES as usize;

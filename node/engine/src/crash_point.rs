@@ -90,7 +90,7 @@ crash_points! {
     SegmentBuilt,
     /// The local disk could not read all of them (`volume/unreadable.rs`).
     UploadFailed,
-    /// What was unreadable was overwritten, and both sides are sealed as one.
+    /// The unreadable sectors were overwritten, and both sides are sealed as one.
     BothSealed,
     /// It is in the store.
     SegmentStored,
@@ -98,7 +98,7 @@ crash_points! {
     RecordMade,
     /// It is stored locally, and not sent.
     RecordStored,
-    /// What a dead predecessor had stored is sent again.
+    /// The record that a dead predecessor had stored is sent again.
     RecordRepeated,
     /// The create was answered without a clear yes: the key is to be read back.
     RecordInDoubt,
@@ -110,7 +110,7 @@ crash_points! {
     SomeCleared,
     /// All of them are.
     DirtyCleared,
-    /// What the loss of the host left is committed: the volume is about to serve.
+    /// The data that the loss of the host left dirty is committed: the volume is about to serve.
     Recovered,
     /// A checkpoint is made, and not stored.
     CheckpointMade,

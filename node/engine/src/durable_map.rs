@@ -34,15 +34,15 @@ use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 pub const SLOT_BYTES: usize = 4096;
 const HEADER: &str = "durable map header";
 const PAGE: &str = "durable map page";
-/// What a power cut leaves old or new as a whole.
+/// Bytes that a power cut leaves old or new as a whole.
 const UNIT_BYTES: usize = 512;
 const UNITS: usize = SLOT_BYTES / UNIT_BYTES;
-/// What each unit holds of a page.
+/// Bytes of a page in each unit.
 const UNIT_NIBBLES: usize = PAGE_BYTES / UNITS;
-/// What it uses of its 512 bytes.
+/// Bytes that a unit uses of its 512.
 const UNIT_USED: usize = ENVELOPE_BYTES + 18 + UNIT_NIBBLES;
 
-/// What a volume's local state says of itself.
+/// Description of a volume's local state: its identity, its writer, and the validity of its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// The volume.
@@ -61,8 +61,8 @@ pub struct Header {
     pub active: Side,
     /// The writer detached after its last round: clean data may be trusted if the log still ends at `seq`.
     pub closed_clean: bool,
-    /// What these sides hold counts no more, whatever the pages say: a commit said so (`Body::Commit`), and no round has
-    /// written the pages since.
+    /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Commit`), and no round
+    /// has written the pages since.
     pub invalidated: SideSet,
     /// The last record that the writer knew. A log that ends before it was set back.
     pub seq: Seq,
@@ -174,12 +174,12 @@ impl Header {
     }
 }
 
-/// Where slot `slot` of the header lies.
+/// Byte offset of slot `slot` of the header.
 pub const fn header_offset(slot: u8) -> u64 {
     slot as u64 * SLOT_BYTES as u64
 }
 
-/// Where slot `slot` of `page` lies.
+/// Byte offset of slot `slot` of `page`.
 pub const fn page_offset(page: u64, slot: u8) -> u64 {
     2 * SLOT_BYTES as u64 + (page * 2 + slot as u64) * SLOT_BYTES as u64
 }
@@ -214,7 +214,8 @@ fn is_blank(unit: &[u8]) -> bool {
     unit[..UNIT_BYTES].iter().all(|byte| *byte == 0)
 }
 
-/// What to write into a slot of `page` as `generation`; `first` where the same goes into both of its slots, which held nothing.
+/// The bytes to write into a slot of `page` as `generation`. With `first`, the same bytes go into both of its
+/// slots, which held nothing.
 pub(crate) fn encode_page(page: u64, generation: u64, first: bool, nibbles: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SLOT_BYTES);
     for (unit, part) in (0u8..).zip(nibbles.as_chunks::<UNIT_NIBBLES>().0) {
@@ -274,7 +275,7 @@ impl FoundPage {
 pub struct DamagedPage {
     /// The page.
     pub page: u64,
-    /// What is wrong with it.
+    /// The defect of the page.
     #[source]
     pub source: DecodeError,
 }
@@ -327,16 +328,16 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
     Ok(Some(FoundPage { page, slot: Some(u8::from(slot == 1)), generation, nibbles: newest.nibbles }))
 }
 
-/// What is found in a slot of a page.
+/// A slot of a page, as read from the file.
 struct Slot {
     is_whole: bool,
     /// The greatest generation of a unit; none where no unit can be read.
     newest: Option<u64>,
     /// No unit is of a later write than the page's first.
     is_first: bool,
-    /// What is wrong with a unit that is neither whole nor zeros.
+    /// Defect of a unit that is neither whole nor zeros.
     bad: Option<DecodeError>,
-    /// What is wrong with one that is zeros.
+    /// Defect of a unit that is zeros.
     blank: Option<DecodeError>,
     nibbles: Vec<u8>,
 }
@@ -368,7 +369,8 @@ impl Slot {
         slot
     }
 
-    /// Whether this slot, which is not whole, holds nothing that was synced after the whole one of generation `held`.
+    /// Returns true if this slot, which is not whole, holds nothing that was synced after the whole slot of
+    /// generation `held`.
     fn is_of_no_use(&self, held: u64, was_filled: bool, synced: u64) -> bool {
         let decayed = self.bad.is_some() || (self.blank.is_some() && was_filled);
         match self.newest {
@@ -397,7 +399,7 @@ pub fn live_pages(header: &Header, memory: Vec<u8>) -> Result<Vec<FoundPage>, Li
     Ok(map.prepared_pages().map(page).collect())
 }
 
-/// Whether any sector of the pages is dirty in the side that holds its newest bytes.
+/// Returns true if any sector of the pages is dirty in the side that holds its newest bytes.
 pub fn holds_dirty(pages: &[FoundPage]) -> bool {
     pages.iter().any(|page| page.dirty_runs().next().is_some())
 }

@@ -1,4 +1,4 @@
-//! What a volume is told.
+//! Events that a volume handles.
 
 use holdfast_types::{Chunk, SectorRange, Seq};
 
@@ -10,7 +10,7 @@ use crate::sector_map::Side;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RequestId(pub u32);
 
-/// What a client asks for.
+/// An operation that a client requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fill the request with the range's bytes.
@@ -38,7 +38,7 @@ impl Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Errno(pub i32);
 
-/// Why a chunk of the map was not prepared.
+/// Reason why a chunk of the map was not prepared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Unprepared {
     /// The live map has no memory for it: the run directory is full.
@@ -74,16 +74,16 @@ pub enum Event {
     Request {
         /// Its place.
         id: RequestId,
-        /// What.
+        /// The operation.
         op: Op,
-        /// Where.
+        /// Its sectors.
         range: SectorRange,
     },
     /// One `Read`, `Write` or `Punch` of a request ended; a short transfer is an error.
     IoCompleted {
         /// The request.
         id: RequestId,
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// One `ReadCold` of a request ended.
@@ -95,7 +95,7 @@ pub enum Event {
     },
     /// One `Evict` ended.
     Evicted {
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// The space of the volume's sides was measured again.
@@ -107,26 +107,26 @@ pub enum Event {
     },
     /// `PrepareMap` ended.
     MapPrepared {
-        /// Which.
+        /// The chunk.
         chunk: Chunk,
-        /// How; on failure it is asked for again at the next tick.
+        /// Outcome; on failure the volume asks for it again at the next tick.
         result: Result<(), Unprepared>,
     },
     /// `SyncSide` ended.
     SideSynced {
-        /// Which.
+        /// The side.
         side: Side,
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// All of a `WriteMap` ended.
     MapWritten {
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// `SyncMap` ended.
     MapSynced {
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// The manifest was read after a takeover of running state.
@@ -140,23 +140,23 @@ pub enum Event {
     SidesUnreadable(Vec<SectorRange>),
     /// `StorePending` ended.
     PendingStored {
-        /// How.
+        /// Outcome.
         result: Result<(), Errno>,
     },
     /// `CreateRecord` was answered.
     CreateAnswered(CreateAnswer),
     /// `ReadRecord` was answered: the bytes there, or nothing.
     RecordRead {
-        /// Which.
+        /// The record's place.
         seq: Seq,
-        /// What.
+        /// The bytes found there; `None` if there are none.
         bytes: Option<Vec<u8>>,
     },
     /// `WriteCheckpoint` ended.
     CheckpointWritten {
         /// As of which seq.
         seq: Seq,
-        /// Whether it is in the store.
+        /// True if the checkpoint is in the store.
         written: bool,
     },
     /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced writer commits nothing, but

@@ -8,9 +8,9 @@ pub const REMEMBERED_NONCES: usize = 21;
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
-/// How long background work waits before it asks for another round after one failed, in milliseconds.
+/// Milliseconds that background work waits after a failed round before it asks for another.
 pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
-/// How long is waited before what the local disk could not read is read again, in milliseconds: at first, and at most.
+/// Milliseconds before sectors that the local disk could not read are read again: at first, and at most.
 pub const READ_AGAIN_AFTER_MS: [u64; 2] = [1000, 60_000];
 /// Ranges of unreadable sectors that a volume remembers; the rest is found by the next try.
 pub const REMEMBERED_UNREADABLE: usize = 64;
@@ -25,5 +25,6 @@ pub const MAP_WRITE_PAGES: usize = 64;
 pub const EVICT_PAGES: u64 = 64;
 /// Bytes to evict when a write hits ENOSPC.
 pub const DISK_FULL_EVICT_BYTES: u64 = 64 << 20;
-/// How often a side may be sealed only because its clean data is needed, in milliseconds.
+/// Least milliseconds between a swap of the sides and a seal made only because the side's clean data is
+/// needed.
 pub const EARLY_SEAL_EVERY_MS: u64 = 1000;

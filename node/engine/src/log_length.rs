@@ -1,5 +1,5 @@
-//! How long a log gets: how often there is a checkpoint, when a writer waits for it, and where a truncation
-//! may end.
+//! Length of a log: the interval of checkpoints, the length at which a writer waits for one, and the places
+//! where a truncation may end.
 //!
 //! Every program that reads or writes a volume must have the same numbers: they are part of the format
 //! (`docs/formats/truncation-marker.md`). Only a simulation makes its logs shorter, so that a short run comes

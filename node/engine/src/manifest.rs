@@ -1,4 +1,4 @@
-//! What a volume is, as of a place in its log: size, writer, and for each chunk its segments, newest first.
+//! State of a volume as of a place in its log: size, writer, and for each chunk its segments, newest first.
 //!
 //! Owns: applying records in order, and the checkpoint that holds the whole state.
 //! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; a deleted volume takes
@@ -71,11 +71,11 @@ pub struct Writer {
     pub nonce: Nonce,
     /// Its node.
     pub node: String,
-    /// When it attached, milliseconds since 1970 by its clock.
+    /// Time of its attach, milliseconds since 1970 by its clock.
     pub since_unix_ms: u64,
 }
 
-/// What the newest commit says of its writer's durable map.
+/// The writer of the newest commit, and the generation of its durable map that its commits name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Covered {
     writer: Nonce,
@@ -83,18 +83,18 @@ struct Covered {
     generation: u64,
 }
 
-/// Why a record cannot follow.
+/// Reason why a record cannot follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogError {
     /// The record is of another volume.
     #[error("log record {seq} belongs to volume {found}, not {expected}")]
     Volume {
-        /// Where.
+        /// The record's place.
         seq: Seq,
-        /// Whose it is.
+        /// The record's volume.
         found: VolumeId,
-        /// Whose log it stands in.
+        /// The volume whose log it stands in.
         expected: VolumeId,
     },
     /// A record is missing or stands under another's key.
@@ -114,7 +114,7 @@ pub enum LogError {
     /// A record of a writer that does not hold the volume.
     #[error("log record {seq} of epoch {found} comes while epoch {current} holds the volume")]
     Epoch {
-        /// Where.
+        /// The record's place.
         seq: Seq,
         /// The record's epoch.
         found: Epoch,
@@ -127,7 +127,7 @@ pub enum LogError {
     /// The size fell.
     #[error("log record {seq} shrinks the volume from {from} to {to} sectors")]
     Shrunk {
-        /// Where.
+        /// The record's place.
         seq: Seq,
         /// Sectors before.
         from: u64,
@@ -137,7 +137,7 @@ pub enum LogError {
     /// Larger than the formats can hold.
     #[error("log record {seq} gives the volume {sectors} sectors, more than the {MAX_SECTORS} it can have")]
     TooLarge {
-        /// Where.
+        /// The record's place.
         seq: Seq,
         /// Its sectors.
         sectors: u64,
@@ -145,7 +145,7 @@ pub enum LogError {
     /// A segment of chunks that the volume does not have.
     #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
     BeyondEnd {
-        /// Where.
+        /// The record's place.
         seq: Seq,
         /// The first chunk of the run.
         first: u32,
@@ -211,7 +211,7 @@ impl Manifest {
         self.attaches.back().map(|newest| newest.nonce)
     }
 
-    /// Whether the newest attach was not followed by its detach.
+    /// Returns true if the newest attach was not followed by its detach.
     pub fn is_attached(&self) -> bool {
         self.attached
     }
@@ -245,8 +245,8 @@ impl Manifest {
         Some(from_it.next().map_or(self.seq, |next| Seq(next.seq.0 - 1)))
     }
 
-    /// Whether a writer with one of `nonces` committed what a durable map of `generation` lacks: that map is older than the
-    /// log.
+    /// Returns true if a writer with one of `nonces` committed what a durable map of `generation` lacks: that
+    /// map is older than the log.
     pub fn is_beyond(&self, nonces: &[Nonce], generation: u64) -> bool {
         nonces.contains(&self.covered.writer) && self.covered.generation > generation
     }
@@ -256,12 +256,12 @@ impl Manifest {
         self.invalidated
     }
 
-    /// Whether the volume was created and not deleted.
+    /// Returns true if the volume was created and not deleted.
     pub fn exists(&self) -> bool {
         self.seq >= Seq::FIRST && !self.deleted
     }
 
-    /// Whether the log ends in the volume's tombstone.
+    /// Returns true if the log ends in the volume's tombstone.
     pub fn is_deleted(&self) -> bool {
         self.deleted
     }
@@ -276,8 +276,8 @@ impl Manifest {
         &self.segments
     }
 
-    /// Whether the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume has epoch zero before its
-    /// first attach.
+    /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume
+    /// has epoch zero before its first attach.
     pub fn has_attach(&self, epoch: Epoch, writer: Nonce) -> bool {
         let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
             && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch);
@@ -285,14 +285,15 @@ impl Manifest {
         epoch == Epoch(0) || is_forgotten || there.is_some_and(|at| at.nonce == writer)
     }
 
-    /// Whether every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is still ours.
+    /// Returns true if every attach after `epoch` carries one of `nonces`: local dirty data of that epoch is
+    /// still ours.
     pub fn is_ours_since(&self, epoch: Epoch, nonces: &[Nonce]) -> bool {
         let forgotten = self.attaches.len() == REMEMBERED_ATTACHES
             && self.attaches.front().is_some_and(|oldest| oldest.epoch > epoch.next());
         !forgotten && self.attaches.iter().filter(|at| at.epoch > epoch).all(|at| nonces.contains(&at.nonce))
     }
 
-    /// Whether the record at `seq` is unneeded once this manifest is stored as a checkpoint.
+    /// Returns true if the record at `seq` is unneeded once this manifest is stored as a checkpoint.
     ///
     /// The record that created the volume stays, so that no other creates it again; so does every attach record, at whose
     /// place a writer that it fenced tries to create its own next one.

@@ -32,13 +32,14 @@ pub struct Record {
     pub epoch: Epoch,
     /// The writer's nonce, chosen at its attach.
     pub nonce: Nonce,
-    /// When the writer made it, milliseconds since 1970 by the writer's clock; for people, never for decisions.
+    /// Time when the writer made it, milliseconds since 1970 by the writer's clock; for people, never for
+    /// decisions.
     pub unix_ms: u64,
-    /// What it says.
+    /// Its content.
     pub body: Body,
 }
 
-/// What a record says.
+/// The content of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
     /// The volume exists and has this many sectors. The record's nonce is the volume's identity: two volumes of one name, in
@@ -58,10 +59,10 @@ pub enum Body {
     },
     /// One seal is durable.
     Commit {
-        /// What it captured.
+        /// The segment that holds what the seal captured.
         segment: SegmentRef,
-        /// Where the writer's own disk failed to keep what it was given, what these sides hold is invalid from here on, after
-        /// a loss of its host: everything that was ever flushed on them is committed.
+        /// Sides whose data is invalid from here on after a loss of the host, because the writer's own disk
+        /// failed a sync. Everything that was ever flushed on them is committed.
         invalidated: SideSet,
         /// The writer's durable map has a header of this generation, or a later one, since before this record was created. A map
         /// with an older header lacks what the commit holds.
@@ -80,7 +81,7 @@ pub struct Displaced {
     pub epoch: Epoch,
     /// Its node.
     pub node: String,
-    /// When it attached, milliseconds since 1970.
+    /// Time of its attach, milliseconds since 1970.
     pub since_unix_ms: u64,
 }
 
@@ -103,14 +104,14 @@ impl Displaced {
     }
 }
 
-/// Where a segment is and which chunks it touches.
+/// Place of a segment, and the chunks that it touches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SegmentRef {
     /// Its name.
     pub id: SegmentId,
     /// Size of the object in bytes.
     pub bytes: u64,
-    /// Where the index envelope begins.
+    /// Byte offset of the index envelope in the object.
     pub index_offset: u64,
     /// Length of the index envelope in bytes.
     pub index_bytes: u32,

@@ -1,5 +1,6 @@
-//! How many map pages a round handles in one turn of the ring thread. Only a simulation makes it fewer, so that rounds of its
-//! small volumes have several groups and several writes; without the feature `simulation` nothing can.
+//! Number of map pages that a round handles in one turn of the ring thread. Only a simulation reduces it, so
+//! that rounds of its small volumes have several groups and several writes; without the feature `simulation`
+//! nothing can.
 
 use crate::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
 

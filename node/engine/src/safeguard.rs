@@ -42,7 +42,7 @@ pub enum Safeguard {
     ReadsBeforePunch,
     /// Sectors of a block are packed from their places in the block.
     PackByMask,
-    /// What a fenced writer never uploaded is preserved.
+    /// Data that a fenced writer never uploaded is preserved.
     PreserveFenced,
     /// A fenced writer brings its durable map up to date.
     LastRoundOfFenced,

@@ -53,7 +53,7 @@ const VERSION: u32 = 1;
 /// In the byte of [`SectorMap::flushed_sides`].
 const SYNC_FAILED: u8 = 128;
 
-/// Why a live map left by a predecessor cannot be used.
+/// Reason why a live map left by a predecessor cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveMapError {
@@ -73,7 +73,7 @@ pub enum LiveMapError {
     },
 }
 
-/// Whether what is dirty on both sides is to be committed as one.
+/// The way to commit what is dirty: one side after the other, or both as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CommitScope {
@@ -140,7 +140,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// A new map over zeroed memory: every sector remote and clean. It does not open before `publish`.
     ///
     /// # Panics
-    /// When the memory is shorter than [`map_bytes`].
+    /// If the memory is shorter than [`map_bytes`].
     pub fn format(memory: M, sectors: u64, volume: &VolumeId) -> Self {
         let mut map = Self::over(memory, sectors);
         let head = map.bytes_mut();
@@ -192,7 +192,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[40] = side as u8;
     }
 
-    /// How what is dirty is to be committed.
+    /// The way to commit what is dirty.
     pub(crate) fn commit_scope(&self) -> CommitScope {
         match self.memory.as_ref()[41] {
             0 => CommitScope::OneSide,
@@ -216,7 +216,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *byte = (*byte & !3) | sides.bits();
     }
 
-    /// Whether a sync of a side failed since the attach.
+    /// Returns true if a sync of a side failed since the attach.
     pub(crate) fn is_sync_failed(&self) -> bool {
         self.memory.as_ref()[42] & SYNC_FAILED != 0
     }
@@ -260,7 +260,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.set_number(32, generation);
     }
 
-    /// Which durable slot of `page` holds its last synced bytes; none where nothing of it was synced yet.
+    /// The durable slot of `page` that holds its last synced bytes; none where nothing of it was synced yet.
     pub(crate) fn synced_slot(&self, page: u64) -> Option<u8> {
         let at = HEAD_BYTES as usize + (page / 4) as usize;
         let bits = (self.memory.as_ref()[at] >> (page % 4 * 2)) & 3;
@@ -274,7 +274,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *byte = (*byte & !(3 << shift)) | (slot.map_or(0, |slot| slot + 1) << shift);
     }
 
-    /// Whether the chunk's part of the map may be touched; where not, every sector of it is remote and clean.
+    /// Returns true if the chunk's part of the map may be touched; if not, every sector of it is remote and
+    /// clean.
     pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
         self.memory.as_ref()[self.prepared_at + (chunk.0 / 8) as usize] & (1 << (chunk.0 % 8)) != 0
     }

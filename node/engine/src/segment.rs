@@ -32,7 +32,7 @@ const ZSTD_LEVEL: i32 = 1;
 /// A frame stays raw unless compression saves at least one part in this many.
 const LEAST_SAVING: usize = 16;
 
-/// How a frame's bytes are stored.
+/// Encoding of a frame's stored bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Codec {
@@ -53,11 +53,11 @@ pub struct Frame {
     pub run: u32,
     /// Sectors of each block covered.
     pub mask: Mask,
-    /// Where the stored bytes begin in the segment.
+    /// Byte offset of the stored bytes in the segment.
     pub offset: u64,
     /// Stored bytes.
     pub stored: u32,
-    /// How they are stored.
+    /// Their encoding.
     pub codec: Codec,
     /// BLAKE3-128 of the uncompressed bytes.
     pub hash: [u8; 16],
@@ -70,7 +70,7 @@ impl Frame {
     }
 }
 
-/// Why a frame's stored bytes were refused.
+/// Reason why a frame's stored bytes were refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -89,7 +89,7 @@ pub enum FrameError {
     Compression {
         /// The frame's block.
         block: u32,
-        /// What zstd said.
+        /// The error that zstd returned.
         source: std::io::Error,
     },
     /// The content is not what was written.
@@ -102,9 +102,9 @@ pub enum FrameError {
 
 /// Collects the dirty sectors of one seal, lowest block first. Its bytes can be taken while it grows.
 pub struct SegmentBuilder {
-    /// What was not taken yet.
+    /// Bytes of the object that were not taken yet.
     body: Vec<u8>,
-    /// How much was.
+    /// Number of bytes that were taken.
     taken: u64,
     frames: Vec<Frame>,
     compressor: zstd::bulk::Compressor<'static>,
@@ -125,7 +125,7 @@ impl SegmentBuilder {
     /// Adds the sectors `mask` of `block`; `bytes` are those sectors, lowest first.
     ///
     /// # Panics
-    /// When `bytes` is not 4096 bytes for each sector of a non-empty `mask`, or blocks do not ascend.
+    /// If `bytes` is not 4096 bytes for each sector of a non-empty `mask`, or blocks do not ascend.
     pub fn push(&mut self, block: Block, mask: Mask, bytes: &[u8]) {
         assert!(!mask.is_empty() && bytes.len() == mask.count() as usize * SECTOR_BYTES as usize);
         let block = u32::try_from(block.0).expect("MAX_SECTORS bounds the block number");
@@ -160,7 +160,7 @@ impl SegmentBuilder {
         self.frames.push(Frame { block, run: 1, mask, offset, stored: 0, codec: Codec::Zero, hash: [0; 16] });
     }
 
-    /// Where the next byte lies in the object.
+    /// Byte offset of the next byte in the object.
     fn end(&self) -> u64 {
         self.taken + self.body.len() as u64
     }

@@ -475,7 +475,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// What a predecessor was about to create comes first, with the same bytes: it may have been created already.
+    /// Asks for the seal's round. A record that a predecessor was about to create comes first, with the same
+    /// bytes: it may have been created already.
     fn sides_are_still(&mut self, next: Seq, out: &mut Vec<Action>) {
         reach(CrashPoint::SideStill);
         if let Some(pending) = self.log.take_pending(next) {
@@ -624,7 +625,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// How far the round is that the eviction waits for.
+    /// Progress of the round that the eviction waits for.
     fn evict_progress(&self) -> Option<RoundProgress> {
         self.data.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
     }

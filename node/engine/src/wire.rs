@@ -19,12 +19,12 @@ const SUM_AT: usize = 16;
 const VERSION: u16 = 1;
 const MAGIC: [u8; 4] = *b"HFST";
 
-/// Whether `bytes` begin as every stored structure does. What does not was not written by Holdfast.
+/// Returns true if `bytes` begin as every stored structure does. If they do not, Holdfast did not write them.
 pub fn begins_as_ours(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// What an envelope holds.
+/// The structure that an envelope holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Kind {
@@ -38,11 +38,11 @@ pub enum Kind {
     MapHeader = 4,
     /// A slot of a page of the durable map.
     MapPage = 5,
-    /// What a node remembers of an attached volume.
+    /// A node's record of an attached volume.
     Attached = 6,
 }
 
-/// Why stored bytes were refused.
+/// Reason why stored bytes were refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -100,7 +100,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> [u8; 16] {
 /// Puts `payload` into an envelope.
 ///
 /// # Panics
-/// When the payload has 4 GiB or more.
+/// If the payload has 4 GiB or more.
 pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(ENVELOPE_BYTES + payload.len());
     out.extend_from_slice(&enclose_head(kind, payload.len()));
@@ -113,7 +113,7 @@ pub fn enclose(kind: Kind, payload: &[u8]) -> Vec<u8> {
 /// Puts the `length` bytes that `fill` appends into an envelope, at the end of `out`. Nothing is copied.
 ///
 /// # Panics
-/// When `length` is 4 GiB or more, or not what `fill` appends.
+/// If `length` is 4 GiB or more, or not what `fill` appends.
 pub(crate) fn enclose_at_end(out: &mut Vec<u8>, kind: Kind, length: usize, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.reserve_exact(ENVELOPE_BYTES + length);

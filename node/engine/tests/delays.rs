@@ -1,4 +1,4 @@
-//! What a volume says while writes wait for room.
+//! Status of a volume while writes wait for room.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::Action;

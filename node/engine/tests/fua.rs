@@ -17,7 +17,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 
 /// A volume that answers nothing by itself.
 struct Bench {
     volume: Volume<Vec<u8>>,
-    /// What it asked for and was not answered yet, oldest first.
+    /// Actions that it asked for and that were not answered yet, oldest first.
     asked: Vec<Action>,
     completed: Vec<(u32, Result<(), Errno>)>,
     fenced: bool,

@@ -18,13 +18,13 @@ const NONCE: Nonce = Nonce([7; 16]);
 struct Host {
     volume: Volume<Vec<u8>>,
     map: Vec<u8>,
-    /// What each segment was made of.
+    /// Blocks that each segment was made of.
     uploads: Vec<Vec<DirtyBlock>>,
     reports: Vec<Report>,
     /// Checkpoints tried; the first try fails.
     checkpoints: Vec<Seq>,
     reads: Vec<Source>,
-    /// What stands at the next place of the log.
+    /// The record at the next place of the log, if any.
     late: Option<Vec<u8>>,
     /// Uploads are answered only while this is set.
     store_answers: bool,
@@ -83,7 +83,7 @@ impl Host {
         });
     }
 
-    /// Where a sector's newest bytes are read from.
+    /// The source that a sector's newest bytes are read from.
     fn read(&mut self, sector: u64) -> Source {
         self.tell(Event::Request { id: RequestId(1), op: Op::Read, range: SectorRange::new(sector, 1) });
         self.reads.pop().unwrap()

@@ -44,7 +44,7 @@ impl Drop for Mapping {
     }
 }
 
-/// What was seen of the turns of a ring thread.
+/// Figures of the turns of a ring thread.
 #[derive(Debug, Default)]
 struct Turns {
     longest: Duration,
@@ -69,7 +69,7 @@ struct Host {
     turns: Turns,
     /// Writes of the map fail from this one on.
     fails_at: Option<u64>,
-    /// What the next upload cannot read.
+    /// Sectors that the next upload cannot read.
     unreadable: Option<SectorRange>,
 }
 
@@ -234,7 +234,7 @@ impl Host {
         })
     }
 
-    /// What an attach after the loss of the host finds.
+    /// Pages that an attach after the loss of the host finds.
     fn found(&self) -> Vec<FoundPage> {
         let (_, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
         let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();

@@ -2,7 +2,7 @@
 
 use super::{Newest, Side, SideSet};
 
-/// What the map says of one sector.
+/// The map's entry of one sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Nibble(pub(crate) u8);
 
@@ -28,7 +28,7 @@ impl Nibble {
         }
     }
 
-    /// Whether the newest copy is dirty and zeros.
+    /// Returns true if the newest copy is dirty and zeros.
     pub(super) fn is_zeros(self) -> bool {
         matches!(self.0, 7 | 11 | 12 | 15)
     }
@@ -83,7 +83,7 @@ impl Nibbles {
         self.0 & (Self::ONES * u64::from(side.dirty_bit())) != 0
     }
 
-    /// How many of them count for `side`, as [`Nibble::counts`] says.
+    /// Number of them that count for `side`, as [`Nibble::counts`] says.
     pub(super) fn counted(self, side: Side) -> u32 {
         let [newest_a, newest_b, dirty_a, dirty_b] = [0, 1, 2, 3].map(|bit| self.bit(bit));
         let counts = match side {

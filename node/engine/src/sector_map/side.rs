@@ -68,7 +68,7 @@ impl SideSet {
         Side::BOTH.into_iter().filter(move |side| self.contains(*side))
     }
 
-    /// Whether `side` is one of them.
+    /// Returns true if `side` is one of them.
     pub const fn contains(self, side: Side) -> bool {
         self.0 & (1 << side as u8) != 0
     }
@@ -103,7 +103,7 @@ impl SideSet {
 pub(crate) struct PerSide<T>([T; 2]);
 
 impl<T> PerSide<T> {
-    /// What `make` returns for each side.
+    /// The values that `make` returns for each side.
     pub(crate) fn from_fn(make: impl FnMut(Side) -> T) -> Self {
         Self(Side::BOTH.map(make))
     }
@@ -123,5 +123,5 @@ impl<T> IndexMut<Side> for PerSide<T> {
     }
 }
 
-/// Where a sector's newest bytes are: a side, or (`None`) the object store.
+/// Place of a sector's newest bytes: a side, or (`None`) the object store.
 pub type Newest = Option<Side>;

@@ -32,7 +32,7 @@ fn zeroing_marks_only_what_may_hold_data() {
     assert_eq!(map.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b1011))]);
 }
 
-/// What the map counts, and what it would count if it were taken over now.
+/// The map's counts. Asserts that the map would count the same if it were taken over now.
 fn counted(map: &SectorMap<Vec<u8>>) -> [u64; 2] {
     let mut reopened = SectorMap::open(map.memory.clone(), map.sectors, &"v".parse().unwrap()).unwrap();
     for page in 0..reopened.pages() {

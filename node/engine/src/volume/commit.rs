@@ -36,7 +36,7 @@ enum Commit {
     Probing(Seq),
 }
 
-/// What an answer of the store says about the log.
+/// News of the log in an answer of the store.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LogNews {
     Nothing,

@@ -1,4 +1,4 @@
-//! What all owners of a volume's state read, and through which they change the sector map.
+//! State that all owners within a volume read, and through which they change the sector map.
 //!
 //! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what changed since the
 //! last flush round began, and the lifecycle. Does not own: any decision; the owners beside it make theirs.
@@ -176,8 +176,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// What is clean on `side` and newest there is not, or no longer, what the object store has: it becomes dirty. Returns
-    /// true if anything did.
+    /// Marks as dirty what is clean on `side` and newest there: the object store does not have it, or no
+    /// longer. Returns true if anything became dirty.
     pub(super) fn mark_unstored(&mut self, range: SectorRange, side: Side) -> bool {
         let mut any = false;
         for piece in range.split_at_multiples(CHUNK_SECTORS) {

@@ -25,7 +25,7 @@ pub(super) struct DataPath {
     pub(super) unreadable: UnreadableDirty,
 }
 
-/// How the seal stands for writes.
+/// State of the seal, as writes see it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Gate {
     /// No seal is in progress.
@@ -34,7 +34,7 @@ pub(super) struct Gate {
     pub(super) holds_active: bool,
 }
 
-/// What is left to do for a write or punch that ended.
+/// The step left for a write or punch that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreEnd {
     Nothing,

@@ -1,4 +1,4 @@
-//! What one side holds that no commit holds.
+//! Data that one side holds and no commit holds.
 
 use holdfast_types::{Millis, SectorRange};
 

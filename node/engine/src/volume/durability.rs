@@ -1,4 +1,5 @@
-//! When a FLUSH is answered: once the local disk keeps what it covers (`local`), or the object store does too (`object`).
+//! Answers a FLUSH once the local disk keeps what it covers (`local`), or the object store does too
+//! (`object`).
 //!
 //! Upholds invariant 15 (`docs/invariants.md`): with `object`, what a successful FLUSH covered survives the loss of the node.
 //!

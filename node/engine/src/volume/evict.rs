@@ -37,7 +37,7 @@ enum EvictStep {
     Punching(usize),
 }
 
-/// Which of the two generations of reads in flight a read belongs to: those planned before the last step 1, and since.
+/// One of the two generations of reads in flight: those planned before the last step 1, and those since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ReadGeneration(u8);
 
@@ -64,7 +64,7 @@ pub(super) struct Evictor {
     /// Reads in flight that were planned on a side, by generation.
     reads: [u32; 2],
     generation: ReadGeneration,
-    /// When the sides were last swapped.
+    /// Time of the last swap of the sides.
     swapped_at: Option<Millis>,
     /// Bytes evicted so far.
     evicted_bytes: u64,

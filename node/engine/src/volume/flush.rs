@@ -41,7 +41,7 @@ use crate::safeguard::{
 use crate::sector_map::{PAGE_BYTES, PageSet, SectorMap, Side, SideSet};
 use holdfast_types::Millis;
 
-/// Where the round in progress waits for an answer.
+/// The step at which the round in progress waits for an answer.
 #[derive(Debug)]
 enum RoundStep {
     Idle,
@@ -79,7 +79,7 @@ pub(super) enum RoundProgress {
     Failed,
 }
 
-/// How a round ended, and the flushes to answer.
+/// Result of a round, and the flushes to answer.
 #[derive(Debug)]
 pub(super) struct RoundEnd {
     pub(super) result: Result<MapSynced, Errno>,
@@ -89,7 +89,7 @@ pub(super) struct RoundEnd {
     pub(super) unserved: Vec<FlushWaiter>,
 }
 
-/// What the round in progress covers.
+/// Pages, sides and header of the round in progress.
 struct Round {
     generation: u64,
     /// The pages that are not durable yet; empty between rounds.
@@ -137,7 +137,7 @@ pub(super) struct FlushRounds {
     ended: u64,
     /// Background work asked for another.
     wanted: bool,
-    /// When a round last failed: background work waits a while before it asks for another.
+    /// Time when a round last failed: background work waits a while before it asks for another.
     failed_at: Option<Millis>,
     header_generation: u64,
     /// `synced_generation` of the newest header that this process wrote and synced; 0 before the first.
@@ -194,7 +194,7 @@ impl FlushRounds {
         self.begun + 1
     }
 
-    /// How far the round with `number` is.
+    /// Progress of the round with `number`.
     pub(super) fn progress(&self, number: u64, now: Millis) -> RoundProgress {
         let waited = self.failed_at.is_none_or(|at| now >= at + RETRY_ROUND_AFTER_MS);
         if self.ended >= number {
@@ -211,7 +211,8 @@ impl FlushRounds {
         self.begun >= number && self.is_idle()
     }
 
-    /// What was dirty on `side` is committed: the durable map may name it, but nothing relies on that.
+    /// Notes that what was dirty on `side` is committed: the durable map may name it, but nothing relies on
+    /// that.
     pub(super) fn side_cleared(&mut self, side: Side) {
         self.round.dirty_at_copy = self.round.dirty_at_copy.without(side);
     }

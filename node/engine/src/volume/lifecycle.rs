@@ -1,4 +1,4 @@
-//! Where a volume's life on this writer stands.
+//! Lifecycle of a volume on this writer.
 //!
 //! A detach:
 //!
@@ -36,7 +36,7 @@ pub(super) enum Lifecycle {
     Fenced(FencedStep),
 }
 
-/// How far a fenced writer is in bringing its durable map up to date.
+/// Progress of a fenced writer in bringing its durable map up to date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FencedStep {
     /// The device is there, and all I/O fails.
@@ -52,7 +52,8 @@ pub(super) enum FencedStep {
 pub(super) enum LifecycleEvent {
     /// The device is gone.
     Detach,
-    /// What the loss of the host left dirty is committed, or needs requests to be.
+    /// The data that the loss of the host left dirty is committed, or the local disk cannot read it: then
+    /// requests may overwrite it.
     Recovered,
     /// Nothing is dirty any more.
     Clean,

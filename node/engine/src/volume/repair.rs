@@ -11,7 +11,7 @@ use super::core::{Core, Memory};
 use crate::crash_point::{CrashPoint, reach};
 use crate::sector_map::{Side, SideSet};
 
-/// What is to be repaired, and how far that is.
+/// Ranges to repair, and the progress of that repair.
 #[derive(Default)]
 pub(super) struct RepairJob {
     asked: bool,
@@ -21,7 +21,7 @@ pub(super) struct RepairJob {
     checkpoint: bool,
 }
 
-/// What a repair needs next.
+/// The next step of a repair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RepairStep {
     /// A seal of the inactive side.

@@ -21,7 +21,8 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::round_size::map_write_pages;
 use crate::sector_map::{Side, SideSet};
 
-/// Where the seal stands. It covers one side, or both (after the loss of the host, or when one could not be read).
+/// State of the seal. It covers one side, or both (after the loss of the host, or when one could not be
+/// read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seal {
     /// Nothing is sealed.
@@ -30,7 +31,7 @@ pub(super) enum Seal {
     Draining(SideSet),
     /// The side is still; the round with this number makes the map durable first.
     Round(SideSet, u64),
-    /// What is dirty is being listed for the upload.
+    /// The dirty blocks are being listed for the upload.
     Listing(SideSet),
     /// The segment is in flight.
     Uploading(SideSet),
@@ -42,14 +43,14 @@ pub(super) enum Seal {
     Unreadable(SideSet),
 }
 
-/// What moves a seal on.
+/// An event that advances a seal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SealEvent {
     /// These sides are sealed.
     Begun(SideSet),
     /// A round that makes the map durable was asked for.
     RoundWanted(u64),
-    /// What is dirty can be listed.
+    /// The dirty blocks can be listed.
     Durable,
     /// All of it is listed.
     Listed,
@@ -103,7 +104,7 @@ impl Seal {
     }
 }
 
-/// What an upload is to cover, as far as it is listed.
+/// Blocks that an upload is to cover, as far as they are listed.
 #[derive(Default)]
 struct Listed {
     blocks: Vec<DirtyBlock>,

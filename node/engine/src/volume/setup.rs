@@ -1,10 +1,10 @@
-//! What a volume is started with.
+//! Settings and state that a volume is started with.
 
 use holdfast_types::{Millis, Seq};
 
 use crate::durable_map::Header;
 
-/// When dirty data is sealed and when writes are delayed.
+/// Limits at which dirty data is sealed and writes are delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirtyLimits {
     /// Dirty bytes on the active side at which it is sealed.
@@ -18,21 +18,21 @@ pub struct DirtyLimits {
 /// The meaning of a successful FLUSH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Durability {
-    /// What it covers survives the process and the host's power.
+    /// The data it covers survives the death of the process and a power failure of the host.
     #[default]
     Local,
-    /// What it covers survives the loss of the node: it is committed.
+    /// The data it covers survives the loss of the node: it is committed.
     Object,
 }
 
-/// What a volume is started with.
+/// Settings and header that a volume is started with.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// Requests the device can have in flight (`queues * depth`).
     pub requests: u32,
     /// Its limits.
     pub limits: DirtyLimits,
-    /// What a successful FLUSH means.
+    /// The meaning of a successful FLUSH.
     pub durability: Durability,
     /// The durable header as last written; its newest nonce is this writer's, and at an attach its epoch too.
     pub header: Header,
@@ -42,7 +42,7 @@ pub struct Setup {
     pub unix_ms_at_zero: u64,
 }
 
-/// What a successor knows of a volume beyond its live map.
+/// The record that a predecessor was about to create; a successor needs it beside the live map.
 #[derive(Debug, Clone)]
 pub struct Pending {
     /// The place of the record the predecessor was about to create.

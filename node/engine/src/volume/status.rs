@@ -1,4 +1,4 @@
-//! What a volume says of itself.
+//! Status that a volume reports.
 
 use holdfast_types::{Millis, Seq};
 
@@ -26,7 +26,7 @@ pub struct Status {
     pub parked: usize,
     /// Places without room.
     pub full: FullPlaces,
-    /// Why writes wait, and for how long requests have.
+    /// Reason why writes wait, and the time that requests have waited.
     pub delayed: Option<(Delay, Millis)>,
     /// Clean bytes evicted since this process took the volume.
     pub evicted_bytes: u64,
@@ -34,11 +34,11 @@ pub struct Status {
     pub seal: SealStatus,
     /// No request may come before [`crate::action::Report::Ready`].
     pub recovering: bool,
-    /// What is damaged in the object store is being repaired.
+    /// Damaged data in the object store is being repaired.
     pub repairing: bool,
     /// The local disk failed a sync: until the next attach, a FLUSH waits for a commit.
     pub sync_failed: bool,
-    /// What the local disk cannot read of what is to be committed.
+    /// Sectors to be committed that the local disk cannot read.
     pub unreadable: Option<Unreadable>,
 }
 
@@ -53,18 +53,18 @@ pub struct FullPlaces {
     pub cache: bool,
 }
 
-/// How a volume's seal stands.
+/// State of a volume's seal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SealStatus {
     /// A side is sealed: its commit is in flight.
     pub in_progress: bool,
     /// Both sides are to be committed as one.
     pub covers_both: bool,
-    /// How many seals were begun.
+    /// Number of seals begun.
     pub begun: u64,
 }
 
-/// Why writes wait.
+/// Reason why writes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Delay {
     /// The volume holds [`super::DirtyLimits::most_bytes`] that are not committed.
@@ -75,7 +75,7 @@ pub enum Delay {
     DiskFull,
     /// The run directory has no room for more of the live map.
     RunDirFull,
-    /// What the local disk could not read keeps everything from being committed.
+    /// Sectors that the local disk could not read keep everything from being committed.
     Unreadable,
 }
 
@@ -113,7 +113,7 @@ impl Status {
 }
 
 impl Delay {
-    /// Why writes wait now, if they do.
+    /// The reason why writes wait now, if they do.
     fn of<M: Memory>(volume: &Volume<M>) -> Option<Self> {
         let gate = volume.gate();
         if volume.data.requests.parked() == 0 {

@@ -1,4 +1,4 @@
-//! What changed since the last flush round began: the next one covers it.
+//! Changes since the last flush round began: the next one covers them.
 
 use holdfast_types::{Chunk, SectorRange};
 

@@ -17,7 +17,7 @@ use crate::action::{Action, Report};
 use crate::limit::{READ_AGAIN_AFTER_MS, REMEMBERED_UNREADABLE};
 use crate::sector_map::{SideSet, append};
 
-/// What of the dirty data the local disk cannot read: nothing is committed meanwhile.
+/// Dirty sectors that the local disk cannot read: nothing is committed meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreadable {
     /// The first such sectors.
@@ -28,7 +28,7 @@ pub struct Unreadable {
     pub since_unix_ms: u64,
 }
 
-/// What an upload could not read, as far as it was not written since.
+/// Sectors that an upload could not read and that were not written since.
 #[derive(Default)]
 pub(super) struct UnreadableDirty {
     ranges: Vec<SectorRange>,
@@ -38,7 +38,7 @@ pub(super) struct UnreadableDirty {
     wait: Millis,
 }
 
-/// How an upload is tried again.
+/// Decision on the retry of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Retry {
     NotYet,
@@ -106,7 +106,8 @@ impl UnreadableDirty {
         *self = Self { ranges, since: Some(since), tried_at: core.now, wait };
     }
 
-    /// How the upload of `sealed` is to be tried again: the delay has passed, or all that was unreadable is overwritten.
+    /// Decides on the retry of the upload of `sealed`: due once the delay has passed, or once all that was
+    /// unreadable is overwritten.
     pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> Retry {
         let is_due = now >= self.tried_at + self.wait;
         let is_resolved = self.ranges.is_empty();
