@@ -268,8 +268,8 @@ fn extents(vm: &Vm, name: &str) -> Result<Vec<Range<u64>>> {
     Ok(found)
 }
 
-/// The part of [`DAMAGED`] that a line of `filefrag -v` is about, in bytes of the disk. Lines of extents look like
-/// `   0:        0..     511:      34816..     35327:    512:             last,eof`.
+/// The part of [`DAMAGED`] that a line of `filefrag -v` is about, in bytes of the disk. Lines of extents look
+/// like `   0:        0..     511:      34816..     35327:    512:             last,eof`.
 fn extent(line: &str) -> Option<Range<u64>> {
     let mut columns = line.split(':').skip(1);
     let mut span = || {

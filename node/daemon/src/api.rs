@@ -1,11 +1,9 @@
 //! The gRPC interface on the local socket (`proto/node/v1/node.proto`).
 //!
-//! Owns: the socket, the conversion of messages into typed values and back.
-//! Does not own: what an operation does.
-//! Runs on: the daemon's tokio runtime.
-//! Invariants: an operation that was begun runs to its end even if its caller hangs up (a scrub ends: the caller that hears of
-//! nothing needs none); only root may connect.
-//! On failure: a status whose message names the field and the fix.
+//! Owns: the socket, the conversion of messages into typed values and back. Does not own: what an operation
+//! does. Runs on: the daemon's tokio runtime. Invariants: an operation that was begun runs to its end even if
+//! its caller hangs up (a scrub ends: the caller that hears of nothing needs none); only root may connect. On
+//! failure: a status whose message names the field and the fix.
 
 mod convert;
 mod scrub;
@@ -31,8 +29,8 @@ use crate::config::Control;
 use crate::failure::Failure;
 use crate::volumes::Volumes;
 
-/// The stores a request may name, as the configuration file says now; none when Kubernetes says what is served. Clones
-/// share them.
+/// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
+/// served. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct KnownStores(Arc<RwLock<Option<BTreeMap<String, S3Config>>>>);
 

@@ -97,8 +97,8 @@ struct Attach {
     /// Grow the volume to this size
     #[arg(long)]
     size: Option<ByteSize>,
-    /// Replace the writer of this epoch, as the refusal names it; that writer fails from then on, and what it did not upload
-    /// is not in the volume
+    /// Replace the writer of this epoch, as the refusal names it; that writer fails from then on, and what it
+    /// did not upload is not in the volume
     #[arg(long, value_name = "EPOCH")]
     take_over: Option<u64>,
     /// Upload data when it is this old, such as 30s or 1m30s
@@ -129,7 +129,8 @@ struct Scrub {
     /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
     #[arg(long)]
     store: Option<String>,
-    /// Repair what can be repaired: from the rest of the log, and from what this node holds of an attached volume
+    /// Repair what can be repaired: from the rest of the log, and from what this node holds of an attached
+    /// volume
     #[arg(long)]
     repair: bool,
     #[command(flatten)]

@@ -1,7 +1,8 @@
-//! An error as the daemon's edges need it: a kind, from which each edge derives its own word, and a text for people.
+//! An error as the daemon's edges need it: a kind, from which each edge derives its own word, and a text for
+//! people.
 //!
-//! Edges and their tables: gRPC status (`api/status.rs`), condition reason and retry (`kubernetes/retry.rs`), exit code
-//! (`cli/exit.rs`).
+//! Edges and their tables: gRPC status (`api/status.rs`), condition reason and retry (`kubernetes/retry.rs`),
+//! exit code (`cli/exit.rs`).
 
 use std::error::Error;
 

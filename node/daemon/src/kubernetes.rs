@@ -1,11 +1,10 @@
 //! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
 //!
-//! Owns: the daemon's part of every Volume's status, the StorageNode of this node.
-//! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
-//! Runs on: the daemon's tokio runtime.
-//! Invariants: the API server is needed for changes only; without it everything that is served stays served.
-//! On failure: requests to the API server are repeated with jitter; failed operations are told in the condition
-//! `Attached` and tried again.
+//! Owns: the daemon's part of every Volume's status, the StorageNode of this node. Does not own: who may
+//! serve a volume (the operator grants it), what serving is (the data plane). Runs on: the daemon's tokio
+//! runtime. Invariants: the API server is needed for changes only; without it everything that is served stays
+//! served. On failure: requests to the API server are repeated with jitter; failed operations are told in the
+//! condition `Attached` and tried again.
 
 mod event;
 mod fault;
@@ -33,7 +32,8 @@ use crate::volumes::Volumes;
 /// Pause before the configuration of the API server is looked for again.
 const CONNECT_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
-/// Runs until `stop` ends. Operations in progress are not waited for: a detach may wait for its store without limit.
+/// Runs until `stop` ends. Operations in progress are not waited for: a detach may wait for its store without
+/// limit.
 pub(crate) async fn run<V: Volumes>(
     node_name: String,
     state_dir: PathBuf,

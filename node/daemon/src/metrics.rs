@@ -235,7 +235,8 @@ const RING_METRICS: [RingMetric; 4] = [
     },
 ];
 
-/// Name of the metric of requests to stores; the label `operation` tells them apart, because they cost different sums.
+/// Name of the metric of requests to stores; the label `operation` tells them apart, because they cost
+/// different sums.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";

@@ -1,9 +1,9 @@
 //! The node's data plane: volumes in, block devices out.
 //!
-//! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of Kubernetes or gRPC.
-//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced is recovered
-//! again before anything else happens; a device is driven only if its tag is the one its volume gave it; only a detach deletes
-//! a device that served.
+//! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of
+//! Kubernetes or gRPC. Invariants: only the holder of the lock drives devices or touches local state; a
+//! device that is quiesced is recovered again before anything else happens; a device is driven only if its
+//! tag is the one its volume gave it; only a detach deletes a device that served.
 
 mod clock;
 mod device;
@@ -72,7 +72,8 @@ const INDEX_CACHE_BYTES: u64 = 256 << 20;
 const INDEXES: usize = 4096;
 /// Segments are uploaded in parts of this size, in bytes.
 pub(crate) const PART_BYTES: usize = 16 << 20;
-/// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to the world.
+/// The longest wait for the first try of all volumes: then the others are served, and the daemon speaks to
+/// the world.
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
@@ -193,8 +194,8 @@ struct Entry {
 }
 
 impl Node {
-    /// Starts the ring threads and recovers every device of the previous process, before it returns. A device that takes longer than
-    /// others holds up no other: it is tried again in the background.
+    /// Starts the ring threads and recovers every device of the previous process, before it returns. A device
+    /// that takes longer than others holds up no other: it is tried again in the background.
     ///
     /// # Errors
     /// Local state that cannot be used.
@@ -257,8 +258,8 @@ impl Node {
         Ok(node)
     }
 
-    /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet. Again with the
-    /// same size it changes nothing.
+    /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet.
+    /// Again with the same size it changes nothing.
     ///
     /// # Errors
     /// [`NodeError::Size`], [`NodeError::StoreUnfit`], or what the store says.
@@ -304,8 +305,9 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. Returns the right to use the directories, to be
-    /// released once nothing else of this process can touch them: the process should end now.
+    /// Stops serving and leaves every device quiesced, for a successor. Returns the right to use the
+    /// directories, to be released once nothing else of this process can touch them: the process should end
+    /// now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
         // A ring thread whose inbox is full holds up no other.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
@@ -360,8 +362,8 @@ impl Entry {
         Self { state: StateCell::new(state), present: None }
     }
 
-    /// Its state and, once it is on a ring thread, the volume. They are of one moment: no volume comes onto a ring thread
-    /// or leaves it while the lock of the table is held.
+    /// Its state and, once it is on a ring thread, the volume. They are of one moment: no volume comes onto a
+    /// ring thread or leaves it while the lock of the table is held.
     fn now(&self) -> (State, Option<Arc<Present>>) {
         (self.state.get(), self.present.clone())
     }

@@ -1,7 +1,8 @@
 //! The stores of the configuration file, read again on SIGHUP and given to requests and attached volumes.
 //!
-//! Does not own: how a store's client is replaced (the data plane). All other settings stay as they were at the start.
-//! On failure: a file that cannot be used changes nothing; a store that could not be checked is tried again.
+//! Does not own: how a store's client is replaced (the data plane). All other settings stay as they were at
+//! the start. On failure: a file that cannot be used changes nothing; a store that could not be checked is
+//! tried again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -34,8 +35,8 @@ impl StoreReload {
         Ok(Self { file, hangup: signal(SignalKind::hangup())? })
     }
 
-    /// Gives attached volumes the configuration of `stores`, at once and after each SIGHUP, until `stop` ends. What the last
-    /// daemon left may have been attached with an older one.
+    /// Gives attached volumes the configuration of `stores`, at once and after each SIGHUP, until `stop`
+    /// ends. What the last daemon left may have been attached with an older one.
     pub(crate) async fn run(
         mut self,
         volumes: impl Volumes,
@@ -122,7 +123,8 @@ mod tests {
         fake.renewed().iter().map(|(name, config)| format!("{name} {config:?}")).collect()
     }
 
-    /// A changed key in the configuration file needed a restart, and attached volumes kept the old one even then.
+    /// A changed key in the configuration file needed a restart, and attached volumes kept the old one even
+    /// then.
     #[tokio::test]
     async fn a_hangup_gives_attached_volumes_what_the_file_says() {
         let (fake, dir) = (Fake::default(), tempfile::tempdir().unwrap());

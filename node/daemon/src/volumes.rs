@@ -26,7 +26,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Serves a volume as a block device; refused as busy while it is attached here already.
     fn attach(&self, request: AttachRequest) -> impl Future<Output = Result<Attached, Failure>> + Send;
 
-    /// Gives a volume up after its final commit; waits while the store is away.
+    /// Detaches a volume after its final commit; waits while the store is unreachable.
     fn detach(&self, volume: &VolumeId) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// True if this node has files of a volume that it does not serve.

@@ -1,5 +1,5 @@
-//! The daemon as a process of a host: who owns the node, what a log or a collector that stands still does, how it ends.
-//! Needs no ublk: no volume is attached.
+//! The daemon as a process of a host: who owns the node, what a log or a collector that stands still does,
+//! how it ends. Needs no ublk: no volume is attached.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::fs;
@@ -60,7 +60,8 @@ impl Daemon {
         Self { child, metrics }
     }
 
-    /// Sends a request to the metrics listener and returns all it answers; nothing while there is no listener.
+    /// Sends a request to the metrics listener and returns all it answers; nothing while there is no
+    /// listener.
     fn ask(&self, request: &str) -> Option<String> {
         let mut stream = TcpStream::connect(self.metrics).ok()?;
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -109,7 +110,8 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon that found the lock held ended with an error, and the kubelet backed off while nothing was served.
+/// A daemon that found the lock held ended with an error, and the kubelet backed off while nothing was
+/// served.
 #[test]
 fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     let dirs = Dirs::new();
@@ -130,7 +132,8 @@ fn a_daemon_waits_for_the_lock_and_is_ready_then() {
     assert!(second.ends().success());
 }
 
-/// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own node.
+/// Only ring threads were marked: a thread of the runtime that allocated could wait for a device of its own
+/// node.
 #[test]
 fn every_thread_of_the_daemon_is_an_io_flusher() {
     /// `PF_MEMALLOC_NOIO`, which `PR_SET_IO_FLUSHER` sets. Source: `linux/sched.h`.

@@ -49,8 +49,8 @@ pub enum Report {
     CleanUnreadable(SectorRange),
     /// The local disk cannot read the only copy of data: the read failed. Which, within one request.
     DirtyUnreadable(SectorRange),
-    /// The local disk cannot read the only copy of data that is to be uploaded: nothing is committed before it is
-    /// readable, or overwritten. Said once for each range.
+    /// The local disk cannot read the only copy of data that is to be uploaded: nothing is committed before
+    /// it is readable, or overwritten. Said once for each range.
     UploadUnreadable(SectorRange),
     /// The data that was unreadable is committed, or the data written there since.
     UploadReadable,
@@ -81,7 +81,8 @@ pub enum Action {
         /// The source of the bytes.
         from: Source,
     },
-    /// Fill `range` (within one block) from the object store, through a local file. Answer: `ColdReadCompleted`.
+    /// Fill `range` (within one block) from the object store, through a local file. Answer:
+    /// `ColdReadCompleted`.
     ReadCold {
         /// The request.
         id: RequestId,

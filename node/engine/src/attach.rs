@@ -1,19 +1,21 @@
 //! Decides the steps of an attach; the caller does them.
 //!
-//! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's record once. If
-//! another record was created in its place, it begins again.
+//! The caller reads the log, asks [`plan_attach`], writes the plan's header (synced), creates the plan's
+//! record once. If another record was created in its place, it begins again.
 //!
-//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has attached since, and no commit
-//! of its writer holds what it lacks. A volume that the log calls attached is attached again without permission only by the node
-//! that its attach record names, and only with that writer's own data. All else needs permission to replace the writer of one
-//! epoch, and is reported ([`Displaced`]): what that writer had not uploaded may be missing. The attach record says so too, and
-//! an attach that continues it repeats it, so that the death of a process does not hide it.
+//! Local data is *ours* if it belongs to this very volume (its create record), no other writer has attached
+//! since, and no commit of its writer holds what it lacks. A volume that the log calls attached is attached
+//! again without permission only by the node that its attach record names, and only with that writer's own
+//! data. All else needs permission to replace the writer of one epoch, and is reported ([`Displaced`]): what
+//! that writer had not uploaded may be missing. The attach record says so too, and an attach that continues
+//! it repeats it, so that the death of a process does not hide it.
 //!
-//! Local data that knows more of the log than there is belongs to another history: the log was set back. It is preserved, clean
-//! or dirty, because nothing else holds what the log lost.
+//! Local data that knows more of the log than there is belongs to another history: the log was set back. It
+//! is preserved, clean or dirty, because nothing else holds what the log lost.
 //!
-//! Upholds invariant 6: whose dirty data it is; 4: clean data counts only where it is what the log's end says; 18: older data is
-//! never uploaded, nor over a log that was set back; 19: no writer is replaced unnamed, and none in silence (`docs/invariants.md`, ADR 8).
+//! Upholds invariant 6: whose dirty data it is; 4: clean data counts only where it is what the log's end
+//! says; 18: older data is never uploaded, nor over a log that was set back; 19: no writer is replaced
+//! unnamed, and none in silence (`docs/invariants.md`, ADR 8).
 
 use std::fmt;
 
@@ -69,7 +71,8 @@ pub enum Foreign {
     Superseded,
     /// Its own writer committed what it lacks: the disk was set back or copied, or lost what it had synced.
     Older,
-    /// It knows records that the log does not have: the bucket was set back to an earlier state, or lost objects.
+    /// It knows records that the log does not have: the bucket was set back to an earlier state, or lost
+    /// objects.
     LogSetBack,
 }
 
@@ -214,7 +217,8 @@ pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     }
 }
 
-/// The writer that the attach replaces, if it may; else the one that was replaced by the attach which this one continues.
+/// The writer that the attach replaces, if it may; else the one that was replaced by the attach which this
+/// one continues.
 fn displace(
     manifest: &Manifest,
     found: Option<&Header>,
@@ -250,7 +254,8 @@ fn displace(
     })
 }
 
-/// Plans the attach of the volume whose log reads `manifest` on a node whose local files have the header `found`.
+/// Plans the attach of the volume whose log reads `manifest` on a node whose local files have the header
+/// `found`.
 ///
 /// # Errors
 /// [`AttachRefused`]: nothing may be changed.
@@ -279,8 +284,8 @@ pub fn plan_attach(
     let mut header = match (local, found) {
         (LocalData::Ours { .. }, Some(header)) => {
             let mut header = Header { sectors, ..header.clone() };
-            // A log that ends where its writer detached calls nothing invalid that came later. The record to come takes what is
-            // invalidated out of the manifest.
+            // A log that ends where its writer detached calls nothing invalid that came later. The record to
+            // come takes what is invalidated out of the manifest.
             if manifest.seq() > header.seq {
                 header.invalidated = header.invalidated.or(manifest.invalidated());
             }
@@ -375,7 +380,8 @@ mod tests {
         plan_attach(manifest, found, &claim).err()
     }
 
-    /// Permission to take over was a bool, so that an attach which had stood still fenced the writer that had replaced it.
+    /// Permission to take over was a bool, so that an attach which had stood still fenced the writer that had
+    /// replaced it.
     #[test]
     fn only_the_writer_of_the_named_epoch_is_replaced() {
         let held = log(&[create(), attach_of("other", 1, THEIRS)]);
@@ -424,8 +430,8 @@ mod tests {
         assert!(moved.displaced.is_some());
     }
 
-    /// A bucket that was set back: the record carried an epoch below that of the header, and the writer's first commit broke the
-    /// log. What the log lost was mixed with what is older.
+    /// A bucket that was set back: the record carried an epoch below that of the header, and the writer's
+    /// first commit broke the log. What the log lost was mixed with what is older.
     #[test]
     fn a_log_set_back_is_reported_and_breaks_no_log() {
         let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
@@ -468,8 +474,8 @@ mod tests {
         );
     }
 
-    /// An attach whose create was answered ambiguously, or whose process died, replaced its writer in silence: the next one
-    /// continued it.
+    /// An attach whose create was answered ambiguously, or whose process died, replaced its writer in
+    /// silence: the next one continued it.
     #[test]
     fn a_replaced_writer_is_named_until_the_detach() {
         let held = log(&[create(), attach_of("other", 1, THEIRS)]);
@@ -491,7 +497,8 @@ mod tests {
         assert_eq!(plan_attach(&log, Some(&header), &claim(MINE)).unwrap().displaced, None);
     }
 
-    /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older bytes.
+    /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older
+    /// bytes.
     #[test]
     fn a_map_that_lacks_what_its_writer_committed_is_foreign() {
         let (_, header) = won(&log(&[create()]), None, MINE);
@@ -514,7 +521,8 @@ mod tests {
         ));
     }
 
-    /// Local files were told apart by the volume's name alone, so that one store's data was served as another's.
+    /// Local files were told apart by the volume's name alone, so that one store's data was served as
+    /// another's.
     #[test]
     fn data_of_another_volume_of_the_same_name_is_foreign() {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];

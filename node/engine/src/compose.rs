@@ -1,6 +1,7 @@
 //! Selects the frames that make up a remote block, and makes the block from them.
 //!
-//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and unwanted ones.
+//! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and
+//! unwanted ones.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::record::SegmentRef;
 use crate::segment::{Codec, Frame, FrameIndex};
 use crate::wire;
 
-/// Names a block's content: equal for equal contents of forks, different after any commit that changes the block.
+/// Names a block's content: equal for equal contents of forks, different after any commit that changes the
+/// block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContentKey([u8; 16]);
 

@@ -1,8 +1,10 @@
-//! The places where the death of the process, or of its host, matters: between any two of the ordered steps of an operation.
+//! The places where the death of the process, or of its host, matters: between any two of the ordered steps
+//! of an operation.
 //!
-//! Owns: their names. [`reach`] stands at each of them. Without the feature `simulation` it is nothing; with it, the
-//! simulation sees every visit and may end the process there (`node/sim/src/crash.rs`). What the process did to the live map
-//! before the point is done; what it was about to ask for in answer to the same event is never asked for.
+//! Owns: their names. [`reach`] stands at each of them. Without the feature `simulation` it is nothing; with
+//! it, the simulation sees every visit and may end the process there (`node/sim/src/crash.rs`). What the
+//! process did to the live map before the point is done; what it was about to ask for in answer to the same
+//! event is never asked for.
 //!
 //! Ordered steps in module comments, here and in `node/background`, cite these names.
 
@@ -152,7 +154,8 @@ thread_local! {
     static WATCHED: std::cell::Cell<Option<fn(CrashPoint)>> = const { std::cell::Cell::new(None) };
 }
 
-/// Calls `hook` at every crash point that an engine of this thread reaches; the hook may unwind, which ends the process.
+/// Calls `hook` at every crash point that an engine of this thread reaches; the hook may unwind, which ends
+/// the process.
 #[cfg(feature = "simulation")]
 pub fn watch(hook: Option<fn(CrashPoint)>) {
     WATCHED.set(hook);
@@ -166,8 +169,8 @@ pub fn reach(point: CrashPoint) {
     }
 }
 
-/// The process is at `point`: every change of the live map before it is done. The map's own fences see to that
-/// (`sector_map.rs`).
+/// The process is at `point`: every change of the live map before it is done. The map's own fences see to
+/// that (`sector_map.rs`).
 #[cfg(not(feature = "simulation"))]
 #[inline(always)]
 pub const fn reach(_: CrashPoint) {}

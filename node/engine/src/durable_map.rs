@@ -1,26 +1,31 @@
-//! The durable form of the map, beside the sides: a header and the map's pages, each in two slots written in turn.
+//! The durable form of the map, beside the sides: a header and the map's pages, each in two slots written in
+//! turn.
 //!
 //! ```text
 //! 0      4096  header slot 0        4096   4096  header slot 1
 //! 8192 + 8192 * page       4096     slot 0 of the page
 //! 8192 + 8192 * page + 4096         slot 1 of the page
 //! ```
-//! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512 bytes, each an
-//! envelope of its own, zero to its end: `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`.
-//! The header's payload: `u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
-//! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated), u64 seq, u64 synced generation, u32 n, n x u8[16] nonce`.
+//! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512
+//! bytes, each an envelope of its own, zero to its end:
+//! `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`. The header's payload:
+//! ```text
+//! u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
+//! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated), u64 seq,
+//! u64 synced generation, u32 n, n x u8[16] nonce
+//! ```
 //!
-//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that failed left of the other,
-//! one of the two is whole.
+//! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that
+//! failed left of the other, one of the two is whole.
 //!
-//! An attach syncs the file before reading it: a slot that a dead process wrote and never synced must not be the
-//! reason to write over the other one.
+//! An attach syncs the file before reading it: a slot that a dead process wrote and never synced must not be
+//! the reason to write over the other one.
 //!
-//! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one decides whether
-//! that is the newest that was synced. A power cut leaves each unit as it was before or after a write, so a unit that is
-//! neither a whole one nor, in a slot never filled, zeros has decayed; and the units beside it tell whether it was part of
-//! something newer. The first write of a page fills both slots, and the header written behind it vouches for that: from
-//! then on zeros are decay too.
+//! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one
+//! decides whether that is the newest that was synced. A power cut leaves each unit as it was before or after
+//! a write, so a unit that is neither a whole one nor, in a slot never filled, zeros has decayed; and the
+//! units beside it tell whether it was part of something newer. The first write of a page fills both slots,
+//! and the header written behind it proves that: from then on zeros are decay too.
 
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
@@ -47,15 +52,18 @@ const UNIT_USED: usize = ENVELOPE_BYTES + 18 + UNIT_NIBBLES;
 pub struct Header {
     /// The volume.
     pub volume: VolumeId,
-    /// The nonce of its create record: tells it from a volume of the same name in another store, or created later.
+    /// The nonce of its create record: tells it from a volume of the same name in another store, or created
+    /// later.
     pub identity: Nonce,
     /// Its size when the map was made.
     pub sectors: u64,
     /// The local data is the volume's as of this epoch.
     pub epoch: Epoch,
-    /// The nonce of that epoch's attach, of this node or another: a log that was set back may give the epoch to another one.
+    /// The nonce of that epoch's attach, of this node or another: a log that was set back may give the epoch
+    /// to another one.
     pub writer: Nonce,
-    /// The nonces of this node's attaches from that epoch on, newest last; some of them never came into the log.
+    /// The nonces of this node's attaches from that epoch on, newest last; some of them never came into the
+    /// log.
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
     pub active: Side,
@@ -71,9 +79,9 @@ pub struct Header {
 }
 
 impl Header {
-    /// Remembers the nonce of an attach before its record is sent. Returns the one that the record must carry: where there
-    /// is no room, the newest of those remembered, because each of their records may still come into the log, and data
-    /// must not be taken for foreign then.
+    /// Remembers the nonce of an attach before its record is sent. Returns the one that the record must
+    /// carry: where there is no room, the newest of those remembered, because each of their records may still
+    /// come into the log, and data must not be taken for foreign then.
     pub fn intend(&mut self, nonce: Nonce) -> Nonce {
         self.closed_clean = false;
         match self.nonces.last() {
@@ -85,8 +93,9 @@ impl Header {
         }
     }
 
-    /// The local data was found to be the volume's as of `epoch`, attached as `writer`. Records of attaches intended before
-    /// cannot come into the log any more: theirs was the place of an older record, or of that epoch's.
+    /// The local data was found to be the volume's as of `epoch`, attached as `writer`. Records of attaches
+    /// intended before cannot come into the log any more: theirs was the place of an older record, or of that
+    /// epoch's.
     pub fn is_ours_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
         if epoch > self.epoch {
             self.epoch = epoch;
@@ -159,7 +168,8 @@ impl Header {
         ))
     }
 
-    /// The newer valid header of the file's first 8192 bytes, with its generation; `None` when none was ever written.
+    /// The newer valid header of the file's first 8192 bytes, with its generation; `None` when none was ever
+    /// written.
     ///
     /// # Errors
     /// [`DecodeError`] when something was written there and neither slot is whole.
@@ -252,8 +262,8 @@ impl FoundPage {
         }
     }
 
-    /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest first: what the
-    /// loss of the host leaves of the page.
+    /// The runs of sectors whose newest bytes were never committed and the side that holds them, lowest
+    /// first: what the loss of the host leaves of the page.
     pub fn dirty_runs(&self) -> impl Iterator<Item = (SectorRange, Side)> {
         let first = self.page * PAGE_SECTORS;
         let side = |sector: u64| {
@@ -308,8 +318,8 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
     let whole = |slot: &Slot| if slot.is_whole { slot.newest } else { None };
     let slot = usize::from(whole(&slots[1]) > whole(&slots[0]));
     let Some(held) = whole(&slots[slot]) else {
-        // Nothing was promised of a first write that was torn. It counts as found, empty, so that the next round fills
-        // both slots before the header can cover them.
+        // Nothing was promised of a first write that was torn. It counts as found, empty, so that the next
+        // round fills both slots before the header can cover them.
         let torn = slots
             .iter()
             .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));

@@ -135,8 +135,8 @@ pub enum Event {
     NextTurn,
     /// `Upload` ended: the segment is in the store.
     Uploaded(SegmentRef),
-    /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is at least one;
-    /// there may be more. Nothing is stored.
+    /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is
+    /// at least one; there may be more. Nothing is stored.
     SidesUnreadable(Vec<SectorRange>),
     /// `StorePending` ended.
     PendingStored {
@@ -159,8 +159,8 @@ pub enum Event {
         /// True if the checkpoint is in the store.
         written: bool,
     },
-    /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced writer commits nothing, but
-    /// its durable map is brought up to date ([`crate::action::Report::Kept`]).
+    /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced
+    /// writer commits nothing, but its durable map is brought up to date ([`crate::action::Report::Kept`]).
     Detach,
     /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`].
     Repair {

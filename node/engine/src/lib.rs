@@ -1,8 +1,9 @@
 //! The volume planner: no I/O, no clock, no threads.
 //!
-//! Owns: what a volume's data structures mean, in memory, on the local disk and in the object store, and the order in
-//! which they may change. Does not own: doing any of it; [`volume::Volume::handle`] takes events and answers with actions.
-//! Byte layouts are drawn at the head of [`record`], [`manifest`], [`segment`], [`durable_map`] and [`sector_map`].
+//! Owns: what a volume's data structures mean, in memory, on the local disk and in the object store, and the
+//! order in which they may change. Does not own: doing any of it; [`volume::Volume::handle`] takes events and
+//! answers with actions. Byte layouts are drawn at the head of [`record`], [`manifest`], [`segment`],
+//! [`durable_map`] and [`sector_map`].
 
 pub mod action;
 pub mod attach;

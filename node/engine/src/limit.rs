@@ -14,12 +14,13 @@ pub const RETRY_ROUND_AFTER_MS: u64 = 1000;
 pub const READ_AGAIN_AFTER_MS: [u64; 2] = [1000, 60_000];
 /// Ranges of unreadable sectors that a volume remembers; the rest is found by the next try.
 pub const REMEMBERED_UNREADABLE: usize = 64;
-/// Map pages that a round copies in one turn of the ring thread, and syncs the sides for once: 1 MiB of copies, the memory
-/// that a round takes whatever the size of the volume. A busy volume pays for a small number with syncs.
+/// Map pages that a round copies in one turn of the ring thread, and syncs the sides for once: 1 MiB of
+/// copies, the memory that a round takes whatever the size of the volume. A busy volume pays for a small
+/// number with syncs.
 pub const ROUND_PAGES: usize = 512;
-/// Map pages that are encoded in one turn of the ring thread, and whose slots (one of 4 KiB, at first two) are written at
-/// once: about a millisecond, and at most 512 KiB of buffers. As many are looked through in one turn for what is dirty, or made
-/// clean after a commit.
+/// Map pages that are encoded in one turn of the ring thread, and whose slots (one of 4 KiB, at first two)
+/// are written at once: about a millisecond, and at most 512 KiB of buffers. As many are looked through in
+/// one turn for what is dirty, or made clean after a commit.
 pub const MAP_WRITE_PAGES: usize = 64;
 /// Map pages (16 MiB of volume each) evicted between two rounds.
 pub const EVICT_PAGES: u64 = 64;

@@ -15,7 +15,8 @@ thread_local! {
     static SCALED: std::cell::Cell<u64> = const { std::cell::Cell::new(CHECKPOINT_EVERY) };
 }
 
-/// From now on checkpoints are `records` apart in this thread, and all else in proportion; `None` is what programs have.
+/// From now on checkpoints are `records` apart in this thread, and all else in proportion; `None` is what
+/// programs have.
 #[cfg(feature = "simulation")]
 pub fn scale(records: Option<u64>) {
     SCALED.set(records.unwrap_or(CHECKPOINT_EVERY));
@@ -33,7 +34,8 @@ pub const fn checkpoint_every() -> u64 {
     CHECKPOINT_EVERY
 }
 
-/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits more: 60.
+/// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits
+/// more: 60.
 pub fn most_records_after_checkpoint() -> u64 {
     2 * checkpoint_every() - checkpoint_every() / 8
 }

@@ -1,9 +1,8 @@
 //! State of a volume as of a place in its log: size, writer, and for each chunk its segments, newest first.
 //!
-//! Owns: applying records in order, and the checkpoint that holds the whole state.
-//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; a deleted volume takes
-//! no more records.
-//! On failure: nothing is applied.
+//! Owns: applying records in order, and the checkpoint that holds the whole state. Invariants: records apply
+//! without a gap; an epoch never falls; no segment reaches beyond the volume; a deleted volume takes no more
+//! records. On failure: nothing is applied.
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
@@ -237,8 +236,8 @@ impl Manifest {
         self.identity
     }
 
-    /// The last record that the writer of this attach can have made: the one before the next attach, or the end of the log.
-    /// `None` where the log does not hold the attach.
+    /// The last record that the writer of this attach can have made: the one before the next attach, or the
+    /// end of the log. `None` where the log does not hold the attach.
     pub fn last_of(&self, epoch: Epoch, nonce: Nonce) -> Option<Seq> {
         let mut from_it = self.attaches.iter().skip_while(|at| at.epoch != epoch || at.nonce != nonce);
         from_it.next()?;
@@ -295,8 +294,8 @@ impl Manifest {
 
     /// Returns true if the record at `seq` is unneeded once this manifest is stored as a checkpoint.
     ///
-    /// The record that created the volume stays, so that no other creates it again; so does every attach record, at whose
-    /// place a writer that it fenced tries to create its own next one.
+    /// The record that created the volume stays, so that no other creates it again; so does every attach
+    /// record, at whose place a writer that it fenced tries to create its own next one.
     pub fn may_be_truncated(&self, seq: Seq) -> bool {
         let is_forgotten = self.attaches.len() == REMEMBERED_ATTACHES
             && self.attaches.front().is_some_and(|oldest| seq < oldest.seq);

@@ -10,8 +10,9 @@
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
-//! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds` behind it.
-//! A segment reference: `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
+//! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
+//! behind it. A segment reference:
+//! `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};
 
@@ -42,8 +43,8 @@ pub struct Record {
 /// The content of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Body {
-    /// The volume exists and has this many sectors. The record's nonce is the volume's identity: two volumes of one name, in
-    /// two stores or one after the other, differ in it.
+    /// The volume exists and has this many sectors. The record's nonce is the volume's identity: two volumes
+    /// of one name, in two stores or one after the other, differ in it.
     Create {
         /// Logical size.
         sectors: u64,
@@ -54,7 +55,8 @@ pub enum Body {
         sectors: u64,
         /// The writer's node: only the same node may attach the volume again without permission.
         node: String,
-        /// The writer that the node replaced when it took the volume. Its later attaches with the same data repeat it.
+        /// The writer that the node replaced when it took the volume. Its later attaches with the same data
+        /// repeat it.
         displaced: Option<Displaced>,
     },
     /// One seal is durable.
@@ -64,8 +66,8 @@ pub enum Body {
         /// Sides whose data is invalid from here on after a loss of the host, because the writer's own disk
         /// failed a sync. Everything that was ever flushed on them is committed.
         invalidated: SideSet,
-        /// The writer's durable map has a header of this generation, or a later one, since before this record was created. A map
-        /// with an older header lacks what the commit holds.
+        /// The writer's durable map has a header of this generation, or a later one, since before this record
+        /// was created. A map with an older header lacks what the commit holds.
         generation: u64,
     },
     /// The writer released the volume after its last commit.

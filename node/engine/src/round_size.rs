@@ -9,7 +9,8 @@ thread_local! {
     static SCALED: std::cell::Cell<(usize, usize)> = const { std::cell::Cell::new((ROUND_PAGES, MAP_WRITE_PAGES)) };
 }
 
-/// From now on rounds of this thread copy `copied` pages at a time and write `written`; `None` is what programs do.
+/// From now on rounds of this thread copy `copied` pages at a time and write `written`; `None` is what
+/// programs do.
 #[cfg(feature = "simulation")]
 pub fn scale(pages: Option<(usize, usize)>) {
     SCALED.set(pages.unwrap_or((ROUND_PAGES, MAP_WRITE_PAGES)));

@@ -1,9 +1,11 @@
-//! Safeguards: lines of the engine and of the background work without which data is lost in some interleaving.
+//! Safeguards: lines of the engine and of the background work without which data is lost in some
+//! interleaving.
 //!
-//! A simulation takes one out at a time, to show that it would notice. Without the feature `simulation` nothing can be taken
-//! out, and the compiler drops every question. With it a safeguard must still be taken out at run time, in the thread that
-//! runs the engine: a build that has the feature only because the simulation was built beside it behaves as one without. A
-//! test over `cargo metadata` lets only `node/sim` ask for the feature.
+//! A simulation takes one out at a time, to show that it would notice. Without the feature `simulation`
+//! nothing can be taken out, and the compiler drops every question. With it a safeguard must still be taken
+//! out at run time, in the thread that runs the engine: a build that has the feature only because the
+//! simulation was built beside it behaves as one without. A test over `cargo metadata` lets only `node/sim`
+//! ask for the feature.
 
 /// A safeguard, by what holds while it is in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,7 +36,8 @@ pub enum Safeguard {
     NewestSegmentFirst,
     /// With `durability: object` a flush is answered after the commit, not once the segment is stored.
     FlushAfterCommit,
-    /// With `durability: object` a flush waits for the seal that covers what is dirty, not only for the one in progress.
+    /// With `durability: object` a flush waits for the seal that covers what is dirty, not only for the one
+    /// in progress.
     FlushInNextSeal,
     /// Clean data is punched after the durable map says that it is remote.
     RoundBeforePunch,
@@ -159,7 +162,8 @@ impl Safeguard {
         Self::SyncEachGroup,
     ];
 
-    /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice its absence.
+    /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
+    /// its absence.
     pub const fn is_shared(self) -> bool {
         self.upholds() >= 25 || matches!(self, Self::SpareSlots | Self::FreeSlotOnce)
     }

@@ -11,13 +11,13 @@
 //! ..     n     four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
 //!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
-//! The magic number is written last: a map whose maker died does not open.
-//! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
-//! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active side
-//! has the active side as its newest.
+//! The magic number is written last: a map whose maker died does not open. Owns: these bytes. Runs on: the
+//! ring thread that owns the volume, alone. Invariants: a chunk's bytes are touched only after its allocated
+//! bit was set; a sector dirty in the active side has the active side as its newest.
 //!
-//! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros: zeros take no space
-//! and next to no upload. A copy that is not the newest counts, since nothing says of it that it is zeros.
+//! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros:
+//! zeros take no space and next to no upload. A copy that is not the newest counts, since nothing says of it
+//! that it is zeros.
 
 mod nibble;
 mod page_set;
@@ -129,9 +129,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: PerSide::default() }
     }
 
-    /// Every change of the map goes through here. The process may be killed between any two of them, and what the successor
-    /// finds must be one of the states in between: so the compiler may not move a store past a later change. The processor
-    /// needs no fence: whatever it had executed reaches the memory, and the successor begins after the death.
+    /// Every change of the map goes through here. The process may be killed between any two of them, and what
+    /// the successor finds must be one of the states in between: so the compiler may not move a store past a
+    /// later change. The processor needs no fence: whatever it had executed reaches the memory, and the
+    /// successor begins after the death.
     fn bytes_mut(&mut self) -> &mut [u8] {
         compiler_fence(Ordering::SeqCst);
         self.memory.as_mut()
@@ -205,8 +206,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[41] = scope as u8;
     }
 
-    /// The sides that were dirty when the last flush round that ended well began, and were not committed since: the durable
-    /// map names what they hold.
+    /// The sides that were dirty when the last flush round that ended well began, and were not committed
+    /// since: the durable map names what they hold.
     pub(crate) fn flushed_sides(&self) -> SideSet {
         SideSet::from_bits(self.memory.as_ref()[42] & 3).expect("two bits")
     }
@@ -383,7 +384,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         (range.start.0..range.end()).fold(false, |changed, sector| self.mark(sector, side, false) | changed)
     }
 
-    /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active one.
+    /// Invariant 2: a completion on the side that is no longer active never hides a newer copy in the active
+    /// one.
     fn mark(&mut self, sector: u64, side: Side, zeros: bool) -> bool {
         let old = self.nibble(sector);
         let dirty = old.0 & Nibble::DIRTY | side.dirty_bit();
@@ -407,8 +409,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         }
     }
 
-    /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be the old or the
-    /// new ones, and are no longer what the object store has, nor zeros. Returns whether the map changed.
+    /// Records that a write of `range` to `side` failed: where the side held the newest bytes, they may be
+    /// the old or the new ones, and are no longer what the object store has, nor zeros. Returns whether the
+    /// map changed.
     pub(crate) fn mark_uncertain(&mut self, range: SectorRange, side: Side) -> bool {
         let mut changed = false;
         for sector in range.start.0..range.end() {
@@ -453,8 +456,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         })
     }
 
-    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends the ranges of
-    /// those blocks, whether or not the side held their newest bytes. Returns how many sectors became remote.
+    /// Makes the clean data of `side` in `page` remote, in every block without a sector dirty there. Appends
+    /// the ranges of those blocks, whether or not the side held their newest bytes. Returns how many sectors
+    /// became remote.
     pub(crate) fn release(&mut self, page: u64, side: Side, ranges: &mut Vec<SectorRange>) -> u64 {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
@@ -483,8 +487,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         released
     }
 
-    /// Makes every sector of `range` that is dirty nowhere and has its newest bytes in a side remote. Returns the sectors
-    /// that became remote.
+    /// Makes every sector of `range` that is dirty nowhere and has its newest bytes in a side remote. Returns
+    /// the sectors that became remote.
     pub(crate) fn forget_clean(&mut self, range: SectorRange) -> u64 {
         let mut forgotten = 0;
         for sector in range.start.0..range.end() {

@@ -180,8 +180,8 @@ impl SegmentBuilder {
         std::mem::replace(&mut self.body, rest)
     }
 
-    /// Adds the index and the trailer, the last bytes to take. Returns the reference that a commit record carries, and the
-    /// index. Nothing may be pushed afterwards.
+    /// Adds the index and the trailer, the last bytes to take. Returns the reference that a commit record
+    /// carries, and the index. Nothing may be pushed afterwards.
     pub fn close(&mut self, id: SegmentId) -> (SegmentRef, FrameIndex) {
         let index = FrameIndex { frames: std::mem::take(&mut self.frames) };
         let index_offset = self.end();
@@ -194,7 +194,8 @@ impl SegmentBuilder {
         (segment, index)
     }
 
-    /// The reference that a commit record carries, and all bytes that were not taken: the whole object where none were.
+    /// The reference that a commit record carries, and all bytes that were not taken: the whole object where
+    /// none were.
     pub fn finish(mut self, id: SegmentId) -> (SegmentRef, Vec<u8>) {
         let (segment, _index) = self.close(id);
         (segment, self.body)

@@ -1,21 +1,20 @@
 //! One volume: events in, actions out.
 //!
-//! Owns: the way of an event through the owners of the volume's state, each of which has its file in `volume/` and never
-//! calls another. Does not own: files, sockets, clocks, threads, request memory. It only says which file range goes with which
-//! request.
-//! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole live map.
-//! Invariants:
+//! Owns: the way of an event through the owners of the volume's state, each of which has its file in
+//! `volume/` and never calls another. Does not own: files, sockets, clocks, threads, request memory. It only
+//! says which file range goes with which request. Runs on: the ring thread that owns the volume, alone. It is
+//! made elsewhere, since that reads the whole live map. Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
 //! - a read's actions tile the request exactly (9);
 //! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero
 //!   (10);
 //! - a commit is created only after a round that began when the sealed side was still (1, 4).
 //!
-//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O but a flush whose round is in
-//! progress; what is dirty stays where it is.
+//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O but a flush whose
+//! round is in progress; what is dirty stays where it is.
 //!
-//! An event changes the state of its owner. What follows for the others is done afterwards in `Volume::settle`, a bounded
-//! list of steps: no owner's step leads to another owner's but through it.
+//! An event changes the state of its owner. What follows for the others is done afterwards in
+//! `Volume::settle`, a bounded list of steps: no owner's step leads to another owner's but through it.
 //!
 //! ```text
 //!                Tick: limit reached / Detach
@@ -122,8 +121,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// A volume just attached, with what the durable map held (`newest_pages`; empty on a fresh node).
     ///
     /// `memory` is zeroed, with at least the fixed part of the map and the chunks of `found` allocated. With
-    /// `trust_clean`, clean data counts too: the header was closed clean and the log ended at its seq. When something is
-    /// dirty, no request may come before [`Report::Ready`].
+    /// `trust_clean`, clean data counts too: the header was closed clean and the log ended at its seq. When
+    /// something is dirty, no request may come before [`Report::Ready`].
     pub fn attach(
         setup: Setup,
         memory: M,
@@ -153,8 +152,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// A volume taken over from a dead or retired process of this host, over the live map it left.
     ///
-    /// Requests may come at once unless [`Status::recovering`] says otherwise; reads of remote sectors wait for
-    /// [`Event::ManifestLoaded`].
+    /// Requests may come at once unless [`Status::recovering`] says otherwise; reads of remote sectors wait
+    /// for [`Event::ManifestLoaded`].
     ///
     /// # Errors
     /// [`LiveMapError`] when `memory` is not this volume's live map.
@@ -348,8 +347,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     // ---- flushes and rounds ----
 
-    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer that was fenced
-    /// meanwhile makes nothing durable.
+    /// The data of a FUA write is stored and marked: the write completes as a FLUSH issued now does. A writer
+    /// that was fenced meanwhile makes nothing durable.
     fn make_durable(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let only_local = FlushWaiter { id, seal: 0 };
         if self.core.lifecycle.is_fenced() {
@@ -492,7 +491,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant 18).
+    /// Asks for the round before a commit. It writes the header, whose generation the commit names (invariant
+    /// 18).
     fn want_sealing_round(&mut self) {
         self.core.unflushed.header_changed();
         self.sealer.want_round(self.rounds.want());
@@ -502,7 +502,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let core = &self.core;
         let Some(manifest) = &core.manifest else { return false };
         let side = core.map.active();
-        // What an eviction is about to punch must not become active, and what is needed is evicted before new data is sealed.
+        // What an eviction is about to punch must not become active, and what is needed is evicted before new
+        // data is sealed.
         if !self.data.evictor.is_idle() || self.data.evictor.evicts_first(core, true) {
             return false;
         }
@@ -637,7 +638,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         if !manifest.is_attached() || self.log.detach_was_sent(manifest) {
-            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it (invariant 11).
+            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it
+            // (invariant 11).
             self.repair.forget();
         }
         match self.repair.advance(&mut self.core) {
@@ -661,8 +663,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.unpark(out);
     }
 
-    /// A writer that commits nothing checks its next place in the log, so that it learns of its fencing: one that is idle, or
-    /// cannot read what it is to commit.
+    /// A writer that commits nothing checks its next place in the log, so that it learns of its fencing: one
+    /// that is idle, or cannot read what it is to commit.
     fn probe_log(&mut self, out: &mut Vec<Action>) {
         let commits_nothing = match self.core.lifecycle {
             Lifecycle::Serving => matches!(self.sealer.seal(), Seal::Open | Seal::Unreadable(_)),
@@ -708,8 +710,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is touched. `known`
-    /// is how much of the log says so, or all of it that does not.
+    /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is
+    /// touched. `known` is how much of the log says so, or all of it that does not.
     fn fence(&mut self, known: Seq, out: &mut Vec<Action>) {
         if self.core.lifecycle.is_fenced() || self.core.lifecycle == Lifecycle::Detached {
             return;

@@ -78,7 +78,8 @@ fn a_full_run_directory_is_named_until_there_is_room() {
     assert_eq!((status.delayed, status.full.run_dir), (None, false));
 }
 
-/// A host whose clock was set right after the attach reported a wrong time for what is durable until the next attach.
+/// A host whose clock was set right after the attach reported a wrong time for what is durable until the next
+/// attach.
 #[test]
 fn times_follow_a_clock_that_is_set_later() {
     let mut volume = volume();

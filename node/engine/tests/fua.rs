@@ -262,7 +262,8 @@ fn a_fua_write_without_space_is_written_again() {
     assert_eq!(bench.completed, [(0, Ok(()))]);
 }
 
-/// The discard was issued while the data of the FUA write was not stored: either may be the last, and both are durable.
+/// The discard was issued while the data of the FUA write was not stored: either may be the last, and both
+/// are durable.
 #[test]
 fn a_fua_write_beside_a_discard_is_durable() {
     let mut bench = Bench::new(Durability::Local);

@@ -1,5 +1,5 @@
-//! A volume on a host of memory that answers at once: what is stored again when the store lost it, and what a fenced writer
-//! leaves in its map.
+//! A volume on a host of memory that answers at once: what is stored again when the store lost it, and what a
+//! fenced writer leaves in its map.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
@@ -262,8 +262,8 @@ fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
     Record { volume, seq, epoch: Epoch(1), nonce, unix_ms: 0, body: Body::Detach }.encode()
 }
 
-/// Found by pausing hosts in the simulation: a process died during its detach, its detach record came late, and its
-/// successor took it for another writer's.
+/// Found by pausing hosts in the simulation: a process died during its detach, its detach record came late,
+/// and its successor took it for another writer's.
 #[test]
 fn a_late_detach_of_its_own_fences_no_writer() {
     for (nonce, end) in [(NONCE, Report::Detached), (Nonce([8; 16]), Report::Fenced)] {

@@ -1,4 +1,5 @@
-//! The work of a round in one turn of its ring thread, and what it holds in memory, for a volume of which all was touched.
+//! The work of a round in one turn of its ring thread, and what it holds in memory, for a volume of which all
+//! was touched.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
 use std::cell::RefCell;
@@ -258,7 +259,8 @@ fn forget_peak() -> u64 {
     resident("VmRSS:")
 }
 
-/// Prints the figures as a line of JSON. The memory is right where no other test of the process runs meanwhile.
+/// Prints the figures as a line of JSON. The memory is right where no other test of the process runs
+/// meanwhile.
 fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     let memory_bytes = resident("VmHWM:").saturating_sub(before_bytes);
     let (longest_ns, most_pages) = (turns.longest.as_nanos(), turns.most_writes / 2);
@@ -267,8 +269,8 @@ fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     );
 }
 
-/// A round once planned, encoded and wrote the whole map in one turn: seconds for every device of the ring thread, and
-/// 1.5 GiB for a volume of 1 TiB.
+/// A round once planned, encoded and wrote the whole map in one turn: seconds for every device of the ring
+/// thread, and 1.5 GiB for a volume of 1 TiB.
 #[test]
 fn no_turn_of_a_round_grows_with_the_volume() {
     let mut host = Host::with_all_touched(TEBIBYTE, false);
@@ -312,7 +314,8 @@ fn no_turn_of_a_seal_grows_with_the_volume() {
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
 }
 
-/// Both sides are committed as one after data was lost: a write between two turns would become clean with them.
+/// Both sides are committed as one after data was lost: a write between two turns would become clean with
+/// them.
 #[test]
 fn a_write_waits_until_both_sides_are_clean() {
     let pages = 2 * MAP_WRITE_PAGES as u64;
@@ -393,7 +396,8 @@ fn a_round_that_fails_half_way_is_repeated_for_the_rest() {
     assert_eq!(runs, (0..pages).map(written).collect::<Vec<_>>());
 }
 
-/// A bucket was restored while the daemon was down: clean sectors that had been evicted were read from older objects.
+/// A bucket was restored while the daemon was down: clean sectors that had been evicted were read from older
+/// objects.
 #[test]
 fn a_log_set_back_under_a_live_map_is_not_served() {
     let sectors = 3 * PAGE_SECTORS;

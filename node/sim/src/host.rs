@@ -212,7 +212,7 @@ impl Host {
     }
 
     /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It
-    /// vouches for nothing that was not committed.
+    /// covers nothing that was not committed.
     fn committed_or_now(&mut self) -> Rc<Cut> {
         let mut cut = self.committed.or(&self.expect.cut());
         cut.at = 0;

@@ -17,6 +17,6 @@ pub use extent::{
 pub use identity::{Epoch, InvalidVolumeId, Nonce, SegmentId, Seq, VolumeId};
 pub use mask::Mask;
 
-/// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the host to the
-/// next; only differences mean anything.
+/// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the
+/// host to the next; only differences mean anything.
 pub type Millis = u64;

@@ -101,9 +101,11 @@ pub struct Queue<K> {
     descriptors: Descriptors,
     /// Buffers as which the pages of requests are registered; `None` with user copy.
     registered: Option<BufferRange>,
-    /// For requests whose pages are not registered: with user copy all. `None` only while the queue is dropped.
+    /// For requests whose pages are not registered: with user copy all. `None` only while the queue is
+    /// dropped.
     copies: Option<CopyBuffers>,
-    /// Through which they are copied. Apart from the memory, which may have to outlive the queue: the file must not.
+    /// Through which they are copied. Apart from the memory, which may have to outlive the queue: the file
+    /// must not.
     copy_file: File,
     with_kernel: u16,
     with_owner: u16,
@@ -203,8 +205,8 @@ impl<K: Copy> Queue<K> {
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
-        // SAFETY: the entry names a range of this request's copy buffer. The buffers are unmapped only when no request is
-        // with the owner, else leaked.
+        // SAFETY: the entry names a range of this request's copy buffer. The buffers are unmapped only when
+        // no request is with the owner, else leaked.
         unsafe { ring.push(fill, operation) };
     }
 
@@ -269,8 +271,8 @@ impl<K: Copy> Queue<K> {
         self.draining = true;
     }
 
-    /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right only when the ring
-    /// is about to be closed, and while no part of the request is in flight.
+    /// Leaves a request to the successor: the kernel hands it to the server that recovers the device. Right
+    /// only when the ring is about to be closed, and while no part of the request is in flight.
     pub fn leave(&mut self, request: Request) {
         if let Some(buffers) = &mut self.copies {
             buffers.take_back(request.tag());
@@ -354,7 +356,8 @@ impl<K: Copy> Queue<K> {
         argument[4..8].copy_from_slice(&result.to_ne_bytes());
         let mut entry = opcode::UringCmd16::new(self.char_file.fixed(), command).cmd(argument);
         if let Some(buffers) = &self.registered {
-            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays zero.
+            // `struct ublk_auto_buf_reg`: bits 0 to 15 are the index, 16 to 23 the flags, the rest stays
+            // zero.
             entry = entry.addr(Some(u64::from(buffers.index(tag)) | COPY_IF_NOT_REGISTERED));
         }
         let in_flight = Command { owner: self.owner, queue_id: self.queue_id, tag };
@@ -399,8 +402,8 @@ impl<K: Copy> Queue<K> {
 impl<K> Drop for Queue<K> {
     fn drop(&mut self) {
         if self.with_owner > 0 {
-            // Copies may be in flight: their memory stays. The character device is closed, or the kernel would not quiesce the
-            // device before this process ends.
+            // Copies may be in flight: their memory stays. The character device is closed, or the kernel
+            // would not quiesce the device before this process ends.
             std::mem::forget(self.copies.take());
         }
     }
@@ -428,8 +431,8 @@ mod tests {
     use super::*;
     use crate::{DeviceInfo, DeviceState, Expected, ForeignFeatures};
 
-    /// A queue that was dropped with requests kept the character device open with their memory, so that the kernel quiesced
-    /// the device only when the process had ended.
+    /// A queue that was dropped with requests kept the character device open with their memory, so that the
+    /// kernel quiesced the device only when the process had ended.
     #[test]
     fn a_dropped_queue_closes_its_character_device() {
         let options =

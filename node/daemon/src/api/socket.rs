@@ -42,8 +42,8 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     listen().map_err(|source| SocketError { path: path.to_owned(), source })
 }
 
-/// Answers requests until `stop` ends; requests in progress are not waited for, because a detach may wait for its
-/// store without limit.
+/// Answers requests until `stop` ends; requests in progress are not waited for, because a detach may wait for
+/// its store without limit.
 ///
 /// # Errors
 /// The listener itself failed.

@@ -1,4 +1,5 @@
-//! `holdfast-node fenced`: what fenced writers of this node never uploaded. Reads the state directory, asks no daemon.
+//! `holdfast-node fenced`: what fenced writers of this node never uploaded. Reads the state directory, asks
+//! no daemon.
 
 use std::path::PathBuf;
 

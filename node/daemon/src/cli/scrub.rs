@@ -22,7 +22,8 @@ const SHOWN_RANGES: usize = 8;
 /// Scrubs; the report goes to `out`.
 ///
 /// # Errors
-/// [`ErrorKind::Corrupt`] when damage is left that has an effect; the daemon's refusal, or why it was not reached.
+/// [`ErrorKind::Corrupt`] when damage is left that has an effect; the daemon's refusal, or why it was not
+/// reached.
 pub(super) async fn run(scrub: Scrub, out: &mut String) -> Result<(), Failure> {
     let Scrub { volume, store, repair, target } = scrub;
     let request = ScrubRequest { volume_id: volume, store, repair };

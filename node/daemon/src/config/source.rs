@@ -1,7 +1,7 @@
 //! Source of a setting: the file, or an environment variable that overrides it.
 //!
-//! Only the variables of [`OVERRIDES`] are read. Others that begin with `HOLDFAST_` are left alone, because Kubernetes
-//! itself sets such variables (`HOLDFAST_OPERATOR_SERVICE_HOST`) for a Service that is called so.
+//! Only the variables of [`OVERRIDES`] are read. Others that begin with `HOLDFAST_` are left alone, because
+//! Kubernetes itself sets such variables (`HOLDFAST_OPERATOR_SERVICE_HOST`) for a Service that is called so.
 
 use std::fmt;
 use std::ops::Range;

@@ -22,7 +22,8 @@ pub(crate) struct StoreSection {
     credentials: Option<KeyPair>,
 }
 
-/// A key pair; without one the SDK's chain is asked (environment, profile files, web identity, instance role).
+/// A key pair; without one the SDK's chain is asked (environment, profile files, web identity, instance
+/// role).
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct KeyPair {

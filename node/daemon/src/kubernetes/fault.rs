@@ -1,10 +1,10 @@
-//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local data can be read,
-//! whether a sync of the local disk failed.
+//! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local
+//! data can be read, whether a sync of the local disk failed.
 //!
-//! Owns: the words. Each turns after [`REPORT_AFTER`], and back at once; the last turns at once, and back with the next attach.
-//! The first is there while the volume is on the node, the others while its device takes writes; none says anything of a
-//! volume that another writer holds. What was said of a store stays said until the store answers: a daemon that was
-//! restarted knows nothing of it at first.
+//! Owns: the words. Each turns after [`REPORT_AFTER`], and back at once; the last turns at once, and back
+//! with the next attach. The first is there while the volume is on the node, the others while its device
+//! takes writes; none says anything of a volume that another writer holds. What was said of a store stays
+//! said until the store answers: a daemon that was restarted knows nothing of it at first.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

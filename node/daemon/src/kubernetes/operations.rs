@@ -1,7 +1,8 @@
-//! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last one ended.
+//! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last
+//! one ended.
 //!
-//! Owns: the tasks that attach and detach; the time until a failed one may be tried again.
-//! Invariants: an operation that was begun runs to its end; its end is announced, so that no caller has to poll for it.
+//! Owns: the tasks that attach and detach; the time until a failed one may be tried again. Invariants: an
+//! operation that was begun runs to its end; its end is announced, so that no caller has to poll for it.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -39,7 +40,8 @@ pub(crate) enum Outcome {
     Attached,
     /// It was detached, after its final commit.
     Detached,
-    /// It was released without a final commit, because another writer had taken it; what was not uploaded is kept.
+    /// It was released without a final commit, because another writer had taken it; what was not uploaded is
+    /// kept.
     Preserve,
     /// This node's files of a volume that another node holds are cleared away.
     Cleared,

@@ -1,12 +1,12 @@
 //! Volumes on this node that have no object any more: a finalizer was removed by hand, or the kind itself.
 //!
 //! Owns: finding them, and detaching them after their last commit, as the deletion of the object would have.
-//! Runs on: the daemon's tokio runtime.
-//! Invariants: a volume is detached only after its object was missing in two lists in a row, [`APART`] from each other, that the
-//! API server answered from its newest state; a device that is in use is never detached. Volumes are told apart by id, which
-//! comes from the object's uid: an object created again under the same name is another volume.
-//! On failure: a list that failed proves nothing, and what was seen before it counts no more. A list without any volume proves
-//! as little: an API server that lost its state, or has not yet got its backup, answers so. It is reported, and all volumes
+//! Runs on: the daemon's tokio runtime. Invariants: a volume is detached only after its object was missing in
+//! two lists in a row, [`APART`] from each other, that the API server answered from its newest state; a
+//! device that is in use is never detached. Volumes are told apart by id, which comes from the object's uid:
+//! an object created again under the same name is another volume. On failure: a list that failed proves
+//! nothing, and what was seen before it counts no more. A list without any volume proves as little: an API
+//! server that lost its state, or has not yet got its backup, answers so. It is reported, and all volumes
 //! stay served.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,8 @@ const APART: Duration = Duration::from_secs(60);
 struct Absent(BTreeMap<VolumeId, Instant>);
 
 impl Absent {
-    /// Takes the ids of all objects (nothing if the list failed) and returns which of the volumes `here` are orphans.
+    /// Takes the ids of all objects (nothing if the list failed) and returns which of the volumes `here` are
+    /// orphans.
     fn judge(
         &mut self,
         here: &BTreeSet<VolumeId>,
@@ -200,7 +201,8 @@ mod tests {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    /// A device whose object was gone stayed until the host restarted: a controller is never called for an object that is gone.
+    /// A device whose object was gone stayed until the host restarted: a controller is never called for an
+    /// object that is gone.
     #[test]
     fn an_object_that_is_missing_twice_makes_an_orphan() {
         let (start, mut absent) = (Instant::now(), Absent::default());
@@ -223,7 +225,8 @@ mod tests {
         assert_eq!(judge(Some(&["c"]), 230), b, "a is missing for the first time");
     }
 
-    /// Found by reading: an API server whose state was lost, or is yet to be restored, had every idle volume detached.
+    /// Found by reading: an API server whose state was lost, or is yet to be restored, had every idle volume
+    /// detached.
     #[test]
     fn a_list_without_any_volume_makes_no_orphans() {
         let (start, mut absent, here) = (Instant::now(), Absent::default(), named(&["a", "b"]));

@@ -8,10 +8,10 @@
 //! ```
 //! *Wanted*: `spec.nodeName` and `status.assignedNode` both name this node and no deletion was asked for.
 //!
-//! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version that showed
-//! the grant; a claim is cleared only after the final commit; the status is written only while the grant or the claim is
-//! ours. None of this keeps a stale view from its harm: the log does, which lets an attach replace only the writer of the
-//! epoch that `status.forcedDetach` names.
+//! Invariants: nothing is attached before the claim (`status.node`) was written under the resource version
+//! that showed the grant; a claim is cleared only after the final commit; the status is written only while
+//! the grant or the claim is ours. None of this keeps a stale view from its harm: the log does, which lets an
+//! attach replace only the writer of the epoch that `status.forcedDetach` names.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub(crate) enum Step {
     Claim(Box<VolumeStatus>),
     /// Write the daemon's part of the status.
     Report(Box<VolumeStatus>),
-    /// Begin to attach, growing the volume to the wished size if `grow`.
+    /// Begin to attach, growing the volume to the requested size if `grow`.
     Attach {
         /// True if the device is to get the size of the spec.
         grow: bool,
@@ -133,7 +133,7 @@ impl Facts {
         matches!(&self.last, Some(Outcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
     }
 
-    fn wished(&self) -> bool {
+    fn requested(&self) -> bool {
         !self.deleting && self.spec.desired_node() == Some(&self.me)
     }
 
@@ -156,7 +156,7 @@ pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
 }
 
 fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
-    let is_wanted = facts.wished() && !facts.granted_to_another();
+    let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
@@ -174,13 +174,14 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
         (VolumeState::Detaching, Some(Outcome::Attached)) if is_wanted => report(facts, "Detaching", now),
         // What was not uploaded is preserved; then the log says whether the volume can be attached again.
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
-        // What failed half way is detached, even where the volume is wanted here: the next attach begins after that. A failed
-        // attach can leave a device that could not be removed.
+        // What failed half way is detached, even where the volume is wanted here: the next attach begins
+        // after that. A failed attach can leave a device that could not be removed.
         _ => detach(facts, "Detaching", now),
     }
 }
 
-/// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about it.
+/// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about
+/// it.
 fn attaching(facts: &Facts) -> &'static str {
     let makes_progress = facts.here.as_ref().is_some_and(|here| here.message.is_some());
     match &facts.last {
@@ -196,10 +197,11 @@ fn detach(facts: &Facts, reason: &str, now: &Time) -> Plan {
 }
 
 fn plan_absent(facts: &Facts, now: &Time) -> Plan {
-    let wanted = facts.wished() && facts.granted();
-    // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What was is on
-    // this node's disk only, so it is committed before another node may begin. An attach that failed after its record was
-    // created reported no epoch; its files are here, and the log calls this node attached until it detaches.
+    let wanted = facts.requested() && facts.granted();
+    // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
+    // was is on this node's disk only, so it is committed before another node may begin. An attach that
+    // failed after its record was created reported no epoch; its files are here, and the log calls this node
+    // attached until it detaches.
     let may_be_attached = facts.status.epoch.is_some() || facts.kept;
     let left_behind = facts.claimed()
         && facts.granted()

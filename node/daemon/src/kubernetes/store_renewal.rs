@@ -1,12 +1,12 @@
 //! Changes of ObjectStores and their Secrets, brought to the volumes that are attached.
 //!
-//! Owns: when a store's configuration is read again. That is when the ObjectStore changed (its uid, its spec, or
-//! `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume finds that the store
-//! does not answer or denies its requests, after a volume came to this node, whose attach may have read it before it changed, and after a
-//! reading that failed; the last three at most once in [`RETRY`].
-//! Does not own: how a configuration is checked and replaced (the data plane).
-//! Runs on: the daemon's tokio runtime.
-//! On failure: the configuration of before stays in use; the condition `StoreReachable` of the volumes says why.
+//! Owns: when a store's configuration is read again. That is when the ObjectStore changed (its uid, its spec,
+//! or `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume
+//! finds that the store does not answer or denies its requests, after a volume came to this node, whose
+//! attach may have read it before it changed, and after a reading that failed; the last three at most once in
+//! [`RETRY`]. Does not own: how a configuration is checked and replaced (the data plane). Runs on: the
+//! daemon's tokio runtime. On failure: the configuration of before stays in use; the condition
+//! `StoreReachable` of the volumes says why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -61,8 +61,8 @@ impl Renewals {
         }
     }
 
-    /// The stores to be read again now and then: those that do not answer, those of volumes that came, and those whose reading
-    /// failed.
+    /// The stores to be read again now and then: those that do not answer, those of volumes that came, and
+    /// those whose reading failed.
     fn due(&mut self, volumes: &[VolumeStatus]) -> BTreeSet<String> {
         // The store of a volume that is not recovered yet is not known.
         let named = volumes.iter().filter(|volume| !volume.store.name.is_empty());
@@ -173,7 +173,8 @@ mod tests {
         assert!(renewals.changed(&made_again));
     }
 
-    /// An attach that had read the store just before it changed served with the former configuration permanently.
+    /// An attach that had read the store just before it changed served with the former configuration
+    /// permanently.
     #[test]
     fn a_store_is_read_again_after_an_attach() {
         let mut renewals = Renewals::default();

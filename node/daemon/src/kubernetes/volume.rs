@@ -151,8 +151,8 @@ impl<V: Volumes> Work<'_, V> {
         }
     }
 
-    /// The resource version makes the write fail if anybody changed the object since it was read: a claim is never
-    /// written over a grant that has moved.
+    /// The resource version makes the write fail if anybody changed the object since it was read: a claim is
+    /// never written over a grant that has moved.
     async fn write(&mut self, status: &VolumeStatus) -> Result<(), ApiError> {
         let name = self.volume.name_any();
         let patch = json!({

@@ -8,8 +8,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::node::local::file::random;
 
-/// The clock of all volumes: milliseconds since the host started, alike for every process of the host. The time of day may be
-/// set back between one process and the next.
+/// The clock of all volumes: milliseconds since the host started, alike for every process of the host. The
+/// time of day may be set back between one process and the next.
 pub(crate) fn now() -> Millis {
     let since = clock_gettime(ClockId::Boottime);
     let (seconds, nanos) = (since.tv_sec.unsigned_abs(), since.tv_nsec.unsigned_abs());

@@ -26,7 +26,8 @@ pub(crate) enum ErrorKind {
     Invalid,
     /// This node lost the volume to another writer.
     Fenced,
-    /// The log says that another node has the volume attached, and there is no permission to replace that writer.
+    /// The log says that another node has the volume attached, and there is no permission to replace that
+    /// writer.
     HeldElsewhere,
     /// The log says that this node has the volume attached, and the data of that attach is not here.
     LocalStateMissing,
@@ -74,7 +75,8 @@ pub(crate) enum NodeError {
         /// Its device.
         device: PathBuf,
     },
-    /// The local disk cannot read what is to be uploaded: a detach would not end, and the repair needs the device.
+    /// The local disk cannot read what is to be uploaded: a detach would not end, and the repair needs the
+    /// device.
     #[error(
         "volume {volume}: detach blocked: {} bytes at offset {} are unreadable on the local disk and not yet uploaded. \
          Overwrite or discard that range on its device, or give another node the volume without what was not uploaded \
@@ -286,7 +288,8 @@ pub(crate) enum NodeError {
     /// The ring has no room for the device.
     #[error("the device's queue could not be opened")]
     Queue(#[from] QueueError),
-    /// The record of an attached volume was written by another installation, or before the state directory was replaced.
+    /// The record of an attached volume was written by another installation, or before the state directory
+    /// was replaced.
     #[error(
         "node.run_dir records a device of volume {0} that another installation made: the identity of node.state_dir differs. \
          The device is left alone. Mount or restore the state directory that served the volume"

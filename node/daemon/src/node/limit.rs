@@ -9,13 +9,13 @@ use holdfast_ublk::DeviceSpec;
 /// or drops it. A thread takes all of them at each turn.
 pub(in crate::node) const RING_MESSAGES: usize = 1024;
 
-/// Background work of a volume beside cold reads: at most one upload, pending record, record to create, record to
-/// read and checkpoint each, and some to spare.
+/// Background work of a volume beside cold reads: at most one upload, pending record, record to create,
+/// record to read and checkpoint each, and some to spare.
 const WORK_OF_COMMITS: usize = 16;
 
-/// Returns how many pieces of background work wait to be begun for a volume with so many requests, at most. The
-/// planner asks for no more: each sector of a request is read once at a time. The ring thread neither waits nor
-/// drops a piece; one more would be a bug, and ends the process.
+/// Returns how many pieces of background work wait to be begun for a volume with so many requests, at most.
+/// The planner asks for no more: each sector of a request is read once at a time. The ring thread neither
+/// waits nor drops a piece; one more would be a bug, and ends the process.
 pub(in crate::node) fn waiting_work(requests: u32) -> usize {
     let sectors = u64::from(DeviceSpec::MAX_IO_BYTES) / SECTOR_BYTES;
     let cold_reads = u64::from(requests) * sectors;

@@ -9,7 +9,8 @@ pub(super) async fn blocking<T: Send + 'static>(
     off_runtime(work).await
 }
 
-/// Runs `work` on a thread that may block. Once the runtime ends, this never does: no task waits for it any more.
+/// Runs `work` on a thread that may block. Once the runtime ends, this never does: no task waits for it any
+/// more.
 pub(crate) async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,

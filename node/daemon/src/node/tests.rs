@@ -1,4 +1,5 @@
-//! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device that serves.
+//! A node on a machine without ublk: what it says and keeps of volumes that a last run left without a device
+//! that serves.
 
 mod bucket;
 mod devices;
@@ -173,7 +174,8 @@ impl Node {
     }
 }
 
-/// Runs a test that starts a node. The runtime of one that fails stays: a panic that drops a node's tasks ends the process.
+/// Runs a test that starts a node. The runtime of one that fails stays: a panic that drops a node's tasks
+/// ends the process.
 fn alone(test: impl Future<Output = ()>) {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     if let Err(failed) = std::panic::catch_unwind(AssertUnwindSafe(|| runtime.block_on(test))) {
@@ -249,8 +251,8 @@ fn flip_a_bit(path: &Path) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Found by reading: such a volume was not there for anybody, so that an attach started over, without its live map, on a second
-/// device.
+/// Found by reading: such a volume was not there for anybody, so that an attach started over, without its
+/// live map, on a second device.
 #[test]
 fn a_failed_recovery_is_reported_and_retried() {
     alone(async {
@@ -323,7 +325,8 @@ fn a_device_whose_recovery_failed_is_not_attached() {
     });
 }
 
-/// Found by reading: the live map was removed although its copy had failed, and with it the only word on what was written.
+/// Found by reading: the live map was removed although its copy had failed, and with it the only word on what
+/// was written.
 #[test]
 fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
     alone(async {
@@ -368,8 +371,8 @@ fn what_a_fenced_writer_left_stays_until_it_is_kept_whole() {
     });
 }
 
-/// Found by reading: the detach of the previous process was tried once. Where it failed, the volume was neither served nor released
-/// until the next start of the daemon.
+/// Found by reading: the detach of the previous process was tried once. Where it failed, the volume was
+/// neither served nor released until the next start of the daemon.
 #[test]
 fn the_detach_of_the_previous_process_is_retried() {
     alone(async {
@@ -476,8 +479,8 @@ async fn leave_volume_dirty(
     local.write_record(&record).unwrap();
 }
 
-/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end, also when another
-/// node had taken the volume over, so that nothing could be exported.
+/// Found by reading: the detach of a volume whose disk cannot read what is to be uploaded waited without end,
+/// also when another node had taken the volume over, so that nothing could be exported.
 #[test]
 fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept() {
     alone(async {
@@ -519,8 +522,8 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
     });
 }
 
-/// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was committed, and the repair
-/// did not end.
+/// Found by reading: a repair made dirty what the disk could not read either. From then on nothing was
+/// committed, and the repair did not end.
 #[test]
 fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
     alone(async {
@@ -553,7 +556,8 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
     });
 }
 
-/// Two volumes of a store that takes no segments held both permits for uploads: no volume of any other store committed.
+/// Two volumes of a store that takes no segments held both permits for uploads: no volume of any other store
+/// committed.
 #[test]
 fn a_dead_store_delays_no_commit_of_another() {
     alone(async {

@@ -47,7 +47,8 @@ fn a_full_header_forgets_no_nonce_and_takes_no_more() {
 #[test]
 fn a_page_tells_which_side_holds_what_was_never_committed() {
     let mut nibbles = vec![0; PAGE_BYTES];
-    // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in B, B dirty, -.
+    // Sectors 0 to 7: A dirty, A dirty, B dirty (and dirty in A too), B clean, remote, A clean but dirty in
+    // B, B dirty, -.
     nibbles[..4].copy_from_slice(&[0x55, 0x2e, 0x90, 0x0a]);
     nibbles[PAGE_BYTES - 1] = 0xa0;
     let page = FoundPage { page: 2, slot: Some(0), generation: 1, nibbles };
@@ -81,7 +82,8 @@ fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
     (0..UNITS).flat_map(|index| unit(index)[index * UNIT_BYTES..][..UNIT_BYTES].to_vec()).collect()
 }
 
-/// Invariant 13: one byte, or one unit, of what was synced last is lost, with nothing written or synced since.
+/// Invariant 13: one byte, or one unit, of what was synced last is lost, with nothing written or synced
+/// since.
 #[test]
 fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
     let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
@@ -136,7 +138,7 @@ fn a_torn_write_leaves_the_synced_slot() {
 }
 
 #[test]
-fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header_vouches() {
+fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
     let blank = vec![0; SLOT_BYTES];
     let first = encode_page(7, 4, true, &[4; PAGE_BYTES]);
     let second = encode_page(7, 5, false, &[5; PAGE_BYTES]);

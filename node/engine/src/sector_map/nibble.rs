@@ -10,7 +10,8 @@ impl Nibble {
     pub(super) const REMOTE: Self = Self(0);
     pub(super) const DIRTY: u8 = 12;
 
-    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty there.
+    /// A sector with its newest bytes on `side`, the dirty marks of `dirty`, and `zeros` there if it is dirty
+    /// there.
     pub(super) fn on(side: Side, dirty: u8, zeros: bool) -> Self {
         let both = dirty & Self::DIRTY == Self::DIRTY;
         match side {
@@ -55,8 +56,8 @@ impl Nibble {
         self.newest().map_or(Self::REMOTE, |newest| Self::on(newest, dirty, self.is_zeros()))
     }
 
-    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be trusted. What were
-    /// zeros counts as data: a write of later than the map's last round may be there.
+    /// After the loss of the host: a dirty newest copy stays; a clean one only where clean data may be
+    /// trusted. What were zeros counts as data: a write of later than the map's last round may be there.
     pub(crate) fn after_host_loss(self, trust_clean: bool) -> Self {
         match self.newest() {
             Some(side) if self.is_dirty(side) => Self::on(side, side.dirty_bit(), false),

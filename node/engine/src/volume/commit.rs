@@ -1,14 +1,16 @@
 //! Records of a running writer: commit, detach, and the look whether another writer came.
 //!
-//! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a successor repeats the
-//!    same bytes (`RecordRepeated`);
+//! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
+//!    successor repeats the same bytes (`RecordRepeated`);
 //! 2. `log/<seq>` is created once;
-//! 3. anything but a clear yes (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): what this writer
-//!    says there means won, anything else fenced (`Fenced`), nothing that it may be tried again with the same bytes;
+//! 3. anything but a clear yes (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): what
+//!    this writer says there means won, anything else fenced (`Fenced`), nothing that it may be tried again
+//!    with the same bytes;
 //! 4. the manifest takes the record (`RecordWon`).
 //!
-//! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made (`CheckpointMade`) and
-//! stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11 and 12 (`docs/invariants.md`).
+//! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made
+//! (`CheckpointMade`) and stored (`CheckpointStored`). The names are crash points. Upholds invariants 5, 11
+//! and 12 (`docs/invariants.md`).
 
 use holdfast_types::{Millis, Nonce, Seq};
 
@@ -134,8 +136,8 @@ impl LogWriter {
         self.commit = Commit::Creating(record, bytes);
     }
 
-    /// Sends what a predecessor had stored, unchanged. Returns false if it is not of this writer, or was never completely
-    /// stored: then it was never sent.
+    /// Sends what a predecessor had stored, unchanged. Returns false if it is not of this writer, or was
+    /// never completely stored: then it was never sent.
     pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) -> bool {
         let Ok(record) = Record::decode(&pending.bytes) else { return false };
         let is_own = record.nonce == self.nonce
@@ -208,7 +210,8 @@ impl LogWriter {
                 self.last_log_contact = now;
                 match found.map(Record::decode) {
                     None => LogNews::Nothing,
-                    // A predecessor's, sent before it died: its device was gone, and this writer is told to detach too.
+                    // A predecessor's, sent before it died: its device was gone, and this writer is told to
+                    // detach too.
                     Some(Ok(record)) if record.nonce == self.nonce && record.body == Body::Detach => {
                         LogNews::Predecessor(record)
                     }
@@ -230,8 +233,8 @@ impl LogWriter {
         reach(CrashPoint::RecordWon);
     }
 
-    /// Checks the next place in the log after a time without contact, so that a writer that commits nothing learns of its
-    /// fencing.
+    /// Checks the next place in the log after a time without contact, so that a writer that commits nothing
+    /// learns of its fencing.
     pub(super) fn probe<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Some(manifest) = &core.manifest else { return };
         let quiet = core.now.saturating_sub(self.last_log_contact);

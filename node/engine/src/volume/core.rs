@@ -1,9 +1,9 @@
 //! State that all owners within a volume read, and through which they change the sector map.
 //!
-//! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what changed since the
-//! last flush round began, and the lifecycle. Does not own: any decision; the owners beside it make theirs.
-//! Runs on: the ring thread of the volume.
-//! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1, 16).
+//! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what
+//! changed since the last flush round began, and the lifecycle. Does not own: any decision; the owners beside
+//! it make theirs. Runs on: the ring thread of the volume. Invariants: what becomes dirty in the map is noted
+//! in `dirty` and in `unflushed` at the same place (1, 16).
 
 use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange, Seq};
 
@@ -41,7 +41,8 @@ pub(super) struct Core<M> {
     pub(super) unix_ms_at_zero: u64,
 }
 
-/// The live map of a volume just attached, not published yet: what its durable map held after the loss of the host.
+/// The live map of a volume just attached, not published yet: what its durable map held after the loss of the
+/// host.
 pub(super) fn map_after_attach<M: Memory>(
     header: &Header,
     memory: M,
@@ -112,7 +113,8 @@ impl<M: Memory> Core<M> {
         self.map.is_sync_failed()
     }
 
-    /// Returns true if the inactive side may be punched without a round: nothing that the durable map says counts.
+    /// Returns true if the inactive side may be punched without a round: nothing that the durable map says
+    /// counts.
     pub(super) fn is_invalidated(&self) -> bool {
         self.is_sync_failed()
             && self.manifest.as_ref().is_some_and(|manifest| manifest.invalidated() == SideSet::BOTH)

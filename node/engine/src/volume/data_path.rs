@@ -1,10 +1,10 @@
 //! The way of requests that move data: what lets them start, and what their end changes.
 //!
-//! Owns: the requests in flight, the eviction that makes room for them, and what is known to be unreadable, which a write may
-//! replace. Does not own: flushes, and the seal that writes wait for: a [`Gate`] says how that stands.
-//! Runs on: the ring thread of the volume.
-//! Invariants: only the active side takes writes, nothing is read for them, and nothing is asked of the object store (2, 10);
-//! what may have been stored and is not known to be counts as dirty (4).
+//! Owns: the requests in flight, the eviction that makes room for them, and what is known to be unreadable,
+//! which a write may replace. Does not own: flushes, and the seal that writes wait for: a [`Gate`] says how
+//! that stands. Runs on: the ring thread of the volume. Invariants: only the active side takes writes,
+//! nothing is read for them, and nothing is asked of the object store (2, 10); what may have been stored and
+//! is not known to be counts as dirty (4).
 
 use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
 
@@ -161,7 +161,8 @@ impl DataPath {
         side
     }
 
-    /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not reached.
+    /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
+    /// reached.
     pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
         let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.most_bytes;
         commit_may_wait && !self.evictor.is_full()
@@ -214,8 +215,8 @@ impl DataPath {
         core.unflushed.side_written(side);
         match request.failed {
             None => return self.stored(id, request, core, out),
-            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it counts, and the
-            // mark of a failure on the active side would hide it (invariant 2).
+            // What still comes on the sealed side was asked for while this was in flight: if it succeeds, it
+            // counts, and the mark of a failure on the active side would hide it (invariant 2).
             Some(_) if side == core.map.active() && core.dirty[side.other()].in_flight > 0 => {
                 self.requests.defer_failure(id);
             }

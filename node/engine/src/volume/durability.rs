@@ -1,32 +1,38 @@
 //! Answers a FLUSH once the local disk keeps what it covers (`local`), or the object store does too
 //! (`object`).
 //!
-//! Upholds invariant 15 (`docs/invariants.md`): with `object`, what a successful FLUSH covered survives the loss of the node.
+//! Upholds invariant 15 (`docs/invariants.md`): with `object`, what a successful FLUSH covered survives the
+//! loss of the node.
 //!
-//! A FUA write is a write and, from the moment it is stored and marked, a FLUSH: it waits in the same queues, shares their
-//! rounds and commits, and fails as they do. No round that began before that moment completes it.
+//! A FUA write is a write and, from the moment it is stored and marked, a FLUSH: it waits in the same queues,
+//! shares their rounds and commits, and fails as they do. No round that began before that moment completes
+//! it.
 //!
-//! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side that is sealed,
-//! or committed. So it waits for a seal, by number: the next one if the active side is dirty, else the one in progress, else
-//! none. The wait makes the engine seal at once; flushes that come while a seal is in progress share the next. An object
-//! store that is away makes flushes wait, never fail. A FLUSH that a dead process did not answer is issued again and starts over.
+//! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side
+//! that is sealed, or committed. So it waits for a seal, by number: the next one if the active side is dirty,
+//! else the one in progress, else none. The wait makes the engine seal at once; flushes that come while a
+//! seal is in progress share the next. An object store that is away makes flushes wait, never fail. A FLUSH
+//! that a dead process did not answer is issued again and starts over.
 //!
 //! # After a failed sync
 //!
-//! From the first sync of a side that fails until the next attach, local syncs prove nothing.
-//! What a failed sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about it.
-//! So from then on:
+//! From the first sync of a side that fails until the next attach, local syncs prove nothing. What a failed
+//! sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about
+//! it. So from then on:
 //!
-//! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one that failed
-//!    that were durable before. All it names was synced before it was written.
+//! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one
+//!    that failed that were durable before. All it names was synced before it was written.
 //! 2. a FLUSH succeeds once a commit holds what it covers, as with `durability: object`.
-//! 3. each commit says which sides are invalid (`Body::Commit`): those it captured, and those whose dirty data, as far as the
-//!    durable map names it, is committed already. After a loss of the host an attach forgets what they hold. So a commit needs
-//!    no round before it: what it holds is never hidden by what the disk has of it.
+//! 3. each commit says which sides are invalid (`Body::Commit`): those it captured, and those whose dirty
+//!    data, as far as the durable map names it, is committed already. After a loss of the host an attach
+//!    forgets what they hold. So a commit needs no round before it: what it holds is never hidden by what the
+//!    disk has of it.
 //! 4. clean data is evicted once both sides are invalid, and not before: the durable map may call it dirty.
-//! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the host: they run.
+//! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the
+//!    host: they run.
 //!
-//! Upholds invariants 1 and 4; why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the death of the process.
+//! Upholds invariants 1 and 4; why so: `docs/adr/0006-failed-sync.md`. The live map remembers it through the
+//! death of the process.
 
 use super::flush::FlushWaiter;
 use super::receipt::MapSynced;
@@ -76,8 +82,8 @@ impl Seals {
         self.wait_for_commit(waiter, is_fenced)
     }
 
-    /// The local disk does not count for a flush, since a sync failed. Returns its answer, or `None` while it waits for a
-    /// commit.
+    /// The local disk does not count for a flush, since a sync failed. Returns its answer, or `None` while it
+    /// waits for a commit.
     pub(super) fn wait_for_commit(
         &mut self,
         waiter: FlushWaiter,
@@ -93,8 +99,8 @@ impl Seals {
         }
     }
 
-    /// The commit of the newest seal is in the log. Returns the flushes that it answers: every flush that waits asked for
-    /// that seal or an earlier one, except those for the next.
+    /// The commit of the newest seal is in the log. Returns the flushes that it answers: every flush that
+    /// waits asked for that seal or an earlier one, except those for the next.
     pub(super) fn committed(&mut self) -> Vec<FlushWaiter> {
         self.committed = self.begun;
         let committed = self.committed;

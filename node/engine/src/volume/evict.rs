@@ -1,13 +1,15 @@
 //! Eviction of clean data, so that the sides stay within the volume's share of the node's cache.
 //!
 //! 1. the clean data of the inactive side in some pages becomes remote in the live map (`Released`);
-//! 2. a round begun after that makes the durable map say so: it may still call them dirty there, from before their commit;
+//! 2. a round begun after that makes the durable map say so: it may still call them dirty there, from before
+//!    their commit;
 //! 3. reads that were planned before step 1 end (`Unneeded`);
 //! 4. the ranges are punched (`Punched`).
 //!
-//! The names are crash points. Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and 10 (`docs/invariants.md`): only the
-//! inactive side is touched, only blocks without a sector dirty there, and no seal swaps the sides in between.
-//! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next measurement says so.
+//! The names are crash points. Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and
+//! 10 (`docs/invariants.md`): only the inactive side is touched, only blocks without a sector dirty there,
+//! and no seal swaps the sides in between. On failure: a round that failed is asked for again; a punch that
+//! failed frees nothing, and the next measurement says so.
 
 use holdfast_types::{Millis, SECTOR_BYTES, Sector, SectorRange};
 
@@ -148,8 +150,8 @@ impl Evictor {
         self.pages_to_scan[side] = self.pages;
     }
 
-    /// Returns true if a batch is to begin before anything else touches the sides. What is overdue does not wait for another
-    /// one.
+    /// Returns true if a batch is to begin before anything else touches the sides. What is overdue does not
+    /// wait for another one.
     pub(super) fn evicts_first<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let side = core.map.active().other();
         self.wanted > 0
@@ -171,8 +173,8 @@ impl Evictor {
         }
     }
 
-    /// Returns true if the active side is to be sealed although no limit is reached: the inactive one has nothing more to
-    /// evict.
+    /// Returns true if the active side is to be sealed although no limit is reached: the inactive one has
+    /// nothing more to evict.
     pub(super) fn wants_other_side<M: Memory>(&self, core: &Core<M>, seal_is_open: bool) -> bool {
         let waited = self.swapped_at.is_none_or(|at| core.now >= at + EARLY_SEAL_EVERY_MS);
         self.wanted > 0
@@ -196,7 +198,8 @@ impl Evictor {
         self.step = EvictStep::Round(number);
     }
 
-    /// Does what can be done now; `round` is how far the round is that step 2 waits for. Returns true if it wants a round.
+    /// Does what can be done now; `round` is how far the round is that step 2 waits for. Returns true if it
+    /// wants a round.
     pub(super) fn advance<M: Memory>(
         &mut self,
         core: &mut Core<M>,
@@ -256,7 +259,8 @@ impl Evictor {
         while self.pages_to_scan[side] > 0 && batch > 0 && released < self.wanted {
             let page = self.cursor;
             let chunk = Sector(page * PAGE_SECTORS).chunk();
-            // A chunk without a map was never written since the host started; what lies in the file is of no use.
+            // A chunk without a map was never written since the host started; what lies in the file is of no
+            // use.
             let scanned = if core.map.is_prepared(chunk) {
                 let sectors = core.map.release(page, side, &mut self.ranges);
                 if sectors > 0 {

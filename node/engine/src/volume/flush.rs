@@ -3,28 +3,31 @@
 //! 1. the round begins: the set of pages changed since the last round is fixed (`RoundBegun`);
 //! 2. the next group of them, at most `ROUND_PAGES`, is copied (`PagesCopied`);
 //! 3. sync the sides written since they were last synced (`SidesSynced`);
-//! 4. write the group to the durable map, `MAP_WRITE_PAGES` at a time, each page into the slot that is not its newest, for the
-//!    first time into both (`PagesWritten`);
-//! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from 2 again while the
-//!    set holds more;
-//! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for the first time;
+//! 4. write the group to the durable map, `MAP_WRITE_PAGES` at a time, each page into the slot that is not
+//!    its newest, for the first time into both (`PagesWritten`);
+//! 5. sync the durable map (`PagesSynced`), and only then make those slots the newest (`SlotsSwapped`); from
+//!    2 again while the set holds more;
+//! 6. write (`HeaderWritten`) and sync (`HeaderSynced`) the header if it changed or a page was written for
+//!    the first time;
 //! 7. complete the flushes (after `RoundEnded` or `RoundFailed`).
 //!
-//! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of the volume: the
-//! answer to each write or sync is where it continues. Usually there is one group.
+//! The names are crash points. Each turn of the ring thread does a bounded part of it, whatever the size of
+//! the volume: the answer to each write or sync is where it continues. Usually there is one group.
 //!
-//! A page of a later group is copied after the round began and may name what was written since. That is sound, because no page
-//! is written before the sides were synced *after* its copy was made: all data that a page names was stored when it was copied,
-//! so it is on the disk before the page is. Without the second sync a power cut could leave a page that names newer data in
-//! one side, and that side without it, while the older data that a flush covered, in the other side or under the older page,
-//! is no longer named. Pages of different groups may show different moments; nothing relies on more than each of them
-//! covering what had completed when the round began, since a power cut may keep any part of what came later anyway. A side
-//! counts as named by the round if it was dirty at any of its copies. A round that fails half-way leaves groups that are
-//! durable and pages that are as of the last round: that is the same.
+//! A page of a later group is copied after the round began and may name what was written since. That is
+//! sound, because no page is written before the sides were synced *after* its copy was made: all data that a
+//! page names was stored when it was copied, so it is on the disk before the page is. Without the second sync
+//! a power cut could leave a page that names newer data in one side, and that side without it, while the
+//! older data that a flush covered, in the other side or under the older page, is no longer named. Pages of
+//! different groups may show different moments; nothing relies on more than each of them covering what had
+//! completed when the round began, since a power cut may keep any part of what came later anyway. A side
+//! counts as named by the round if it was dirty at any of its copies. A round that fails half-way leaves
+//! groups that are durable and pages that are as of the last round: that is the same.
 //!
-//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that failed.
-//! A flush joins only a round that has not begun. A failed round marks its pages changed again, but for those already durable,
-//! and fails its flushes. A FUA write whose data is stored counts as a flush here (`volume/durability.rs`).
+//! Upholds invariants 1 and 13 (`docs/invariants.md`), and 12: background work asks again for a round that
+//! failed. A flush joins only a round that has not begun. A failed round marks its pages changed again, but
+//! for those already durable, and fails its flushes. A FUA write whose data is stored counts as a flush here
+//! (`volume/durability.rs`).
 
 use super::core::{Core, Memory};
 use super::receipt::{MapSynced, SideSyncs, SidesSynced};
@@ -85,7 +88,8 @@ pub(super) struct RoundEnd {
     pub(super) result: Result<MapSynced, Errno>,
     /// Those that took part.
     pub(super) waiters: Vec<FlushWaiter>,
-    /// Those that waited for the next round, which does not begin because a sync failed: they wait for a commit instead.
+    /// Those that waited for the next round, which does not begin because a sync failed: they wait for a
+    /// commit instead.
     pub(super) unserved: Vec<FlushWaiter>,
 }
 

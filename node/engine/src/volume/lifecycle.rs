@@ -6,8 +6,8 @@
 //! 2. the detach record is created (`DetachWon`);
 //! 3. one last round closes the local state clean (`Closed`).
 //!
-//! The names are crash points. When the device of a fenced writer is gone, one last round makes the durable map tell what the
-//! sides hold. Where that fails, the local disk is failing, and the report says so.
+//! The names are crash points. When the device of a fenced writer is gone, one last round makes the durable
+//! map tell what the sides hold. Where that fails, the local disk is failing, and the report says so.
 //!
 //! ```text
 //!                  Recovered                 Detach           Clean              LastRound          Closed

@@ -16,8 +16,8 @@ pub(super) struct Tiles {
     pub(super) on_side: bool,
 }
 
-/// Appends the actions that fill `range`, each part once. `None`, with nothing appended, while the manifest that says where
-/// some of it is has not been loaded.
+/// Appends the actions that fill `range`, each part once. `None`, with nothing appended, while the manifest
+/// that says where some of it is has not been loaded.
 pub(super) fn tile<M: Memory>(
     core: &Core<M>,
     id: RequestId,

@@ -1,4 +1,5 @@
-//! The order in which data becomes durable, as types: no step can be written without the receipt of the one before.
+//! The order in which data becomes durable, as types: no step can be written without the receipt of the one
+//! before.
 //!
 //! ```text
 //! side syncs ──► SidesSynced ──► map writes ──► map sync ──► MapSynced ──► FLUSH

@@ -1,9 +1,9 @@
 //! Repairing the object store with what this node has: sectors that are clean here, and the manifest.
 //!
-//! The sectors become dirty again on the side that holds their newest bytes. Marks on the active side are sealed with it;
-//! a seal of the inactive side needs no swap, since no write goes there. Either commit holds what the last one did and
-//! nothing that is newer on the other side: still a prefix of the writes (invariant 4 in `docs/invariants.md`). A checkpoint
-//! replaces every record before it.
+//! The sectors become dirty again on the side that holds their newest bytes. Marks on the active side are
+//! sealed with it; a seal of the inactive side needs no swap, since no write goes there. Either commit holds
+//! what the last one did and nothing that is newer on the other side: still a prefix of the writes (invariant
+//! 4 in `docs/invariants.md`). A checkpoint replaces every record before it.
 
 use holdfast_types::SectorRange;
 

@@ -1,10 +1,9 @@
 //! The requests in flight: each is completed exactly once.
 //!
-//! Owns: a slot for each request that the device can have in flight, which of them wait (are *parked*), and what concurrent
-//! stores do to each other's marks. Does not own: the plan of a request (`volume/read.rs`, `volume.rs`).
-//! Runs on: the ring thread of the volume.
-//! Invariants: a request is in one slot from its begin to its completion (8); of zeros and data that are stored in the same
-//! sectors at once, data counts (2).
+//! Owns: a slot for each request that the device can have in flight, which of them wait (are *parked*), and
+//! what concurrent stores do to each other's marks. Does not own: the plan of a request (`volume/read.rs`,
+//! `volume.rs`). Runs on: the ring thread of the volume. Invariants: a request is in one slot from its begin
+//! to its completion (8); of zeros and data that are stored in the same sectors at once, data counts (2).
 
 use std::collections::VecDeque;
 
@@ -50,7 +49,8 @@ pub(super) struct RequestTable {
     zeroing: u32,
     /// The parts of those that were written while they were in flight.
     overlaps: Vec<(RequestId, SectorRange)>,
-    /// Writes that failed on the active side while others were in flight on the sealed one: answered after those.
+    /// Writes that failed on the active side while others were in flight on the sealed one: answered after
+    /// those.
     deferred_failures: Vec<RequestId>,
 }
 
@@ -212,7 +212,8 @@ impl RequestTable {
         std::mem::take(&mut self.deferred_failures)
     }
 
-    /// Returns true if a chunk of `range` has no place in the live map yet, and asks for those that have none.
+    /// Returns true if a chunk of `range` has no place in the live map yet, and asks for those that have
+    /// none.
     pub(super) fn needs_preparing<M: AsRef<[u8]> + AsMut<[u8]>>(
         &mut self,
         range: SectorRange,
@@ -243,8 +244,8 @@ impl RequestTable {
         true
     }
 
-    /// Preparing a chunk ended. On failure the parked requests ask again at the next tick: a full tmpfs delays, it does not
-    /// fail.
+    /// Preparing a chunk ended. On failure the parked requests ask again at the next tick: a full tmpfs
+    /// delays, it does not fail.
     pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
         self.preparing.retain(|other| *other != chunk);
         self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));

@@ -2,15 +2,19 @@
 //!
 //! 1. the sides are swapped (`SidesSwapped`);
 //! 2. operations in flight on the sealed side end (`SideStill`);
-//! 3. a round begun after that makes its map durable (`SealDurable`), unless a sync failed (`volume/durability.rs`);
-//! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored (`SegmentStored`);
+//! 3. a round begun after that makes its map durable (`SealDurable`), unless a sync failed
+//!    (`volume/durability.rs`);
+//! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored
+//!    (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
-//! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves (`Recovered`).
+//! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves
+//!    (`Recovered`).
 //!
-//! The names are crash points. The sectors are listed, and the marks fall, `MAP_WRITE_PAGES` pages in each turn of the ring thread.
-//! Nothing is written to the sealed sides meanwhile; rounds and evictions continue. Pages that are clean already are in the
-//! commit, and those that are not yet are committed once more by a successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the
-//! segment is stored before the commit that names it (`docs/invariants.md`).
+//! The names are crash points. The sectors are listed, and the marks fall, `MAP_WRITE_PAGES` pages in each
+//! turn of the ring thread. Nothing is written to the sealed sides meanwhile; rounds and evictions continue.
+//! Pages that are clean already are in the commit, and those that are not yet are committed once more by a
+//! successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs
+//! ahead of a round; 7: the segment is stored before the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
 
@@ -143,7 +147,8 @@ impl Sealer {
         self.seal = self.seal.next(SealEvent::Begun(sides));
     }
 
-    /// Begins a seal for a repair. What flushes cover is dirty on the active side, or committed: none waits for this one.
+    /// Begins a seal for a repair. What flushes cover is dirty on the active side, or committed: none waits
+    /// for this one.
     pub(super) fn begin_repair(&mut self, inactive: Side) {
         self.seal = self.seal.next(SealEvent::Begun(SideSet::only(inactive)));
     }

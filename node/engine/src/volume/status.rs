@@ -10,13 +10,14 @@ use crate::sector_map::{CommitScope, Side};
 /// Figures for status and metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Bytes that were written and are in no commit: a commit would upload so many. Zeros do not count, nor what was zeroed
-    /// after it was written. A sector that is written while its last bytes are being uploaded counts twice.
+    /// Bytes that were written and are in no commit: a commit would upload so many. Zeros do not count, nor
+    /// what was zeroed after it was written. A sector that is written while its last bytes are being uploaded
+    /// counts twice.
     pub dirty_bytes: u64,
     /// Age of the oldest of them; after the loss of the host, since the attach.
     pub oldest_dirty_ms: Option<Millis>,
-    /// Every write that completed before then (milliseconds since 1970) is committed; none while unknown, until what
-    /// the host's loss left dirty is committed.
+    /// Every write that completed before then (milliseconds since 1970) is committed; none while unknown,
+    /// until what the host's loss left dirty is committed.
     pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; none while the manifest is not loaded.
     pub committed: Option<Seq>,

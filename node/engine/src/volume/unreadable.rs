@@ -1,12 +1,14 @@
 //! Dirty sectors that the local disk cannot read: the only copy.
 //!
-//! A commit without them would be no prefix of the writes, so there is none (invariant 4 in `docs/invariants.md`): the seal
-//! waits (`UploadFailed`), what it holds is read again now and then, and everything is served meanwhile. What the client
-//! writes or discards over such a sector takes its place. Once that is so for all that is known to be unreadable, the sealed
-//! side is never read there again: both sides are sealed as one (`BothSealed`), and the newest copy of each sector is
-//! uploaded. That is what the volume reads as at that moment, so a prefix too. From then until the commit the sides belong
-//! together, which the live map says: the commit may be in the log when the process dies, and one of the sealed side alone
-//! would go back behind it. While both are sealed writes wait; whenever the disk fails to read, they continue.
+//! A commit without them would be no prefix of the writes, so there is none (invariant 4 in
+//! `docs/invariants.md`): the seal waits (`UploadFailed`), what it holds is read again now and then, and
+//! everything is served meanwhile. What the client writes or discards over such a sector takes its place.
+//! Once that is so for all that is known to be unreadable, the sealed side is never read there again: both
+//! sides are sealed as one (`BothSealed`), and the newest copy of each sector is uploaded. That is what the
+//! volume reads as at that moment, so a prefix too. From then until the commit the sides belong together,
+//! which the live map says: the commit may be in the log when the process dies, and one of the sealed side
+//! alone would go back behind it. While both are sealed writes wait; whenever the disk fails to read, they
+//! continue.
 //!
 //! The names are crash points.
 

@@ -229,7 +229,8 @@ impl RingThread {
             count: buffers,
             reserved_too: 0,
         };
-        // SAFETY: the update names `vectors`, which lives until the call returns, and memory that is never freed.
+        // SAFETY: the update names `vectors`, which lives until the call returns, and memory that is never
+        // freed.
         let updated = unsafe {
             libc::syscall(
                 libc::SYS_io_uring_register,

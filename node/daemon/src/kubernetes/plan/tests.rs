@@ -10,7 +10,7 @@ fn now() -> Time {
     Time("2026-01-01T00:00:00Z".parse().unwrap())
 }
 
-/// A volume that is granted to node `a`, wished there, and not here yet.
+/// A volume that is granted to node `a`, requested there, and not here yet.
 fn granted() -> Facts {
     let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a" });
     Facts {
@@ -98,7 +98,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         facts.spec.node_name = other();
     };
     let cases: Vec<(&str, Facts, &[&str])> = vec![
-        ("wished and granted", granted(), &["claim", "attach"]),
+        ("requested and granted", granted(), &["claim", "attach"]),
         ("claimed by an earlier run", absent(&|f| f.status.node = me()), &["claim", "attach"]),
         (
             "the writer of an epoch was force-detached",
@@ -141,9 +141,9 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             }),
             &["clear"],
         ),
-        ("wished, not granted", absent(&|f| f.status.assigned_node = None), &[]),
+        ("requested, not granted", absent(&|f| f.status.assigned_node = None), &[]),
         ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
-        ("wished elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
+        ("requested elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
         ("being deleted", absent(&|f| f.deleting = true), &[]),
         ("an attach is in progress", absent(&|f| f.doing = Some(Doing::Attaching)), &["report"]),
         (
@@ -689,7 +689,8 @@ fn what_was_dirty_stays_said_while_the_device_is_away() {
     assert!(claim.durable_through.is_some());
 }
 
-/// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is missing.
+/// Found by reading: an attach that waited said that nothing is dirty, and a forced move then that nothing is
+/// missing.
 #[test]
 fn unknown_figures_leave_the_reported_ones() {
     let unknown = |state| {

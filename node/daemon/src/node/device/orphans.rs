@@ -1,8 +1,8 @@
 //! Devices of this installation that no record of the run directory speaks of.
 //!
-//! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used it, it is
-//! deleted. A device that served may be mounted, so one whose record is missing is named and left alone.
-//! Runs: once, at the start, before an attach can add a device.
+//! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used
+//! it, it is deleted. A device that served may be mounted, so one whose record is missing is named and left
+//! alone. Runs: once, at the start, before an attach can add a device.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,8 @@ impl Node {
         let locals: Vec<_> = volumes.iter().map(|volume| self.local(volume)).collect();
         let (devices, installation) = (self.0.devices.clone(), self.0.installation);
         let found = blocking(move || {
-            // The device of a record that cannot be read is ours too; recovery says what is wrong with the record.
+            // The device of a record that cannot be read is ours too; recovery says what is wrong with the
+            // record.
             let known = locals.iter().filter_map(|local| local.read_record().ok()?).map(|record| record.tag);
             Ok(orphans(&*devices, installation, &known.collect())?)
         });

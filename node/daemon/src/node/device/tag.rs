@@ -1,7 +1,7 @@
 //! Tag that tells a device of ours from every other device of the host.
 //!
-//! The kernel names devices by the lowest free number, so a number that was noted may be another device's by the time it is
-//! read. Each device is added with a tag, which the kernel keeps:
+//! The kernel names devices by the lowest free number, so a number that was noted may be another device's by
+//! the time it is read. Each device is added with a tag, which the kernel keeps:
 //!
 //! ```text
 //! 63        56 55                     32 31                                0
@@ -10,9 +10,10 @@
 //! +-----------+-------------------------+----------------------------------+
 //! ```
 //!
-//! *Layout* is a constant. It changes with this drawing, or when a device must be served in another way: no version then takes
-//! a device that it cannot serve. *Installation* and *volume and epoch* are parts of BLAKE3 hashes. An epoch belongs to one
-//! attach, so the device of an earlier attach of a volume has another tag.
+//! *Layout* is a constant. It changes with this drawing, or when a device must be served in another way: no
+//! version then takes a device that it cannot serve. *Installation* and *volume and epoch* are parts of
+//! BLAKE3 hashes. An epoch belongs to one attach, so the device of an earlier attach of a volume has another
+//! tag.
 
 use std::fmt;
 use std::fs;

@@ -1,5 +1,6 @@
-//! The export of a fenced writer's data to a file: a sparse image of the volume that holds only what was never uploaded,
-//! and beside it, as JSON, which bytes those are, and which of them the local disk cannot read.
+//! The export of a fenced writer's data to a file: a sparse image of the volume that holds only what was
+//! never uploaded, and beside it, as JSON, which bytes those are, and which of them the local disk cannot
+//! read.
 //!
 //! Invariant: under its name the image is whole; what a failure leaves under another name is removed.
 
@@ -57,9 +58,9 @@ struct ByteRange {
 /// Writes what `kept` holds to `output` and `<output>.json`.
 ///
 /// # Errors
-/// [`FencedError::OutputExists`] unless `overwrite`; else which file could not be used. Sectors that the disk cannot read are
-/// no error: [`Exported`] and the JSON say which are missing. Nothing is left behind by a failure; with `overwrite`, an image
-/// without a map is what a failure at the very end may leave.
+/// [`FencedError::OutputExists`] unless `overwrite`; else which file could not be used. Sectors that the disk
+/// cannot read are no error: [`Exported`] and the JSON say which are missing. Nothing is left behind by a
+/// failure; with `overwrite`, an image without a map is what a failure at the very end may leave.
 pub(crate) fn export(kept: &Kept, output: &Path, overwrite: bool) -> Result<Exported, FencedError> {
     let map = with_suffix(output, ".json");
     if let Some(there) = [output, &map].into_iter().find(|path| path.exists())

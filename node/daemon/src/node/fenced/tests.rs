@@ -18,8 +18,8 @@ use super::*;
 const SECTORS: u64 = 9000;
 const SIZE: u64 = SECTORS * 4096;
 
-/// A state directory with one fenced writer `disk-1`: sectors 3 and 4 were sealed, then 4 written again; 4095 and 4096
-/// lie on both sides of a border between map pages; 100 and 101 are committed.
+/// A state directory with one fenced writer `disk-1`: sectors 3 and 4 were sealed, then 4 written again; 4095
+/// and 4096 lie on both sides of a border between map pages; 100 and 101 are committed.
 fn state() -> TempDir {
     let state = tempfile::tempdir().unwrap();
     let dir = fenced_dir(state.path()).join("disk-1");

@@ -1,4 +1,5 @@
-//! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its device.
+//! The record of an attached volume in the tmpfs directory, from which a restarted daemon recovers its
+//! device.
 
 use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::Durability;
@@ -58,7 +59,8 @@ impl From<DisplacedRecord> for Displaced {
     }
 }
 
-/// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have other fields.
+/// Reads an [`AttachedRecord`]: JSON in an envelope. Its version comes first, because another one may have
+/// other fields.
 pub(super) fn attached_record(bytes: &[u8]) -> Result<AttachedRecord, Damage> {
     #[derive(Deserialize)]
     struct Versioned {

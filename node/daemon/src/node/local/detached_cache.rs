@@ -1,10 +1,10 @@
-//! Local files of volumes that were detached: kept as cache for their next attach, until others need the space.
+//! Local files of volumes that were detached: kept as cache for their next attach, until others need the
+//! space.
 //!
-//! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is thrown away: all
-//! of it is in the store.
-//! Runs on: threads that may block.
-//! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no other volume waits.
-//! On failure: what cannot be deleted stays; no volume waits for it.
+//! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is
+//! thrown away: all of it is in the store. Runs on: threads that may block. Invariants: while the files of a
+//! volume are looked at and moved, its entry keeps attaches from them; no other volume waits. On failure:
+//! what cannot be deleted stays; no volume waits for it.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fs;
@@ -81,8 +81,8 @@ impl<'a> Leftovers<'a> {
         self.found.iter().map(|leftover| leftover.held_bytes).sum()
     }
 
-    /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not `needed`. Returns whether there is
-    /// something to [`bury`].
+    /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not
+    /// `needed`. Returns whether there is something to [`bury`].
     pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
         let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
@@ -144,8 +144,9 @@ impl<'a> Leftovers<'a> {
         moved.unwrap_or(Ok(false))
     }
 
-    /// Runs `act` while no attach of the volume can begin; not at all while there is one. The lock of all volumes is not held
-    /// meanwhile: an attach takes the volume's entry before it touches a file, and so does this.
+    /// Runs `act` while no attach of the volume can begin; not at all while there is one. The lock of all
+    /// volumes is not held meanwhile: an attach takes the volume's entry before it touches a file, and so
+    /// does this.
     fn unless_attached<T>(&self, volume: &VolumeId, act: impl FnOnce() -> T) -> Option<T> {
         match self.in_use().entry(volume.clone()) {
             btree_map::Entry::Occupied(_) => return None,

@@ -22,7 +22,8 @@ pub(crate) fn open_direct(path: &Path, length: u64) -> Result<File, NodeError> {
     Ok(handle)
 }
 
-/// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else buffered.
+/// Opens a file in the one mode it is used in by everybody: direct where the filesystem allows it, else
+/// buffered.
 pub(crate) fn open_mode(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     match options.custom_flags(libc::O_DIRECT).open(path) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {

@@ -1,6 +1,7 @@
 //! The live map's memory: a file in a tmpfs directory, mapped shared.
 //!
-//! It survives the death of the process and vanishes with the host, which is exactly when it must not be trusted.
+//! It survives the death of the process and vanishes with the host, which is exactly when it must not be
+//! trusted.
 #![allow(unsafe_code)] // mmap of a file of our own
 
 use std::fs::{File, OpenOptions};
@@ -47,8 +48,8 @@ impl LiveMap {
     }
 
     fn map(path: &Path, handle: File) -> Result<Self, NodeError> {
-        // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user; it is never
-        // truncated while mapped, and pages are allocated before they are touched.
+        // SAFETY: the file lies in a directory of the daemon, whose lock makes this process its only user; it
+        // is never truncated while mapped, and pages are allocated before they are touched.
         let memory = unsafe { MmapMut::map_mut(&handle) }.map_err(file(path, "mapped"))?;
         Ok(Self { memory, file: handle })
     }

@@ -24,10 +24,12 @@ impl Node {
         !attached && local.map_path().exists()
     }
 
-    /// Clears away the local files of a volume that another writer holds. An attach of it waits only while they are put away.
+    /// Clears away the local files of a volume that another writer holds. An attach of it waits only while
+    /// they are put away.
     ///
     /// # Errors
-    /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot be read.
+    /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot
+    /// be read.
     pub(crate) async fn clear_outdated(
         &self,
         volume: &VolumeId,

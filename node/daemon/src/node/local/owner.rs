@@ -6,11 +6,10 @@
 //! <state>/run                 the run directory last used, and the boot of the host it was used in
 //! ```
 //!
-//! Owns: the locks, the ids.
-//! Invariants: local state and devices are touched only while an [`Owner`] exists.
-//! On failure: a directory that belongs to another one is refused while volumes are attached through it. A run directory
-//! that was emptied while the host ran on is refused while a device of its volumes is left; without one only the live maps are
-//! lost, as they are when the host restarts.
+//! Owns: the locks, the ids. Invariants: local state and devices are touched only while an [`Owner`] exists.
+//! On failure: a directory that belongs to another one is refused while volumes are attached through it. A
+//! run directory that was emptied while the host ran on is refused while a device of its volumes is left;
+//! without one only the live maps are lost, as they are when the host restarts.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -74,8 +73,8 @@ impl Owner {
     /// Makes the directories and waits until no other daemon uses them, for as long as that takes.
     ///
     /// # Errors
-    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not belong together;
-    /// a file that cannot be used.
+    /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`] and [`NodeError::StateInUse`] where the two do not
+    /// belong together; a file that cannot be used.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
         Self::wait_with(config, Arc::new(Kernel)).await
     }
@@ -211,7 +210,8 @@ fn is_attached(config: &NodeConfig) -> Result<bool, NodeError> {
     Ok(volumes_under(&state_volumes(&config.state_dir))?.iter().any(is_open))
 }
 
-/// The numbers of the installation's devices that programs may use: all but those that never served or were stopped.
+/// The numbers of the installation's devices that programs may use: all but those that never served or were
+/// stopped.
 fn devices_left(devices: &dyn Devices, installation: Installation) -> Result<Vec<u32>, NodeError> {
     let ours = orphans(devices, installation, &BTreeSet::new())?;
     Ok(ours.into_iter().filter(|info| info.state != DeviceState::Dead).map(|info| info.id).collect())

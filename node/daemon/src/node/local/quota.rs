@@ -1,11 +1,10 @@
 //! The node's cache quota: how much the sides of each volume may hold.
 //!
-//! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what detached
-//! volumes left goes first (`leftover`).
-//! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
-//! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of the quota);
-//! what some do not need, the others may have. What is free is handed out in equal parts at every measurement, so that all
-//! together never pass the quota.
+//! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what
+//! detached volumes left goes first (`leftover`). Runs on: the runtime; asking the filesystem is done on its
+//! blocking threads, several times a second. The rule: everybody may have the same (the *level*, so chosen
+//! that all together stay at seven eighths of the quota); what some do not need, the others may have. What is
+//! free is handed out in equal parts at every measurement, so that all together never pass the quota.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -58,8 +57,8 @@ impl Node {
         }
     }
 
-    /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether files wait to be
-    /// deleted.
+    /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether
+    /// files wait to be deleted.
     fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes().values().filter_map(|entry| entry.present.clone()).collect();
@@ -124,8 +123,9 @@ fn target(quota_bytes: u64) -> u64 {
     quota_bytes - quota_bytes / 8
 }
 
-/// Divides `quota_bytes` among volumes that hold `held` bytes each. What all hold and may write before the next measurement
-/// is never more than the quota; a sixteenth of it is for volumes that hold next to nothing, one that comes next included.
+/// Divides `quota_bytes` among volumes that hold `held` bytes each. What all hold and may write before the
+/// next measurement is never more than the quota; a sixteenth of it is for volumes that hold next to nothing,
+/// one that comes next included.
 fn divide(quota_bytes: u64, held: &[u64]) -> Vec<Space> {
     let level = level(target(quota_bytes), held);
     let volumes = held.len() as u64;

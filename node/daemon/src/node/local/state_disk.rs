@@ -1,9 +1,10 @@
 //! Promise of the disk under the state directory for a write that is in flight when the power fails.
 //!
-//! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides are written in
-//! place: a volume keeps that promise only on a disk that does. What a disk promises is its physical block size: the
-//! kernel takes the write of one physical block for atomic, and limits the size to what the device promises of a loss of
-//! power (`nvme_update_disk_info` in Linux, `drivers/nvme/host/core.c`). See `docs/adr/0005-atomic-sectors.md`.
+//! Volumes announce sectors of 4096 bytes, so file systems on them take the write of one for atomic. Sides
+//! are written in place: a volume keeps that promise only on a disk that does. What a disk promises is its
+//! physical block size: the kernel takes the write of one physical block for atomic, and limits the size to
+//! what the device promises of a loss of power (`nvme_update_disk_info` in Linux,
+//! `drivers/nvme/host/core.c`). See `docs/adr/0005-atomic-sectors.md`.
 //!
 //! Owns: the look into sysfs. Changes nothing, refuses nothing.
 
@@ -36,8 +37,8 @@ impl StateDisk {
         self.physical_block_bytes >= SECTOR_BYTES
     }
 
-    /// Finds the device under a directory and logs what that means for the volumes. Nothing if the file system shows
-    /// no device (tmpfs, overlay, btrfs).
+    /// Finds the device under a directory and logs what that means for the volumes. Nothing if the file
+    /// system shows no device (tmpfs, overlay, btrfs).
     pub(in crate::node) fn look(state_dir: &Path) -> Option<Self> {
         match Self::find(Path::new(BLOCK_DEVICES), state_dir) {
             Ok(disk) if disk.keeps_sectors_whole() => Some(disk),
@@ -68,8 +69,8 @@ impl StateDisk {
         Self::least(&block_devices.join(numbers), MOST_LAYERS)
     }
 
-    /// Of a device and those it is made of, the one with the smallest blocks. A stack announces the largest size of its
-    /// parts (`blk_stack_limits` in Linux, `block/blk-settings.c`), so its own says little.
+    /// Of a device and those it is made of, the one with the smallest blocks. A stack announces the largest
+    /// size of its parts (`blk_stack_limits` in Linux, `block/blk-settings.c`), so its own says little.
     fn least(device: &Path, layers: u32) -> io::Result<Self> {
         let mut disk = fs::canonicalize(device)?;
         if !disk.join(PHYSICAL_BLOCK_SIZE).try_exists()? {

@@ -180,8 +180,8 @@ impl Local {
         read_map(&self.map_path())
     }
 
-    /// The durable header with its generation, without a look at the pages: where a live map is left, they are not read, and
-    /// the next rounds repair a damaged one.
+    /// The durable header with its generation, without a look at the pages: where a live map is left, they
+    /// are not read, and the next rounds repair a damaged one.
     pub(crate) fn read_header(&self) -> Result<Option<(u64, Header)>, NodeError> {
         let path = self.map_path();
         Ok(open_map(&path)?.map(|map| read_header(&map, &path)).transpose()?.flatten())
@@ -349,8 +349,8 @@ fn open_map(path: &Path) -> Result<Option<File>, NodeError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(file(path, "opened")(error)),
     };
-    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: a decision based on it
-    // would write over the slot that holds.
+    // What a predecessor wrote and did not sync may be read now and lost at the next power cut: a decision
+    // based on it would write over the slot that holds.
     map.sync_data().map_err(file(path, "synced"))?;
     Ok(Some(map))
 }

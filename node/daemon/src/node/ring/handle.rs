@@ -1,8 +1,8 @@
 //! A ring thread, seen from elsewhere.
 //!
-//! Owns: the sending end of the thread's inbox, and its figures.
-//! Runs on: the runtime. A sender waits while the inbox is full. The ring thread takes what is there: it may wait
-//! for a sender that has begun to put a message into the inbox, never for one that waits.
+//! Owns: the sending end of the thread's inbox, and its figures. Runs on: the runtime. A sender waits while
+//! the inbox is full. The ring thread takes what is there: it may wait for a sender that has begun to put a
+//! message into the inbox, never for one that waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,8 +58,8 @@ impl RingHandle {
         Self { inbox, waker, figures }
     }
 
-    /// Sends a message, after a wait while the inbox is full. It is lost only if the thread has ended, with the
-    /// process about to follow, or if this is dropped while it waits.
+    /// Sends a message, after a wait while the inbox is full. It is lost only if the thread has ended, with
+    /// the process about to follow, or if this is dropped while it waits.
     pub(in crate::node) async fn send(&self, message: Message) {
         if let Some(message) = self.send_now(message) {
             drop(self.inbox.send(message).await);
@@ -67,8 +67,8 @@ impl RingHandle {
         }
     }
 
-    /// Sends a message that another one follows soon; it is dropped where the inbox is full, so that this ring
-    /// thread holds up no other.
+    /// Sends a message that another one follows soon; it is dropped where the inbox is full, so that this
+    /// ring thread holds up no other.
     pub(in crate::node) fn offer(&self, message: Message) {
         drop(self.send_now(message));
     }

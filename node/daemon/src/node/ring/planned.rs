@@ -1,7 +1,7 @@
 //! A volume's planner, made off the ring threads.
 //!
-//! All that grows with the size of a volume before it serves is done here: its whole live map is written, or read and
-//! counted. On a ring thread every other device would stand still meanwhile.
+//! All that grows with the size of a volume before it serves is done here: its whole live map is written, or
+//! read and counted. On a ring thread every other device would stand still meanwhile.
 
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::FoundPage;

@@ -1,7 +1,8 @@
 //! The room on the rings.
 //!
-//! Owns: how much room each ring has left. A place is reserved before anything is sent to the thread, and is free again when
-//! the thread has released the volume, so that volumes which arrive together spread and none meets a full table.
+//! Owns: how much room each ring has left. A place is reserved before anything is sent to the thread, and is
+//! free again when the thread has released the volume, so that volumes which arrive together spread and none
+//! meets a full table.
 
 use std::sync::Arc;
 
@@ -90,7 +91,8 @@ mod tests {
     const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128 };
     const USER_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 0 };
 
-    /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table was full.
+    /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
+    /// was full.
     #[test]
     fn volumes_that_arrive_together_spread_over_all_rings() {
         let rooms = Rooms::new(3, &RingOptions::default());

@@ -1,7 +1,7 @@
 //! A ring thread: one io_uring that carries the devices of many volumes.
 //!
-//! Runs on: a thread of its own, which blocks only in the ring (and, for a moment, where a sender is just putting a message
-//! into the inbox). Other threads reach it by messages and a wake.
+//! Runs on: a thread of its own, which blocks only in the ring (and, for a moment, where a sender is just
+//! putting a message into the inbox). Other threads reach it by messages and a wake.
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -1,8 +1,8 @@
 //! The slab: the node's file of fetched blocks, shared by all its volumes.
 //!
-//! Owns: the file. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is written before it
-//! is published, and never changes while anybody holds a [`SlabSlot`]. The table is not kept across a restart: a fresh daemon
-//! trusts no slot.
+//! Owns: the file. Which slot holds which content is [`holdfast_background::SlotTable`]'s; a content is
+//! written before it is published, and never changes while anybody holds a [`SlabSlot`]. The table is not
+//! kept across a restart: a fresh daemon trusts no slot.
 
 use std::fs::File;
 use std::path::Path;
@@ -52,7 +52,8 @@ impl Slab {
         &self.file
     }
 
-    /// The slot of this content; `fetch` makes the block's bytes when it is in none. Fetches of one content coalesce.
+    /// The slot of this content; `fetch` makes the block's bytes when it is in none. Fetches of one content
+    /// coalesce.
     pub(crate) async fn slot<E>(
         &self,
         key: &ContentKey,

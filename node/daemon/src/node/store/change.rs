@@ -1,15 +1,19 @@
 //! A store whose configuration changes: its client is replaced under the volumes that use it.
 //!
-//! 1. the store stays in its place: another bucket or prefix is another store, and refused while volumes use this one;
-//! 2. with the new client the log of every volume that uses the store is found again (`own_log.rs`), those included that wait to
-//!    be recovered: new credentials and endpoints may lead to another bucket of the same name. Where no volume uses it and
-//!    something is being done in it (an attach), the change waits;
+//! 1. the store stays in its place: another bucket or prefix is another store, and refused while volumes use
+//!    this one;
+//! 2. with the new client the log of every volume that uses the store is found again (`own_log.rs`), those
+//!    included that wait to be recovered: new credentials and endpoints may lead to another bucket of the
+//!    same name. Where no volume uses it and something is being done in it (an attach), the change waits;
 //! 3. the client is replaced: uploads, log records and reads that wait use it with their next try;
-//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with it;
-//! 5. while a volume of the store is being attached, the change is to be repeated: its attach may bring back what it began with.
+//! 4. the records of these volumes in the run directory are rewritten, so that a restarted daemon begins with
+//!    it;
+//! 5. while a volume of the store is being attached, the change is to be repeated: its attach may bring back
+//!    what it began with.
 //!
-//! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not valid yet, and a server
-//! that is away, are failures; requests continue with the former configuration until then, or wait as they did.
+//! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not
+//! valid yet, and a server that is away, are failures; requests continue with the former configuration until
+//! then, or wait as they did.
 
 use std::sync::Arc;
 
@@ -27,11 +31,13 @@ use crate::node::volume::own_log::{OwnLog, Unproven};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
 
-/// References to a store that only the list of stores and its change know. Whatever else has one reads or extends a log.
+/// References to a store that only the list of stores and its change know. Whatever else has one reads or
+/// extends a log.
 const IDLE: usize = 2;
 
 impl Node {
-    /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration changed.
+    /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration
+    /// changed.
     pub(in crate::node) async fn store(
         &self,
         name: &str,
@@ -46,7 +52,8 @@ impl Node {
         Ok(store)
     }
 
-    /// The same, of a bucket that was probed: two nodes could write one volume where a second create of a key succeeds.
+    /// The same, of a bucket that was probed: two nodes could write one volume where a second create of a key
+    /// succeeds.
     pub(in crate::node) async fn probed_store(
         &self,
         name: &str,
@@ -63,9 +70,9 @@ impl Node {
     /// Lets the volumes of the store called `name` use `config` from now on. Sends nothing unless it changed.
     ///
     /// # Errors
-    /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays as it was.
-    /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed later.
-    /// [`NodeError::StoreAttaching`]: make the same call again.
+    /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays
+    /// as it was. [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may
+    /// succeed later. [`NodeError::StoreAttaching`]: make the same call again.
     pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
         let attaching = self.attaching_from(name);
@@ -152,8 +159,9 @@ impl Node {
         Ok(())
     }
 
-    /// The logs of the volumes that use `store` or will once they are recovered; nothing if there is no such volume. A fenced
-    /// one sends nothing any more. Of one whose local state cannot be read, the store is unknown: it cannot be recovered.
+    /// The logs of the volumes that use `store` or will once they are recovered; nothing if there is no such
+    /// volume. A fenced one sends nothing any more. Of one whose local state cannot be read, the store is
+    /// unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
         let entries: Vec<_> =
             self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.now())).collect();

@@ -1,10 +1,10 @@
 //! Object stores: who they are, and their clients, which change under the volumes that use them.
 //!
-//! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in which a store is
-//! remembered across a restart. Does not own: when a configuration is read again (`change.rs` and the edges).
-//! Invariants: a store never changes its place; whatever asks it next uses the newest configuration.
-//! On failure: a configuration that cannot be used here (no authorities to trust) fails each request as "not available", and
-//! is tried again by the next one. Devices are recovered without it.
+//! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in
+//! which a store is remembered across a restart. Does not own: when a configuration is read again
+//! (`change.rs` and the edges). Invariants: a store never changes its place; whatever asks it next uses the
+//! newest configuration. On failure: a configuration that cannot be used here (no authorities to trust) fails
+//! each request as "not available", and is tried again by the next one. Devices are recovered without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,8 @@ impl Stores {
         Arc::clone(known.entry(place).or_insert_with(new))
     }
 
-    /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a time.
+    /// Held while the store called `name` is opened and its configuration compared and replaced: by one at a
+    /// time.
     pub(crate) async fn change(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut changing = self.changing.lock();
@@ -110,7 +111,8 @@ mod tests {
         assert!(Arc::ptr_eq(&stores.open("main", &record("new", "s")), &new));
     }
 
-    /// An image without authorities made the device of a volume unreachable, though all its data was on the node.
+    /// An image without authorities made the device of a volume unreachable, though all its data was on the
+    /// node.
     #[tokio::test]
     async fn an_unusable_configuration_is_unavailable_and_tried_again() {
         let stores = Stores::default();

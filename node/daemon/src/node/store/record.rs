@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use holdfast_s3::{Credentials, S3Config};
 use serde::{Deserialize, Serialize};
 
-/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon can continue alone.
+/// An [`S3Config`] as the tmpfs directory keeps it (mode 0600), so that a restarted daemon can continue
+/// alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StoreRecord {

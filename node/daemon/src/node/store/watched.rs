@@ -1,11 +1,11 @@
 //! An object store, its client of now, and whether it answers.
 //!
-//! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under attached volumes),
-//! and the memory of the last answer or failure. Every request of this node to the store passes through here; the first that
-//! gets an answer ends an outage. Does not own: retries, which are those of the store and of its callers.
-//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a request that was begun ends
-//! with the client it began with.
-//! Runs on: its callers' threads; never a ring thread.
+//! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under
+//! attached volumes), and the memory of the last answer or failure. Every request of this node to the store
+//! passes through here; the first that gets an answer ends an outage. Does not own: retries, which are those
+//! of the store and of its callers. Invariants: an outage begins after the last answer, whenever the requests
+//! ended that failed; a request that was begun ends with the client it began with. Runs on: its callers'
+//! threads; never a ring thread.
 
 use std::error::Error;
 use std::ops::Range;
@@ -128,7 +128,8 @@ impl<S> WatchedStore<S> {
         self.refused_deletes.lock().clone()
     }
 
-    /// Returns whether the delete was denied. The permission is one of its own, so that says nothing about other requests.
+    /// Returns whether the delete was denied. The permission is one of its own, so that says nothing about
+    /// other requests.
     fn note_delete(&self, deleted: &Result<(), StoreError>) -> bool {
         let mut refused = self.refused_deletes.lock();
         match deleted {
@@ -271,7 +272,8 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
     }
 
-    /// Credentials without the right to delete made the store look unreachable now and then, and named no permission.
+    /// Credentials without the right to delete made the store look unreachable now and then, and named no
+    /// permission.
     #[tokio::test]
     async fn denied_deletes_are_counted_and_are_no_outage() {
         let memory = Arc::new(MemoryStore::new());

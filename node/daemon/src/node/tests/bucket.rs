@@ -1,4 +1,5 @@
-//! An S3 server over a store in memory, as far as a volume needs one: key ids but no signatures, no multipart.
+//! An S3 server over a store in memory, as far as a volume needs one: key ids but no signatures, no
+//! multipart.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

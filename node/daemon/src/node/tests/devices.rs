@@ -159,7 +159,8 @@ fn state_of(node: &Node, volume: &str) -> Option<VolumeState> {
     node.list().into_iter().find(|status| status.volume == id(volume)).map(|status| status.state)
 }
 
-/// Two attaches, a detach whose last commit waits for the store, and an attach that gets the number that came free.
+/// Two attaches, a detach whose last commit waits for the store, and an attach that gets the number that came
+/// free.
 async fn reuse_a_number(host: &Host, node: Node) {
     host.attach(&node, "x").await;
     host.attach(&node, "y").await;
@@ -175,8 +176,9 @@ async fn reuse_a_number(host: &Host, node: Node) {
     detaching.abort();
 }
 
-/// Found by reading: a record named a device that had been deleted. The kernel gave its number to the next volume, and after
-/// a restart both volumes recovered that device: one served the data of the other, or deleted the device below its mount.
+/// Found by reading: a record named a device that had been deleted. The kernel gave its number to the next
+/// volume, and after a restart both volumes recovered that device: one served the data of the other, or
+/// deleted the device below its mount.
 #[test]
 fn no_volume_gets_the_device_of_another() {
     let mut deaths = 0;
@@ -254,7 +256,8 @@ async fn host_attaches(host: &Host, node: &Node) {
     host.check(node).await;
 }
 
-/// A daemon that died after a takeover: the next one answered a repeated attach without a word on the replaced writer.
+/// A daemon that died after a takeover: the next one answered a repeated attach without a word on the
+/// replaced writer.
 #[test]
 fn a_takeover_is_reported_after_a_restart() {
     let host = &Host::new(&["x"]);
@@ -324,7 +327,8 @@ fn of_two_records_with_one_number_the_tag_decides() {
     assert_eq!(local.read_record().unwrap().unwrap().device_id, Some(3), "the record is corrected");
 }
 
-/// Found by reading: a daemon that died between adding a device and noting it left the device until the host restarted.
+/// Found by reading: a daemon that died between adding a device and noting it left the device until the host
+/// restarted.
 #[test]
 fn unused_devices_of_ours_are_deleted_and_others_stay() {
     let host = &Host::new(&["x"]);
@@ -342,8 +346,8 @@ fn unused_devices_of_ours_are_deleted_and_others_stay() {
     });
 }
 
-/// Found by reading: one unprivileged device of another program, of which the kernel tells nothing, kept unused devices from
-/// being deleted, and a volume whose device was gone from being recovered.
+/// Found by reading: one unprivileged device of another program, of which the kernel tells nothing, kept
+/// unused devices from being deleted, and a volume whose device was gone from being recovered.
 #[test]
 fn a_device_the_kernel_tells_nothing_of_is_passed_over() {
     let host = &Host::new(&["x"]);
@@ -362,7 +366,8 @@ fn a_device_the_kernel_tells_nothing_of_is_passed_over() {
     assert_eq!(host.kernel.wrong(), Vec::<String>::new());
 }
 
-/// A record of another installation's device: the state directory was replaced below a run directory that stayed.
+/// A record of another installation's device: the state directory was replaced below a run directory that
+/// stayed.
 #[test]
 fn the_record_of_another_installation_is_refused() {
     let host = &Host::new(&["x"]);
@@ -381,8 +386,8 @@ fn the_record_of_another_installation_is_refused() {
     assert_eq!(host.kernel.devices(), before);
 }
 
-/// Found by reading: a detach was accepted while the attach was in progress. Both succeeded, and the device stayed without a
-/// server.
+/// Found by reading: a detach was accepted while the attach was in progress. Both succeeded, and the device
+/// stayed without a server.
 #[test]
 fn a_detach_during_an_attach_is_refused() {
     let host = &Host::new(&["x"]);
@@ -406,7 +411,8 @@ fn a_detach_during_an_attach_is_refused() {
     }
 }
 
-/// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for that.
+/// The kernel deletes a device once the last program has closed it: the last commit of a detach waited for
+/// that.
 #[test]
 fn a_device_that_a_program_has_open_holds_up_no_commit() {
     let host = &Host::new(&["x"]);
@@ -458,8 +464,8 @@ fn an_open_device_holds_up_no_detach_after_a_restart() {
     });
 }
 
-/// Found by reading: a volume left its ring while its queues were with the kernel. The next volume got its index there, and
-/// with it the completions of those queues.
+/// Found by reading: a volume left its ring while its queues were with the kernel. The next volume got its
+/// index there, and with it the completions of those queues.
 #[test]
 fn a_volume_with_open_queues_stays_on_its_ring() {
     let host = &Host::new(&["x", "y"]);
@@ -499,7 +505,8 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     });
 }
 
-/// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes could still land.
+/// Found by reading: a volume was put on its ring, and its uploads began, while the last server's writes
+/// could still land.
 #[test]
 fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     let host = &Host::new(&["x"]);
@@ -592,8 +599,8 @@ fn a_device_in_use_is_not_detached() {
     });
 }
 
-/// The kernel never gives some devices of a dead server back: an operator who reads "still held" looks for a process that
-/// does not exist. The volume says so, and nothing is done that would wait for the device.
+/// The kernel never gives some devices of a dead server back: an operator who reads "still held" looks for a
+/// process that does not exist. The volume says so, and nothing is done that would wait for the device.
 #[test]
 fn a_lost_device_is_named_and_left_alone() {
     let host = &Host::new(&["x", "y"]);
@@ -628,8 +635,8 @@ fn a_lost_device_that_a_flush_frees_is_recovered() {
     });
 }
 
-/// A node that is a container restarts with an empty run directory and the boot of its host. Its volumes could not be attached
-/// again, and one whose header was damaged kept the daemon from starting.
+/// A node that is a container restarts with an empty run directory and the boot of its host. Its volumes
+/// could not be attached again, and one whose header was damaged kept the daemon from starting.
 #[test]
 fn volumes_of_an_emptied_run_directory_are_attached_again() {
     let host = Host::new(&["good", "bad"]);
@@ -659,7 +666,8 @@ fn volumes_of_an_emptied_run_directory_are_attached_again() {
     });
 }
 
-/// Nothing said to which volume a line of a store or of the kernel belonged while several were attached or recovered.
+/// Nothing said to which volume a line of a store or of the kernel belonged while several were attached or
+/// recovered.
 #[test]
 fn the_lines_of_an_operation_name_its_volume() {
     let log = tempfile::NamedTempFile::new().unwrap();

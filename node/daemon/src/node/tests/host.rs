@@ -83,7 +83,8 @@ fn volumes_of_an_earlier_version_are_named_and_left_alone() {
     });
 }
 
-/// The ring thread wrote its log lines itself: where standard error was not read, all devices of the node stood still.
+/// The ring thread wrote its log lines itself: where standard error was not read, all devices of the node
+/// stood still.
 #[test]
 fn a_stuck_log_pipe_stops_no_ring_thread() {
     const CHILD: &str = "HOLDFAST_TEST_STUCK_LOG";
@@ -157,8 +158,8 @@ impl SmallTmpfs {
     }
 }
 
-/// A write into a full run directory hung, and the status said that it waited for the object store. No volume could be
-/// detached to make room.
+/// A write into a full run directory hung, and the status said that it waited for the object store. No volume
+/// could be detached to make room.
 #[test]
 fn a_full_run_directory_is_named_and_detaches_work() {
     let Some(tmpfs) = SmallTmpfs::mount(512 << 10) else { return };

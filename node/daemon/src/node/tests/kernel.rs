@@ -1,5 +1,5 @@
-//! A ublk driver as attach, detach and recovery see it: numbers are handed out as the real one does, the lowest first. A
-//! process can be ended at any command, before or after it took effect.
+//! A ublk driver as attach, detach and recovery see it: numbers are handed out as the real one does, the
+//! lowest first. A process can be ended at any command, before or after it took effect.
 
 use std::collections::BTreeMap;
 use std::io;

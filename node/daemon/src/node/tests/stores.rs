@@ -20,8 +20,8 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     (node, new)
 }
 
-/// Found by reading: the client of a volume was made at its attach and stayed. Once its key was revoked nothing was committed
-/// any more, and the detach that could have read the new key needed the old one.
+/// Found by reading: the client of a volume was made at its attach and stayed. Once its key was revoked
+/// nothing was committed any more, and the detach that could have read the new key needed the old one.
 #[test]
 fn a_rotated_key_reaches_a_served_volume_without_a_restart() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -94,8 +94,8 @@ fn an_endpoint_does_not_change_under_an_attach() {
     });
 }
 
-/// An attach that was in progress when its store changed could bring the former configuration back, or serve from another bucket:
-/// nothing applied the change again.
+/// An attach that was in progress when its store changed could bring the former configuration back, or serve
+/// from another bucket: nothing applied the change again.
 #[test]
 fn a_change_during_an_attach_is_applied_again() {
     alone(async {
@@ -122,7 +122,8 @@ fn a_change_during_an_attach_is_applied_again() {
     });
 }
 
-/// A volume stays where its log is: another bucket, or another server that has a bucket of that name, would split it.
+/// A volume stays where its log is: another bucket, or another server that has a bucket of that name, would
+/// split it.
 #[test]
 fn a_store_that_moves_elsewhere_is_refused_and_named() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -199,7 +200,8 @@ async fn committed(dirs: &Dirs, bucket: &Bucket) -> Node {
     node
 }
 
-/// Found by reading: only a new endpoint was checked. With another tenant's key the volume found no log, and was fenced.
+/// Found by reading: only a new endpoint was checked. With another tenant's key the volume found no log, and
+/// was fenced.
 #[test]
 fn credentials_of_another_tenant_are_refused() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
@@ -353,8 +355,8 @@ fn attaches_with_a_new_key_do_not_block_each_other() {
     });
 }
 
-/// Found by reading: an image without authorities, or a bad bundle, kept the device of a volume from being recovered, though
-/// all its data was on the node.
+/// Found by reading: an image without authorities, or a bad bundle, kept the device of a volume from being
+/// recovered, though all its data was on the node.
 #[test]
 fn a_volume_is_recovered_whatever_its_store_lacks() {
     alone(async {
@@ -381,7 +383,8 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
     });
 }
 
-/// Found by reading: on a server that ignores the condition two nodes both create the same record, and nothing is fenced.
+/// Found by reading: on a server that ignores the condition two nodes both create the same record, and
+/// nothing is fenced.
 #[test]
 fn a_bucket_without_create_once_is_refused_before_use() {
     alone(async {

@@ -174,7 +174,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A node came back under its name with an empty state directory, and attached as if nothing had been flushed there.
+/// A node came back under its name with an empty state directory, and attached as if nothing had been flushed
+/// there.
 #[test]
 fn an_empty_state_directory_under_the_same_name_is_refused() {
     alone(async {
@@ -242,7 +243,8 @@ async fn backup(store: &MemoryStore) -> Arc<MemoryStore> {
     Arc::new(copy)
 }
 
-/// A bucket was restored from a backup: what was clean here was served from older objects, and the first commit broke the log.
+/// A bucket was restored from a backup: what was clean here was served from older objects, and the first
+/// commit broke the log.
 #[test]
 fn a_log_set_back_is_reported_and_breaks_no_log() {
     alone(async {
@@ -406,7 +408,8 @@ fn outdated_files_are_not_moved_below_an_attach() {
     });
 }
 
-/// An attach that failed for want of room on its node had fenced the writer that it was to replace, and served nothing.
+/// An attach that failed for want of room on its node had fenced the writer that it was to replace, and
+/// served nothing.
 #[test]
 fn an_attach_without_room_fences_no_writer() {
     alone(async {
@@ -503,7 +506,8 @@ impl LocalState for Slow {
     }
 }
 
-/// An attach that stood still while its volume went to another node won it back from there, and fenced that node.
+/// An attach that stood still while its volume went to another node won it back from there, and fenced that
+/// node.
 #[test]
 fn an_attach_that_stood_still_fences_no_successor() {
     alone(async {
@@ -574,7 +578,8 @@ fn local_state_of_another_store_is_never_trusted() {
     });
 }
 
-/// While a volume is attached, one of the same name in another store has to wait: both would use the same files.
+/// While a volume is attached, one of the same name in another store has to wait: both would use the same
+/// files.
 #[test]
 fn a_second_store_cannot_share_the_files_of_an_attached_volume() {
     alone(async {

@@ -38,7 +38,8 @@ use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
 use crate::node::{AttachRequest, Attached, Entry, Node, QUEUE_DEPTH, QUEUES, refusal, sectors_of, unix_ms};
 
 impl Node {
-    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it has.
+    /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
+    /// has.
     ///
     /// # Errors
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
@@ -95,8 +96,9 @@ impl Node {
         }
     }
 
-    /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays: the next
-    /// attach continues from there. A device that cannot be removed keeps its volume and its record, for a detach or a restart.
+    /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays:
+    /// the next attach continues from there. A device that cannot be removed keeps its volume and its record,
+    /// for a detach or a restart.
     async fn abandon(&self, volume: &VolumeId, state: &StateCell) {
         let present = self.volumes().get(volume).and_then(|entry| entry.present.clone());
         if let Some(present) = present
@@ -222,7 +224,8 @@ impl Node {
             transport,
             tag: present.terms.tag.0,
         };
-        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by its tag.
+        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by
+        // its tag.
         let devices = Arc::clone(&self.0.devices);
         let device = blocking(move || Ok(devices.add(&spec)?)).await?;
         tracing::Span::current().record("device", device.id());

@@ -1,6 +1,7 @@
 //! Detaching a volume: device, last commit, local records, in this order.
 //!
-//! The kernel deletes a device once the last program has closed it. A commit does not wait for that, and a detach only shortly.
+//! The kernel deletes a device once the last program has closed it. A commit does not wait for that, and a
+//! detach only shortly.
 
 use std::sync::Arc;
 
@@ -21,12 +22,14 @@ use crate::node::volume::state::{State, StateEvent, Writer};
 use crate::node::{Node, refusal};
 
 impl Node {
-    /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is unreachable.
+    /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is
+    /// unreachable.
     ///
     /// # Errors
-    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way to repair the
-    /// volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`] after the local data was
-    /// preserved, [`NodeError::PreserveFailed`] while it could not be: then nothing was removed, and the same may be tried again.
+    /// [`NodeError::InUse`] while the device is mounted; [`NodeError::Unreadable`] while it is the only way
+    /// to repair the volume; [`NodeError::NotAttached`]; [`NodeError::RecoveryFailed`]; [`NodeError::Fenced`]
+    /// after the local data was preserved, [`NodeError::PreserveFailed`] while it could not be: then nothing
+    /// was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
         let present = self.present(volume)?;
         self.release(&present).await
@@ -77,7 +80,8 @@ impl Node {
         if end?.is_fenced() { Err(NodeError::Fenced(volume.clone())) } else { Ok(()) }
     }
 
-    /// Commits what is dirty, or preserves it where another writer holds the volume, and takes the volume off its ring.
+    /// Commits what is dirty, or preserves it where another writer holds the volume, and takes the volume off
+    /// its ring.
     async fn end_writer(&self, present: &Arc<Present>) -> Result<State, NodeError> {
         if let Some(device) = present.device() {
             self.remove_device(present, device).await?;
@@ -118,9 +122,9 @@ impl Node {
         stopped
     }
 
-    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its record goes first: there
-    /// is no moment in which it names a number that the kernel may give to another device. Where it fails, it may be called
-    /// again.
+    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its
+    /// record goes first: there is no moment in which it names a number that the kernel may give to another
+    /// device. Where it fails, it may be called again.
     pub(in crate::node) async fn remove_device(
         &self,
         present: &Arc<Present>,

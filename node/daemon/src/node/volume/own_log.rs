@@ -1,7 +1,7 @@
 //! The log that a writer of this node extends, and whether a store holds it.
 //!
-//! A bucket of the same name may be another one: on another server, of another tenant of the same server, or a copy that lacks
-//! the newest records. A writer that continued there would split its volume.
+//! A bucket of the same name may be another one: on another server, of another tenant of the same server, or
+//! a copy that lacks the newest records. A writer that continued there would split its volume.
 //!
 //! Owns: what proves that a log is the same one. Does not own: when that is asked (`store/change.rs`).
 
@@ -41,7 +41,8 @@ pub(in crate::node) enum Unproven {
 }
 
 impl OwnLog {
-    /// The log that the writer of `header` extends, attached as `epoch`. `pending` is the record that it was about to create.
+    /// The log that the writer of `header` extends, attached as `epoch`. `pending` is the record that it was
+    /// about to create.
     pub(in crate::node) fn of(header: &Header, epoch: u64, pending: Option<&Pending>) -> Self {
         let nonce = header.nonces.last().copied().unwrap_or_default();
         let pending = pending.and_then(|pending| Record::decode(&pending.bytes).ok());

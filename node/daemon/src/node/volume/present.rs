@@ -123,7 +123,8 @@ impl Present {
         self.write_record(&self.state.get())
     }
 
-    /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it to another.
+    /// Begins the deletion of the stopped device. The record loses its number before the kernel may give it
+    /// to another.
     pub(in crate::node) fn release_device(&self) -> Result<(), NodeError> {
         let _one_at_a_time = self.remembering.lock();
         let event = StateEvent::DeviceReleased(Instant::now());

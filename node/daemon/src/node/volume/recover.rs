@@ -42,7 +42,8 @@ const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 /// Time between two tries to take a volume up, at first and at most.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
-/// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known to help.
+/// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known
+/// to help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// State that a predecessor left of one volume.
@@ -60,8 +61,8 @@ struct Left {
 impl Left {
     /// Nothing if the attach never got as far as a device.
     ///
-    /// The device comes first: until the kernel says that its last server has ended, writes of that server may land in the
-    /// files that are read here.
+    /// The device comes first: until the kernel says that its last server has ended, writes of that server
+    /// may land in the files that are read here.
     fn find(
         local: &Local,
         devices: &Arc<dyn Devices>,
@@ -126,8 +127,8 @@ impl Recovery {
 }
 
 impl Node {
-    /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried; one
-    /// that takes longer than `within` is recovered in the background.
+    /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried;
+    /// one that takes longer than `within` is recovered in the background.
     pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
         let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
         let tries: Vec<_> = volumes
@@ -221,15 +222,16 @@ impl Node {
         }
         served?;
         present.state.apply(&StateEvent::Recovered);
-        // Without a device nothing writes: the previous process died while it attached. The next attach starts over.
+        // Without a device nothing writes: the previous process died while it attached. The next attach
+        // starts over.
         if present.is_detaching() || device.is_none() {
             self.detach_in_background(present);
         }
         Ok(())
     }
 
-    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never served. What runs in
-    /// the background from here on (rounds, uploads) meets no write of the last server.
+    /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never
+    /// served. What runs in the background from here on (rounds, uploads) meets no write of the last server.
     pub(in crate::node) async fn resume(&self, one: &Recovery) -> Result<Option<Arc<Present>>, NodeError> {
         let (local, within) = (self.local(&one.volume), one.quiesce_within);
         let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
@@ -330,8 +332,9 @@ impl Node {
         });
     }
 
-    /// Ends the detach of the previous process, or releases what its attach left without a device. Retries until the volume
-    /// is off this node. A device that is in use stays served, as after any detach: then the detach is called off.
+    /// Ends the detach of the previous process, or releases what its attach left without a device. Retries
+    /// until the volume is off this node. A device that is in use stays served, as after any detach: then the
+    /// detach is called off.
     pub(in crate::node) fn detach_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
         tokio::spawn(async move {
@@ -384,8 +387,8 @@ fn taken_by(device: Option<Device>) -> (u32, Need) {
 
 /// The device that served the volume, if it is still there; else the record names none from here on.
 ///
-/// The tag decides, not the number: another device may have the number by now, and the last daemon may have died before it
-/// noted the number.
+/// The tag decides, not the number: another device may have the number by now, and the last daemon may have
+/// died before it noted the number.
 fn device_of(
     devices: &Arc<dyn Devices>,
     local: &Local,
@@ -412,7 +415,8 @@ fn device_of(
     match (served, found) {
         (Some(device), _) => Ok(Some(device)),
         (None, Some(unused)) => {
-            // It was added and never started, or stopped. The volume does not wait for a program that has it open.
+            // It was added and never started, or stopped. The volume does not wait for a program that has it
+            // open.
             let devices = Arc::clone(devices);
             tokio::task::spawn_blocking(move || delete_stopped(&*devices, unused));
             Ok(None)
@@ -446,8 +450,8 @@ mod tests {
 
     use super::*;
 
-    /// Found by reading: a recovered device had room for as many requests as this version gives a device, whatever it was made
-    /// with; a greater tag ended the process.
+    /// Found by reading: a recovered device had room for as many requests as this version gives a device,
+    /// whatever it was made with; a greater tag ended the process.
     #[test]
     fn a_recovered_device_has_room_for_all_its_tags() {
         let info = DeviceInfo {

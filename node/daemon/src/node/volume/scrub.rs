@@ -1,9 +1,10 @@
-//! Scrub of a volume: its objects in the store, its durable map on this node; and the repair of both from each other.
+//! Scrub of a volume: its objects in the store, its durable map on this node; and the repair of both from
+//! each other.
 //!
 //! 1. everything is read (`holdfast_log::scrub`);
 //! 2. damaged checkpoints give way to one made from the log;
-//! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the disk can read, and
-//!    makes a checkpoint in place of damaged records;
+//! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the
+//!    disk can read, and makes a checkpoint in place of damaged records;
 //! 4. everything is read again: what still hurts could not be repaired.
 //!
 //! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
@@ -263,8 +264,8 @@ fn compare(found: &Report, left: Option<&Report>) -> Vec<ScrubFinding> {
 mod tests {
     use super::*;
 
-    /// Found by reading: a repair marked sectors that the disk could not read either; from then on nothing was committed, and
-    /// the repair did not end.
+    /// Found by reading: a repair marked sectors that the disk could not read either; from then on nothing
+    /// was committed, and the repair did not end.
     #[test]
     fn a_repair_leaves_alone_what_the_disk_cannot_read() {
         let side = |sectors: u64| {

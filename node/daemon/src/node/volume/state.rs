@@ -16,13 +16,13 @@
 //!
 //!   Evicting: local files of a volume that is not attached are put away
 //! ```
-//! The variants are what this process does with the volume. Each on a ring thread carries two things that move beside that: the
-//! [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
+//! The variants are what this process does with the volume. Each on a ring thread carries two things that
+//! move beside that: the [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
 //!
-//! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`, `detach.rs`).
-//! Runs on: any thread; the cell is locked for the copy of a state.
-//! Invariants: the cell is the only word on how far a volume is: command line, gRPC, conditions and metrics derive from it.
-//! On failure: an event that may not follow changes nothing. A detach of a busy volume is refused; any other is a bug.
+//! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`,
+//! `detach.rs`). Runs on: any thread; the cell is locked for the copy of a state. Invariants: the cell is the
+//! only word on how far a volume is: command line, gRPC, conditions and metrics derive from it. On failure:
+//! an event that may not follow changes nothing. A detach of a busy volume is refused; any other is a bug.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -54,8 +54,8 @@ pub(crate) enum State {
     },
     /// Its device serves requests.
     Serving { device: Device, writer: Writer },
-    /// No device serves requests, and only a detach can follow: its attach failed and could not be undone, or the previous
-    /// process died in one.
+    /// No device serves requests, and only a detach can follow: its attach failed and could not be undone, or
+    /// the previous process died in one.
     Unserved { device: BlockDevice, writer: Writer },
     /// A detach was requested; a restarted daemon resumes it.
     Detaching {

@@ -123,8 +123,8 @@ async fn a_state_directory_keeps_its_run_directory_while_volumes_are_attached() 
     wait(&third).await.unwrap();
 }
 
-/// A container that is a node keeps the boot of its host when it restarts, and its run directory is empty then: all volumes
-/// of the node stayed down.
+/// A container that is a node keeps the boot of its host when it restarts, and its run directory is empty
+/// then: all volumes of the node stayed down.
 #[tokio::test]
 async fn an_emptied_run_directory_without_devices_is_taken() {
     let (one, emptied) = (Dirs::new(), Dirs::new());

@@ -20,10 +20,10 @@ pub(in crate::node) fn device() -> Device {
     Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap()
 }
 
-/// The states after events other than reports of the ring thread. A row is a state, a column an event, and `-` an illegal
-/// transition. A state is its variant (`at`taching, `re`covering, `se`rving, `un`served, `de`taching, `pa`used: a detach that does
-/// not run, `ev`icting, `gone`) and its device: `0` none, `i`dle, `s`erving, `d`eleting. Of a recovery, `+` stands for the detach
-/// of the previous process.
+/// The states after events other than reports of the ring thread. A row is a state, a column an event, and
+/// `-` an illegal transition. A state is its variant (`at`taching, `re`covering, `se`rving, `un`served,
+/// `de`taching, `pa`used: a detach that does not run, `ev`icting, `gone`) and its device: `0` none, `i`dle,
+/// `s`erving, `d`eleting. Of a recovery, `+` stands for the detach of the previous process.
 const TABLE: &str = "
        added attached unmade found found0 found+ unrecovered recovered begins refused fails unpreserved stopped released deleted end
 at-0   at-i  -        un-0   -     -      -      -           -         -      -       -     -           -       -        -       gone
