@@ -1,9 +1,11 @@
 //! The gRPC interface on the local socket (`proto/node/v1/node.proto`).
 //!
-//! Owns: the socket, the conversion of messages into typed values and back. Does not own: what an operation
-//! does. Runs on: the daemon's tokio runtime. Invariants: an operation that was begun runs to its end even if
-//! its caller hangs up (a scrub ends: the caller that hears of nothing needs none); only root may connect. On
-//! failure: a status whose message names the field and the fix.
+//! Owns: the socket, the conversion of messages into typed values and back.
+//! Does not own: what an operation does.
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: an operation that was begun runs to its end even if its caller hangs up (a scrub ends: the
+//! caller that hears of nothing needs none); only root may connect.
+//! On failure: a status whose message names the field and the fix.
 
 mod convert;
 mod scrub;

@@ -1,9 +1,11 @@
 //! The daemon's configuration: one TOML file, and environment variables over it.
 //!
-//! Owns: names, defaults and limits of all settings (`docs/configuration.md` lists them). Does not own: what
-//! the settings do. Invariants: a [`Config`] that exists is valid; nothing outside this module reads the
-//! environment for settings. On failure: a [`ConfigError`] that names the file, the line, the setting and the
-//! fix; the daemon does not start.
+//! Owns: names, defaults and limits of all settings (`docs/configuration.md` lists them).
+//! Does not own: what the settings do.
+//! Invariants: a [`Config`] that exists is valid; nothing outside this module reads the environment for
+//! settings.
+//! On failure: a [`ConfigError`] that names the file, the line, the setting and the fix; the daemon does not
+//! start.
 
 mod source;
 mod store;

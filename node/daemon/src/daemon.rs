@@ -6,10 +6,11 @@
 //! SIGHUP -> the stores of the configuration file are read again (`store_reload.rs`)
 //! the admin endpoint (metrics, readiness, log level) is served from the first moment on
 //! ```
-//! Owns: the order of start and stop. Invariants: devices are recovered before anything else is spoken to;
-//! nothing but a detach deletes a device; the lock is released only when no thread of this process can touch
-//! a device or a local file any more. On failure: what fails at the start ends the process; later, only the
-//! data plane may.
+//! Owns: the order of start and stop.
+//! Invariants: devices are recovered before anything else is spoken to; nothing but a detach deletes a
+//! device; the lock is released only when no thread of this process can touch a device or a local file any
+//! more.
+//! On failure: what fails at the start ends the process; later, only the data plane may.
 
 use std::io;
 use std::net::SocketAddr;

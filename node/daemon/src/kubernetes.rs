@@ -1,9 +1,10 @@
 //! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
 //!
-//! Owns: the daemon's part of every Volume's status, the StorageNode of this node. Does not own: who may
-//! serve a volume (the operator grants it), what serving is (the data plane). Runs on: the daemon's tokio
-//! runtime. Invariants: the API server is needed for changes only; without it everything that is served stays
-//! served. On failure: requests to the API server are repeated with jitter; failed operations are told in the
+//! Owns: the daemon's part of every Volume's status, the StorageNode of this node.
+//! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: the API server is needed for changes only; without it everything that is served stays served.
+//! On failure: requests to the API server are repeated with jitter; failed operations are told in the
 //! condition `Attached` and tried again.
 
 mod event;

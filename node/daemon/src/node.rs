@@ -1,9 +1,10 @@
 //! The node's data plane: volumes in, block devices out.
 //!
 //! Owns: the node lock, the ring threads, the slab, and which volumes are attached. Knows nothing of
-//! Kubernetes or gRPC. Invariants: only the holder of the lock drives devices or touches local state; a
-//! device that is quiesced is recovered again before anything else happens; a device is driven only if its
-//! tag is the one its volume gave it; only a detach deletes a device that served.
+//! Kubernetes or gRPC.
+//! Invariants: only the holder of the lock drives devices or touches local state; a device that is quiesced
+//! is recovered again before anything else happens; a device is driven only if its tag is the one its volume
+//! gave it; only a detach deletes a device that served.
 
 mod clock;
 mod device;

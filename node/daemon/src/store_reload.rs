@@ -1,8 +1,8 @@
 //! The stores of the configuration file, read again on SIGHUP and given to requests and attached volumes.
 //!
 //! Does not own: how a store's client is replaced (the data plane). All other settings stay as they were at
-//! the start. On failure: a file that cannot be used changes nothing; a store that could not be checked is
-//! tried again.
+//! the start.
+//! On failure: a file that cannot be used changes nothing; a store that could not be checked is tried again.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,5 +1,6 @@
 //! The daemon as a process of a host: who owns the node, what a log or a collector that stands still does,
-//! how it ends. Needs no ublk: no volume is attached.
+//! how it ends.
+//! Needs no ublk: no volume is attached.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::fs;

@@ -1,8 +1,9 @@
 //! State of a volume as of a place in its log: size, writer, and for each chunk its segments, newest first.
 //!
-//! Owns: applying records in order, and the checkpoint that holds the whole state. Invariants: records apply
-//! without a gap; an epoch never falls; no segment reaches beyond the volume; a deleted volume takes no more
-//! records. On failure: nothing is applied.
+//! Owns: applying records in order, and the checkpoint that holds the whole state.
+//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; a
+//! deleted volume takes no more records.
+//! On failure: nothing is applied.
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text

@@ -11,7 +11,8 @@
 //! delete (5): nothing: the volume's tombstone
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
-//! behind it. A segment reference:
+//! behind it.
+//! A segment reference:
 //! `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
 
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};

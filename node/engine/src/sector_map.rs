@@ -11,9 +11,10 @@
 //! ..     n     four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
 //!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
-//! The magic number is written last: a map whose maker died does not open. Owns: these bytes. Runs on: the
-//! ring thread that owns the volume, alone. Invariants: a chunk's bytes are touched only after its allocated
-//! bit was set; a sector dirty in the active side has the active side as its newest.
+//! The magic number is written last: a map whose maker died does not open.
+//! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
+//! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active
+//! side has the active side as its newest.
 //!
 //! A dirty sector *counts*, for the side it is dirty in, unless that is its newest copy and it is zeros:
 //! zeros take no space and next to no upload. A copy that is not the newest counts, since nothing says of it

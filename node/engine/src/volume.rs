@@ -1,20 +1,24 @@
 //! One volume: events in, actions out.
 //!
 //! Owns: the way of an event through the owners of the volume's state, each of which has its file in
-//! `volume/` and never calls another. Does not own: files, sockets, clocks, threads, request memory. It only
-//! says which file range goes with which request. Runs on: the ring thread that owns the volume, alone. It is
-//! made elsewhere, since that reads the whole live map. Invariants:
+//! `volume/` and knows nothing of the steps of another. Does not own: files, sockets, clocks, threads,
+//! request memory. It only says which file range goes with which request.
+//! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole
+//! live map.
+//! Invariants:
 //! - every request is completed exactly once (8 in `docs/invariants.md`);
 //! - a read's actions tile the request exactly (9);
 //! - only the active side takes writes; the sealed side changes no more once its in-flight count is zero
 //!   (10);
-//! - a commit is created only after a round that began when the sealed side was still (1, 4).
+//! - a commit is created only after a round that began when the sealed side was still (1, 4); after a failed
+//!   sync it needs none (`volume/durability.rs`).
 //!
 //! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O but a flush whose
 //! round is in progress; what is dirty stays where it is.
 //!
-//! An event changes the state of its owner. What follows for the others is done afterwards in
-//! `Volume::settle`, a bounded list of steps: no owner's step leads to another owner's but through it.
+//! An event changes the state of its owner, and its direct effects on others are written here, beside each
+//! other. What follows from the state (rounds, evictions, seals, checkpoints, the detach) is done afterwards
+//! in `Volume::settle`, a list of steps of fixed length: nothing recurses.
 //!
 //! ```text
 //!                Tick: limit reached / Detach
@@ -284,7 +288,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.settle(if self.core.lifecycle.is_fenced() { AFTER_FENCING } else { AFTER_EVENT }, out);
     }
 
-    /// The one loop through which an owner's change has effects on another's: each step once, in this order.
+    /// The one loop that does what follows from the state: the steps in this order, some of them again after
+    /// others.
     fn settle(&mut self, steps: &[Step], out: &mut Vec<Action>) {
         for step in steps {
             match step {

@@ -1,13 +1,14 @@
 //! ublk devices: control plane and queue protocol.
 //!
-//! *Owns*: the life of a ublk device ([`Device`]), what the running kernel can do ([`Features`]) and the
-//! queue protocol ([`Queue`]): fetching requests, moving their data, completing them. *Does not own*: what a
-//! request means for a volume, nor the ring and its thread. *Runs on*: control calls block and belong on a
-//! control thread, never on a ring thread: starting and recovering a device wait until its queues are armed.
-//! A [`Queue`] belongs to its ring's thread. *Invariants*: nothing here ever stops or deletes a device but
-//! [`Device::stop`], [`Device::stop_unused`] and [`Device::delete`], and they no device with another tag; a
-//! [`Request`] that was handed out is completed exactly once. *On failure*: control errors name the device
-//! and the command; a queue error is an event.
+//! *Owns*: the life of a ublk device ([`Device`]), what the running kernel can do ([`Features`]) and
+//! the queue protocol ([`Queue`]): fetching requests, moving their data, completing them.
+//! *Does not own*: what a request means for a volume, nor the ring and its thread.
+//! *Runs on*: control calls block and belong on a control thread, never on a ring thread: starting and
+//! recovering a device wait until its queues are armed. A [`Queue`] belongs to its ring's thread.
+//! *Invariants*: nothing here ever stops or deletes a device but [`Device::stop`], [`Device::stop_unused`]
+//! and [`Device::delete`], and they no device with another tag; a [`Request`] that was handed out is
+//! completed exactly once. *On failure*: control errors name the device and the command; a queue error is an
+//! event.
 
 mod char_device;
 mod command;

@@ -1,8 +1,9 @@
 //! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last
 //! one ended.
 //!
-//! Owns: the tasks that attach and detach; the time until a failed one may be tried again. Invariants: an
-//! operation that was begun runs to its end; its end is announced, so that no caller has to poll for it.
+//! Owns: the tasks that attach and detach; the time until a failed one may be tried again.
+//! Invariants: an operation that was begun runs to its end; its end is announced, so that no caller has to
+//! poll for it.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;

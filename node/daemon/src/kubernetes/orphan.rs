@@ -1,13 +1,14 @@
 //! Volumes on this node that have no object any more: a finalizer was removed by hand, or the kind itself.
 //!
 //! Owns: finding them, and detaching them after their last commit, as the deletion of the object would have.
-//! Runs on: the daemon's tokio runtime. Invariants: a volume is detached only after its object was missing in
-//! two lists in a row, [`APART`] from each other, that the API server answered from its newest state; a
-//! device that is in use is never detached. Volumes are told apart by id, which comes from the object's uid:
-//! an object created again under the same name is another volume. On failure: a list that failed proves
-//! nothing, and what was seen before it counts no more. A list without any volume proves as little: an API
-//! server that lost its state, or has not yet got its backup, answers so. It is reported, and all volumes
-//! stay served.
+//! Runs on: the daemon's tokio runtime.
+//! Invariants: a volume is detached only after its object was missing in two lists in a row, [`APART`] from
+//! each other, that the API server answered from its newest state; a device that is in use is never detached.
+//! Volumes are told apart by id, which comes from the object's uid: an object created again under the same
+//! name is another volume.
+//! On failure: a list that failed proves nothing, and what was seen before it counts no more. A list without
+//! any volume proves as little: an API server that lost its state, or has not yet got its backup, answers so.
+//! It is reported, and all volumes stay served.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -4,9 +4,11 @@
 //! or `status.credentialsVersion`, which the operator changes when one of its Secrets did), when a volume
 //! finds that the store does not answer or denies its requests, after a volume came to this node, whose
 //! attach may have read it before it changed, and after a reading that failed; the last three at most once in
-//! [`RETRY`]. Does not own: how a configuration is checked and replaced (the data plane). Runs on: the
-//! daemon's tokio runtime. On failure: the configuration of before stays in use; the condition
-//! `StoreReachable` of the volumes says why.
+//! [`RETRY`].
+//! Does not own: how a configuration is checked and replaced (the data plane).
+//! Runs on: the daemon's tokio runtime.
+//! On failure: the configuration of before stays in use; the condition `StoreReachable` of the volumes says
+//! why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

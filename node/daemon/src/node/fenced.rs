@@ -1,8 +1,8 @@
 //! Data that fenced writers of this node never uploaded: listed, exported, deleted.
 //!
 //! Owns: the directories below `<state>/fenced/`. They change no more once they are there, so neither the
-//! daemon nor its lock, the store or the API server is needed, and a daemon may run meanwhile. On failure: a
-//! damaged directory is listed with what is wrong with it; it is neither exported nor left out.
+//! daemon nor its lock, the store or the API server is needed, and a daemon may run meanwhile.
+//! On failure: a damaged directory is listed with what is wrong with it; it is neither exported nor left out.
 
 mod export;
 

@@ -2,8 +2,10 @@
 //!
 //! Owns: the live map with the header and the manifest it belongs to, what is dirty on each side, what
 //! changed since the last flush round began, and the lifecycle. Does not own: any decision; the owners beside
-//! it make theirs. Runs on: the ring thread of the volume. Invariants: what becomes dirty in the map is noted
-//! in `dirty` and in `unflushed` at the same place (1, 16).
+//! it make theirs.
+//! Runs on: the ring thread of the volume.
+//! Invariants: what becomes dirty in the map is noted in `dirty` and in `unflushed` at the same place (1,
+//! 16).
 
 use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange, Seq};
 

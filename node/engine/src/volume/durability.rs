@@ -18,7 +18,8 @@
 //!
 //! From the first sync of a side that fails until the next attach, local syncs prove nothing. What a failed
 //! sync covered may be gone although it still reads back, and a sync that succeeds later says nothing about
-//! it. So from then on:
+//! it.
+//! So from then on:
 //!
 //! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one
 //!    that failed that were durable before. All it names was synced before it was written.

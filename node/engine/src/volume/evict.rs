@@ -8,8 +8,9 @@
 //!
 //! The names are crash points. Stale copies (newest elsewhere) go the same way. Upholds invariants 1, 2 and
 //! 10 (`docs/invariants.md`): only the inactive side is touched, only blocks without a sector dirty there,
-//! and no seal swaps the sides in between. On failure: a round that failed is asked for again; a punch that
-//! failed frees nothing, and the next measurement says so.
+//! and no seal swaps the sides in between.
+//! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next
+//! measurement says so.
 
 use holdfast_types::{Millis, SECTOR_BYTES, Sector, SectorRange};
 

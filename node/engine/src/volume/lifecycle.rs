@@ -14,7 +14,9 @@
 //! Recovering ──────────────────► Serving ──────────► Detaching ─────► Releasing ──────────► Closing ──────► Detached
 //!     │ Detach ─► Recovering, and Recovered leads to Detaching
 //!
-//! any of them ─Fenced─► Fenced: Serving ──Detach──► Leaving ──LastRound──► LastRound ──Closed──► Ended
+//! With a device, ─Fenced─► Fenced: Serving ──Detach──► Leaving ──LastRound──► LastRound ──Closed──► Ended.
+//! Without one (Detaching, Releasing, Recovering after a Detach) the fence leads to Leaving, from Closing to
+//! LastRound; Detached stays.
 //! ```
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

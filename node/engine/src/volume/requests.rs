@@ -2,8 +2,10 @@
 //!
 //! Owns: a slot for each request that the device can have in flight, which of them wait (are *parked*), and
 //! what concurrent stores do to each other's marks. Does not own: the plan of a request (`volume/read.rs`,
-//! `volume.rs`). Runs on: the ring thread of the volume. Invariants: a request is in one slot from its begin
-//! to its completion (8); of zeros and data that are stored in the same sectors at once, data counts (2).
+//! `volume.rs`).
+//! Runs on: the ring thread of the volume.
+//! Invariants: a request is in one slot from its begin to its completion (8); of zeros and data that are
+//! stored in the same sectors at once, data counts (2).
 
 use std::collections::VecDeque;
 

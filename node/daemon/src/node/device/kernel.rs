@@ -1,8 +1,9 @@
 //! The host's ublk devices, as attach, detach and recovery use them.
 //!
 //! Owns: the one way from the daemon to the kernel's control commands. A test puts a kernel of its own in its
-//! place. Runs on: threads that may block. Invariants: a device is found by its tag, never by its number
-//! alone ([`super::tag`]).
+//! place.
+//! Runs on: threads that may block.
+//! Invariants: a device is found by its tag, never by its number alone ([`super::tag`]).
 
 use std::io;
 use std::process::Command;

@@ -2,7 +2,8 @@
 //!
 //! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used
 //! it, it is deleted. A device that served may be mounted, so one whose record is missing is named and left
-//! alone. Runs: once, at the start, before an attach can add a device.
+//! alone.
+//! Runs: once, at the start, before an attach can add a device.
 
 use std::collections::BTreeSet;
 

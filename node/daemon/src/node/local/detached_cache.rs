@@ -2,9 +2,11 @@
 //! space.
 //!
 //! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is
-//! thrown away: all of it is in the store. Runs on: threads that may block. Invariants: while the files of a
-//! volume are looked at and moved, its entry keeps attaches from them; no other volume waits. On failure:
-//! what cannot be deleted stays; no volume waits for it.
+//! thrown away: all of it is in the store.
+//! Runs on: threads that may block.
+//! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no
+//! other volume waits.
+//! On failure: what cannot be deleted stays; no volume waits for it.
 
 use std::collections::{BTreeMap, btree_map};
 use std::fs;

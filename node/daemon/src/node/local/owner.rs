@@ -6,7 +6,8 @@
 //! <state>/run                 the run directory last used, and the boot of the host it was used in
 //! ```
 //!
-//! Owns: the locks, the ids. Invariants: local state and devices are touched only while an [`Owner`] exists.
+//! Owns: the locks, the ids.
+//! Invariants: local state and devices are touched only while an [`Owner`] exists.
 //! On failure: a directory that belongs to another one is refused while volumes are attached through it. A
 //! run directory that was emptied while the host ran on is refused while a device of its volumes is left;
 //! without one only the live maps are lost, as they are when the host restarts.

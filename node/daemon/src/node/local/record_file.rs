@@ -5,8 +5,9 @@
 //! <name>.new  as many pages, kept for the next form
 //! ```
 //! A new form is written over the pages of `<name>.new`, then both change places in one step. Bytes behind a
-//! form are what an older one left: the form says where it ends. Invariants: a crash leaves the old or the
-//! new form; once written, a form that needs no more pages needs no room.
+//! form are what an older one left: the form says where it ends.
+//! Invariants: a crash leaves the old or the new form; once written, a form that needs no more pages needs no
+//! room.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -1,8 +1,8 @@
 //! A ring thread, seen from elsewhere.
 //!
-//! Owns: the sending end of the thread's inbox, and its figures. Runs on: the runtime. A sender waits while
-//! the inbox is full. The ring thread takes what is there: it may wait for a sender that has begun to put a
-//! message into the inbox, never for one that waits.
+//! Owns: the sending end of the thread's inbox, and its figures.
+//! Runs on: the runtime. A sender waits while the inbox is full. The ring thread takes what is there: it may
+//! wait for a sender that has begun to put a message into the inbox, never for one that waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

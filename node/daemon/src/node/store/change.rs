@@ -71,8 +71,10 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::StoreMoved`], [`NodeError::StoreForeign`], [`NodeError::StoreConfig`]: the client stays
-    /// as it was. [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may
-    /// succeed later. [`NodeError::StoreAttaching`]: make the same call again.
+    /// as it was.
+    /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed
+    /// later.
+    /// [`NodeError::StoreAttaching`]: make the same call again.
     pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
         let attaching = self.attaching_from(name);

@@ -2,9 +2,10 @@
 //!
 //! Owns: one store for each name and place (bucket and prefix), shared by all volumes in it; the form in
 //! which a store is remembered across a restart. Does not own: when a configuration is read again
-//! (`change.rs` and the edges). Invariants: a store never changes its place; whatever asks it next uses the
-//! newest configuration. On failure: a configuration that cannot be used here (no authorities to trust) fails
-//! each request as "not available", and is tried again by the next one. Devices are recovered without it.
+//! (`change.rs` and the edges).
+//! Invariants: a store never changes its place; whatever asks it next uses the newest configuration.
+//! On failure: a configuration that cannot be used here (no authorities to trust) fails each request as "not
+//! available", and is tried again by the next one. Devices are recovered without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

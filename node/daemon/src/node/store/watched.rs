@@ -3,9 +3,10 @@
 //! Owns: the client, which may be replaced at any time (credentials, authorities and endpoints change under
 //! attached volumes), and the memory of the last answer or failure. Every request of this node to the store
 //! passes through here; the first that gets an answer ends an outage. Does not own: retries, which are those
-//! of the store and of its callers. Invariants: an outage begins after the last answer, whenever the requests
-//! ended that failed; a request that was begun ends with the client it began with. Runs on: its callers'
-//! threads; never a ring thread.
+//! of the store and of its callers.
+//! Invariants: an outage begins after the last answer, whenever the requests ended that failed; a request
+//! that was begun ends with the client it began with.
+//! Runs on: its callers' threads; never a ring thread.
 
 use std::error::Error;
 use std::ops::Range;

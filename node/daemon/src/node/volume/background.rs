@@ -1,8 +1,9 @@
 //! Interface of a volume's background work with this node: tokio, the local files, the ring thread.
 //!
 //! Runs on: the tokio runtime; one task a volume receives, each piece of work runs as a task of its own.
-//! Answers go back to the ring thread as events. What the work does is `holdfast_background`'s. On failure:
-//! work that panics would never be answered, and its volume would commit nothing more: the process ends.
+//! Answers go back to the ring thread as events. What the work does is `holdfast_background`'s.
+//! On failure: work that panics would never be answered, and its volume would commit nothing more: the
+//! process ends.
 
 use std::fs::File;
 use std::io;

@@ -20,9 +20,12 @@
 //! move beside that: the [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
 //!
 //! Owns: which event may follow which state. Does not own: what is done for it (`attach.rs`, `recover.rs`,
-//! `detach.rs`). Runs on: any thread; the cell is locked for the copy of a state. Invariants: the cell is the
-//! only word on how far a volume is: command line, gRPC, conditions and metrics derive from it. On failure:
-//! an event that may not follow changes nothing. A detach of a busy volume is refused; any other is a bug.
+//! `detach.rs`).
+//! Runs on: any thread; the cell is locked for the copy of a state.
+//! Invariants: the cell is the only word on how far a volume is: command line, gRPC, conditions and metrics
+//! derive from it.
+//! On failure: an event that may not follow changes nothing. A detach of a busy volume is refused; any other
+//! is a bug.
 
 use std::sync::Arc;
 use std::time::Instant;
