@@ -9,6 +9,7 @@
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod create;
+mod limit;
 mod read;
 mod remove;
 pub mod scrub;
@@ -72,7 +73,7 @@ pub enum LogFailure {
     #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
     WasDeleted(VolumeId),
     /// Writers kept creating records.
-    #[error("volume {0} is being written to: its log grew at each of {tries} tries", tries = remove::TRIES)]
+    #[error("volume {0} is being written to: its log grew at each of {tries} tries", tries = limit::TRIES)]
     Contended(VolumeId),
 }
 

@@ -11,7 +11,7 @@ use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{Seq, VolumeId};
 
-use crate::remove::TRIES;
+use crate::limit::TRIES;
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 

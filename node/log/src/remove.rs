@@ -7,14 +7,10 @@ use holdfast_types::key::{ObjectKey, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
+use crate::limit::{PARALLEL_DELETES, TRIES};
 use crate::read::{read_record, records_after};
 use crate::truncate::was_truncated_after;
 use crate::{LogFailure, store};
-
-/// Number of reads of the end of a log that grows meanwhile.
-pub(crate) const TRIES: usize = 8;
-/// Deletes in flight at once.
-pub(crate) const PARALLEL_DELETES: usize = 16;
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be
 /// called again after it failed half-way. Without a log there is nothing to remove.

@@ -30,8 +30,8 @@ use holdfast_objects::{CreateError, ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
+use crate::limit::PARALLEL_DELETES;
 use crate::read::records_after;
-use crate::remove::PARALLEL_DELETES;
 use crate::{LogFailure, store};
 
 /// A marker is empty: only its presence counts.
