@@ -218,7 +218,7 @@ const RING_METRICS: [RingMetric; 4] = [
     RingMetric {
         name: "holdfast_ring_full_inbox",
         kind: Kind::Counter,
-        help: "Messages that waited for room in the inbox of the ring thread",
+        help: "Messages that found the inbox of the ring thread full",
         value: |ring| ring.full_inbox,
     },
     RingMetric {

@@ -5,7 +5,7 @@
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::DeviceSpec;
 
-/// Messages that wait for a ring thread, at most. Who sends one more waits until the thread has taken one,
+/// Messages that wait for a ring thread, at most. A sender of one more waits until the thread has taken one,
 /// or drops it. A thread takes all of them at each turn.
 pub(in crate::node) const RING_MESSAGES: usize = 1024;
 
