@@ -89,7 +89,7 @@ impl Crash {
         violation::catch(|| {
             let (mut world, home) = self.play();
             let other = (home + 1) % HOSTS;
-            world.faults = Faults::default();
+            world.set_faults(Faults::default());
             world.restore_reads(home);
             world.lose_host(other, None);
             match self.death {

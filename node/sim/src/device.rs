@@ -31,11 +31,6 @@ impl Request {
         }
     }
 
-    /// A part of a read could not be filled.
-    pub(crate) fn fail_part(&mut self) {
-        self.part_failed = true;
-    }
-
     /// Fills `range`, `at` bytes into the request.
     pub(crate) fn fill(&mut self, range: SectorRange, at: u32, stamps: impl Iterator<Item = Stamp>) {
         Invariant::ReadsAreTiled.check(self.op == Op::Read, || format!("a {:?} is filled", self.op));
@@ -83,6 +78,23 @@ impl Device {
             None => Invariant::CompletedOnce
                 .broken(&format!("something is done for request {} after its end", id.0)),
         }
+    }
+
+    /// A piece of a read ends: with these stamps, or without any.
+    pub(crate) fn end_piece(
+        &mut self,
+        id: RequestId,
+        range: SectorRange,
+        at: u32,
+        stamps: Option<Vec<Stamp>>,
+    ) -> Result<(), Errno> {
+        let request = self.request(id);
+        let Some(stamps) = stamps else {
+            request.part_failed = true;
+            return Err(Errno::EIO);
+        };
+        request.fill(range, at, stamps.into_iter());
+        Ok(())
     }
 
     /// Requests in flight, as the kernel issues them again after the death of the daemon.

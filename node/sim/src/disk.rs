@@ -5,10 +5,17 @@
 //! bytes. What a failed sync covered stays unsynced permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use holdfast_engine::action::MapWrite;
+use holdfast_background::FoundMap;
+use holdfast_engine::action::{MapWrite, Source};
+use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::sector_map::Side;
+use holdfast_engine::volume::Pending;
 use holdfast_types::SectorRange;
+use parking_lot::Mutex;
 
+use crate::calls::LocalError;
 use crate::rng::Rng;
 
 /// Names the client write that a sector's bytes came from; zero means zeros.
@@ -111,6 +118,14 @@ impl<T: Clone + PartialEq> Cells<T> {
         });
     }
 
+    fn end_sync(&mut self, mark: SyncMark, fails: bool) {
+        if fails {
+            self.fail_sync();
+        } else {
+            self.sync(mark);
+        }
+    }
+
     /// A sync fails: what was not synced by now reads back until the power is cut, and may be lost then,
     /// whatever syncs come later. A cell that is written again is as good as any.
     fn fail_sync(&mut self) {
@@ -168,6 +183,15 @@ impl SideFile {
         self.cells.write(sector, stamp);
     }
 
+    /// Writes `stamp` to those sectors of `range` that `reaches` says get there.
+    pub(crate) fn write_part(&mut self, range: SectorRange, stamp: Stamp, mut reaches: impl FnMut() -> bool) {
+        for sector in sectors(range) {
+            if reaches() {
+                self.write(sector, stamp);
+            }
+        }
+    }
+
     /// Makes the sectors holes.
     pub(crate) fn punch(&mut self, range: SectorRange) {
         let holding: Vec<u64> = self.cells.cells.range(sectors(range)).map(|(at, _)| *at).collect();
@@ -199,8 +223,9 @@ impl SideFile {
         self.cells.sync(mark);
     }
 
-    pub(crate) fn fail_sync(&mut self) {
-        self.cells.fail_sync();
+    /// The sync from `mark` ends.
+    pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
+        self.cells.end_sync(mark, fails);
     }
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
@@ -260,6 +285,11 @@ impl MapFile {
         self.0.fail_sync();
     }
 
+    /// The sync from `mark` ends.
+    pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
+        self.0.end_sync(mark, fails);
+    }
+
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.0.lose_power(fate);
     }
@@ -268,6 +298,73 @@ impl MapFile {
         self.0.outcomes()
     }
 }
+
+/// State that survives the loss of the host, as far as it was synced.
+#[derive(Clone, Default)]
+pub(crate) struct Disk {
+    pub(crate) sides: [SideFile; 2],
+    pub(crate) map: MapFile,
+    pub(crate) pending: Option<Pending>,
+}
+
+impl Disk {
+    pub(crate) fn side(&mut self, side: Side) -> &mut SideFile {
+        &mut self.sides[side as usize]
+    }
+
+    /// The stamps that a read of `range` finds; `None` if it fails, as it does where a side is asked and
+    /// `fails`.
+    pub(crate) fn read(&self, range: SectorRange, from: Source, fails: bool) -> Option<Vec<Stamp>> {
+        match from {
+            Source::Side(side) => {
+                let side = &self.sides[side as usize];
+                (!fails && side.reads(range))
+                    .then(|| sectors(range).map(|sector| side.read(sector)).collect())
+            }
+            // A hole: the disk is not asked.
+            Source::Zeros => Some(vec![0; range.sectors as usize]),
+        }
+    }
+
+    pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
+        for side in &mut self.sides {
+            side.lose_power(fate);
+        }
+        // Each file takes its part of a number of states: the first one the lowest digits.
+        self.map.lose_power(fate);
+    }
+
+    /// Number of states that a power cut can leave; at most `u64::MAX`.
+    pub(crate) fn outcomes(&self) -> u64 {
+        let sides = self.sides.iter().map(SideFile::outcomes);
+        sides.chain([self.map.outcomes()]).fold(1, u64::saturating_mul)
+    }
+
+    /// Reads the durable map.
+    pub(crate) fn read_map(&self) -> Result<Option<FoundMap>, LocalError> {
+        let damaged = |error: &dyn std::error::Error| LocalError::Damaged(error.to_string());
+        let head = self.map.read(0, 2 * 4096);
+        let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
+            return Ok(None);
+        };
+        // To the end of the file: an attach that saw an old log may have written a header of the size before
+        // the volume grew.
+        let count =
+            self.map.end().saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
+        let pairs: Vec<_> =
+            (0..count).map(|page| (page, self.map.read(page_offset(page, 0), 8192))).collect();
+        let pages = newest_pages(&header, &pairs).map_err(|error| damaged(&error))?;
+        Ok(Some(FoundMap { generation, header, pages }))
+    }
+
+    /// True if the durable map is whole and names data that was not committed.
+    pub(crate) fn holds_dirty(&self) -> bool {
+        self.read_map().is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)))
+    }
+}
+
+/// A disk that the futures of a process reach too.
+pub(crate) type SharedDisk = Arc<Mutex<Disk>>;
 
 /// The sectors of a range.
 pub(crate) fn sectors(range: SectorRange) -> std::ops::Range<u64> {

@@ -47,7 +47,7 @@ pub fn is_idle(world: &World, host: usize) -> bool {
 /// The client reads every sector it ever touched; each answer is checked against the model.
 pub fn read_all(world: &mut World, host: usize) {
     until(world, host, |world| is_idle(world, host));
-    let touched = world.hosts[host].expect.touched();
+    let touched = world.hosts[host].content.expect.touched();
     for run in touched.chunk_by(|one, next| next - one == 1) {
         for piece in SectorRange::new(run[0], run.len() as u64).split_at_multiples(64) {
             world.request(host, Op::Read, piece).expect("the device is idle");

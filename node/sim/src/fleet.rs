@@ -15,14 +15,14 @@ pub use case::FleetCase;
 use holdfast_background::StoreKey;
 use holdfast_types::Millis;
 
-use crate::host::HostFault;
-use crate::process::UPLOAD_BYTES;
+use crate::host::{Access, HostFault};
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
-use crate::world::{Company, Death, Outage, Shared, World};
+use crate::shared::{Shared, UPLOAD_BYTES};
+use crate::world::{Company, Death, Outage, World};
 
-use devices::{Access, Devices, Served};
+use devices::{Devices, Served};
 use kernel::{DeviceState, Kernel, Owner};
 use outages::Outages;
 
@@ -249,9 +249,7 @@ impl Fleet {
     /// The client may ask while the device is served, and the engine may detach once there is none.
     fn grant(&mut self, host: usize, volume: usize) {
         let access = self.nodes[host].devices.access(volume);
-        let here = &mut self.volumes[volume].world.hosts[host];
-        here.is_shut = access != Access::Open;
-        here.is_held = access != Access::Gone;
+        self.volumes[volume].world.hosts[host].access = Some(access);
     }
 
     /// A volume that has left a host has no record there.

@@ -9,29 +9,38 @@
 //! [`case::Case`] is a random run; [`crash::campaign`] ends scenarios at every crash point; [`world::World`]
 //! with [`drive`] is for tests that choose each step themselves.
 
+mod attempt;
 pub mod bug;
 mod calls;
 pub mod case;
+mod clock;
+mod content;
 pub mod crash;
 mod device;
 mod disk;
+mod disk_past;
 pub mod drive;
 mod expect;
+mod failures;
 pub mod fleet;
 mod host;
 mod invariant;
+mod lag;
 mod memory;
 mod process;
 mod profile;
 mod rng;
 mod schedule;
+mod shared;
 mod slab;
 mod store;
 mod surroundings;
 mod tasks;
+mod terms;
 mod trace;
 mod violation;
 pub mod world;
+mod writers;
 
 pub use disk::Fate;
 pub use invariant::Invariant;

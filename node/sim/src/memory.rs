@@ -7,17 +7,41 @@ use std::rc::Rc;
 /// Payload with which a process that was killed inside the engine unwinds.
 pub(crate) struct Killed;
 
+/// Changes of the live map after which the process dies; unset: it lives.
+#[derive(Clone, Default)]
+pub(crate) struct Fuse(Rc<RefCell<Option<u32>>>);
+
+impl Fuse {
+    /// The process dies at that many changes from now.
+    pub(crate) fn set(&self, changes: Option<u32>) {
+        *self.0.borrow_mut() = changes;
+    }
+
+    /// One change is to be made.
+    fn burn(&self) {
+        let mut left = self.0.borrow_mut();
+        match &mut *left {
+            Some(0) => {
+                *left = None;
+                drop(left);
+                std::panic::panic_any(Killed);
+            }
+            Some(count) => *count -= 1,
+            None => {}
+        }
+    }
+}
+
 /// The tmpfs file, while no process maps it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tmpfs(Rc<RefCell<Option<Vec<u8>>>>);
 
 impl Tmpfs {
-    /// Maps what is there, or new zeroed memory. With `killed_after`, the process dies at that many changes
-    /// from now.
-    pub(crate) fn map(&self, bytes: u64, killed_after: Rc<RefCell<Option<u32>>>) -> LiveMemory {
+    /// Maps what is there, or new zeroed memory, of a process that dies by `fuse`.
+    pub(crate) fn map(&self, bytes: u64, fuse: Fuse) -> LiveMemory {
         let found = self.0.borrow_mut().take();
         let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);
-        LiveMemory { bytes, home: self.clone(), killed_after }
+        LiveMemory { bytes, home: self.clone(), fuse }
     }
 
     pub(crate) fn holds_a_map(&self) -> bool {
@@ -38,7 +62,7 @@ impl Tmpfs {
 pub(crate) struct LiveMemory {
     bytes: Vec<u8>,
     home: Tmpfs,
-    killed_after: Rc<RefCell<Option<u32>>>,
+    fuse: Fuse,
 }
 
 impl AsRef<[u8]> for LiveMemory {
@@ -49,16 +73,7 @@ impl AsRef<[u8]> for LiveMemory {
 
 impl AsMut<[u8]> for LiveMemory {
     fn as_mut(&mut self) -> &mut [u8] {
-        let mut left = self.killed_after.borrow_mut();
-        match &mut *left {
-            Some(0) => {
-                *left = None;
-                drop(left);
-                std::panic::panic_any(Killed);
-            }
-            Some(count) => *count -= 1,
-            None => {}
-        }
+        self.fuse.burn();
         &mut self.bytes
     }
 }

@@ -19,25 +19,17 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, Millis, SectorRange, VolumeId};
 use parking_lot::Mutex;
 
+use crate::attempt::AttachStep;
 use crate::calls::{Answer, Ask, Call, Calls, LocalError, StoreAsk};
 use crate::device::Device;
-use crate::disk::SyncMark;
+use crate::disk::{SharedDisk, SyncMark};
 use crate::expect::Cut;
-use crate::host::SharedDisk;
 use crate::invariant::Invariant;
 use crate::memory::LiveMemory;
 use crate::rng::Rng;
+use crate::shared::Shared;
 use crate::surroundings::{SimFiles, SimObjects, SimTime};
 use crate::tasks::Tasks;
-use crate::world::{AttachStep, Shared};
-
-/// Segment indexes that a process keeps, and their bytes: more than a run has.
-pub(crate) const INDEXES: usize = 64;
-pub(crate) const INDEX_BYTES: u64 = 1 << 30;
-/// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part,
-/// some more, and a few uploads are enough to take all.
-pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
-pub(crate) const PART_BYTES: usize = 64 << 10;
 
 /// Kinds of jobs of a process.
 pub(crate) enum What {
@@ -51,6 +43,12 @@ pub(crate) enum What {
 pub(crate) enum Heard {
     Event(Event),
     Answer(Answer),
+}
+
+/// The side of which this says that a sync failed.
+pub(crate) fn failed_sync(event: &Event) -> Option<Side> {
+    let Event::SideSynced { side, result: Err(_) } = event else { return None };
+    Some(*side)
 }
 
 /// Work in progress.

@@ -3,8 +3,7 @@
 use holdfast_engine::safeguard::Safeguard;
 
 use crate::bug::Bug;
-
-use crate::world::Faults;
+use crate::failures::Faults;
 
 /// A mixture of deaths and faults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,7 +37,7 @@ pub enum Profile {
     OtherDisks,
 }
 
-/// Frequency of deaths and other faults of a run, each once in so many steps; `None` is never.
+/// Frequency of what ends a process, a host or an attach, each once in so many steps; `None` is never.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deaths {
     pub(crate) kill: Option<u64>,
@@ -46,6 +45,13 @@ pub(crate) struct Deaths {
     pub(crate) lose_host: Option<u64>,
     pub(crate) take_over: Option<u64>,
     pub(crate) detach: Option<u64>,
+    /// The volume grows at an attach.
+    pub(crate) grow: Option<u64>,
+}
+
+/// Frequency of what a host suffers and survives, each once in so many steps; `None` is never.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ailments {
     pub(crate) cut_off: Option<u64>,
     pub(crate) pause: Option<u64>,
     pub(crate) fill: Option<u64>,
@@ -54,8 +60,6 @@ pub(crate) struct Deaths {
     pub(crate) decay: Option<u64>,
     /// A host gets another disk.
     pub(crate) other_disk: Option<u64>,
-    /// The volume grows at an attach.
-    pub(crate) grow: Option<u64>,
 }
 
 impl Profile {
@@ -103,17 +107,8 @@ impl Profile {
 
     pub(crate) fn deaths(self) -> Deaths {
         let never = Deaths { grow: Some(4), ..Deaths::default() };
-        let rivals = Deaths {
-            kill: Some(500),
-            kill_inside: Some(500),
-            lose_host: Some(700),
-            take_over: Some(300),
-            detach: Some(700),
-            ..never
-        };
         match self {
-            Self::Calm | Self::BadStore => Deaths { detach: Some(900), ..never },
-            Self::BadDisk => Deaths { decay: Some(150), detach: Some(900), ..never },
+            Self::Calm | Self::BadStore | Self::BadDisk => Deaths { detach: Some(900), ..never },
             Self::Kills => Deaths { kill: Some(120), kill_inside: Some(120), detach: Some(900), ..never },
             Self::PowerCuts => Deaths {
                 kill: Some(700),
@@ -122,57 +117,61 @@ impl Profile {
                 detach: Some(1200),
                 ..never
             },
-            Self::LongLives => Deaths {
-                kill: Some(3000),
+            Self::LongLives => Deaths { kill: Some(3000), lose_host: Some(700), detach: Some(3000), ..never },
+            Self::Rivals | Self::Everything => Deaths {
+                kill: Some(500),
+                kill_inside: Some(500),
                 lose_host: Some(700),
-                detach: Some(3000),
-                decay: Some(300),
+                take_over: Some(300),
+                detach: Some(700),
                 ..never
             },
-            Self::Rivals => rivals,
-            Self::Everything => Deaths {
+            Self::Partitions => Deaths {
+                kill: Some(1500),
+                lose_host: Some(3000),
+                take_over: Some(400),
+                detach: Some(1200),
+                ..never
+            },
+            Self::FullDisks => Deaths { kill: Some(900), lose_host: Some(900), detach: Some(900), ..never },
+            Self::Timely => Deaths { kill: Some(700), lose_host: Some(900), detach: Some(1200), ..never },
+            Self::Sleepers => Deaths {
+                kill: Some(2000),
+                lose_host: Some(3000),
+                take_over: Some(400),
+                detach: Some(300),
+                ..never
+            },
+            Self::OtherDisks => Deaths {
+                kill: Some(3000),
+                lose_host: Some(3000),
+                take_over: Some(2500),
+                detach: Some(3000),
+                ..never
+            },
+        }
+    }
+
+    pub(crate) fn ailments(self) -> Ailments {
+        let never = Ailments::default();
+        match self {
+            Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Timely => {
+                never
+            }
+            Self::BadDisk => Ailments { decay: Some(150), ..never },
+            Self::LongLives => Ailments { decay: Some(300), ..never },
+            Self::Everything => Ailments {
                 cut_off: Some(900),
                 pause: Some(900),
                 fill: Some(1500),
                 slow: Some(900),
                 decay: Some(500),
-                ..rivals
-            },
-            Self::Partitions => Deaths {
-                kill: Some(1500),
-                lose_host: Some(3000),
-                cut_off: Some(300),
-                pause: Some(300),
-                take_over: Some(400),
-                detach: Some(1200),
                 ..never
             },
-            Self::FullDisks => Deaths {
-                fill: Some(250),
-                slow: Some(400),
-                kill: Some(900),
-                lose_host: Some(900),
-                detach: Some(900),
-                ..never
-            },
-            Self::Timely => Deaths { kill: Some(700), lose_host: Some(900), detach: Some(1200), ..never },
-            Self::Sleepers => Deaths {
-                pause: Some(1000),
-                take_over: Some(400),
-                kill: Some(2000),
-                lose_host: Some(3000),
-                detach: Some(300),
-                ..never
-            },
-            Self::OtherDisks => Deaths {
-                other_disk: Some(40),
-                kill: Some(3000),
-                lose_host: Some(3000),
-                take_over: Some(2500),
-                detach: Some(3000),
-                pause: Some(1500),
-                ..never
-            },
+            Self::Partitions => Ailments { cut_off: Some(300), pause: Some(300), ..never },
+            Self::FullDisks => Ailments { fill: Some(250), slow: Some(400), ..never },
+            Self::Sleepers => Ailments { pause: Some(1000), ..never },
+            Self::OtherDisks => Ailments { other_disk: Some(40), pause: Some(1500), ..never },
         }
     }
 

@@ -8,7 +8,7 @@ use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::HostFault;
 use crate::invariant::Invariant;
-use crate::profile::{Deaths, Profile};
+use crate::profile::{Ailments, Deaths, Profile};
 use crate::rng::Rng;
 use crate::trace::Trace;
 use crate::world::{Attach, AttachStep, Faults, World};
@@ -37,6 +37,7 @@ pub(crate) struct Schedule {
     /// Steps taken.
     pub(crate) taken: u64,
     deaths: Deaths,
+    ailments: Ailments,
     home: usize,
     /// The volume is to leave its home, and attach next there.
     leaving: bool,
@@ -67,8 +68,9 @@ fn shorten_log(world: &mut World, profile: Profile) {
     };
     world.shorten_log(records);
     // What sleeps is to find its log truncated.
-    world.denies_deletes = profile != Profile::Sleepers && world.rng.once_in(3);
-    world.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
+    let denies_deletes = profile != Profile::Sleepers && world.rng.once_in(3);
+    world.failures.deny_deletes(denies_deletes);
+    world.terms.limits = DirtyLimits { seal_bytes, max_age_ms, ..LIMITS };
 }
 
 impl Schedule {
@@ -82,10 +84,10 @@ impl Schedule {
         let sectors = if Rng::new(seed).once_in(3) { FEWER_SECTORS } else { SECTORS };
         let mut world = World::of_volume(volume, seed, HOSTS, sectors, LIMITS, profile.faults());
         world.trace = Trace::new(story);
-        world.timely = profile.is_timely();
+        world.terms.timely = profile.is_timely();
         // Every profile is run with both.
         if seed / Profile::ALL.len() as u64 % 2 == 1 {
-            world.durability = Durability::Object;
+            world.set_durability(Durability::Object);
         }
         if world.rng.once_in(2) {
             world.age_headers();
@@ -107,6 +109,7 @@ impl Schedule {
             seed,
             taken: 0,
             deaths: profile.deaths(),
+            ailments: profile.ailments(),
             home: 0,
             leaving: false,
             view: None,
@@ -125,7 +128,8 @@ impl Schedule {
     fn client(&mut self, host: usize) {
         let Some(device) = &self.world.hosts[host].device else { return };
         let sectors = device.sectors;
-        if self.world.hosts[host].is_shut || !device.ready || device.closing || device.free_slot().is_none() {
+        if self.world.hosts[host].is_shut() || !device.ready || device.closing || device.free_slot().is_none()
+        {
             return;
         }
         let mut op = *self.rng().pick(&[
@@ -189,9 +193,9 @@ impl Schedule {
         }
         if self.chance(self.deaths.kill_inside) {
             let after = *self.rng().pick(&[0, 1, 3, 10, 60, 300]);
-            *self.world.hosts[host].killed_after.borrow_mut() = Some(after);
+            self.world.kill_inside(host, after);
         }
-        if self.chance(self.deaths.other_disk) {
+        if self.chance(self.ailments.other_disk) {
             self.other_disk(host);
         }
         if self.chance(self.deaths.lose_host) {
@@ -238,7 +242,7 @@ impl Schedule {
         let often = match (self.sleeps, process.volume.is_none(), self.world.is_creating(host)) {
             (true, true, true) => Some(3),
             (true, false, true) => Some(40),
-            (true | false, ..) => self.deaths.pause,
+            (true | false, ..) => self.ailments.pause,
         };
         let falls = self.chance(often);
         if falls && self.sleeps && host == self.home {
@@ -253,12 +257,12 @@ impl Schedule {
         let turn = |run: &mut Self, now: bool, begins| {
             if now { !run.rng().once_in(FAULT_TURNS) } else { run.chance(begins) }
         };
-        cut_off = turn(self, cut_off, self.deaths.cut_off);
+        cut_off = turn(self, cut_off, self.ailments.cut_off);
         let wakes = if self.sleeps { LONG_SLEEP } else { FAULT_TURNS };
         paused = if paused { !self.rng().once_in(wakes) } else { self.falls_asleep(host) };
-        full = turn(self, full, self.deaths.fill);
-        slow = turn(self, slow, self.deaths.slow);
-        if self.chance(self.deaths.decay) {
+        full = turn(self, full, self.ailments.fill);
+        slow = turn(self, slow, self.ailments.slow);
+        if self.chance(self.ailments.decay) {
             let sector = self.rng().below(SECTORS as usize) as u64;
             let near = *self.rng().pick(&[sector, HOT[0], HOT[3]]);
             self.world.decay(host, near);
@@ -292,7 +296,7 @@ impl Schedule {
         {
             return self.world.begin_detach(host);
         }
-        if self.world.hosts[host].came_of.take() == Some(Attach::Died)
+        if self.world.hosts[host].attempt.take_result() == Some(Attach::Died)
             && self.deaths.lose_host.is_some()
             && self.rng().once_in(2)
         {
@@ -315,7 +319,7 @@ impl Schedule {
                 AttachStep::RecordSent,
             ]);
             let dies = (self.deaths.kill.is_some() && self.rng().once_in(6)).then_some(step);
-            self.world.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
+            self.world.terms.grow_to = self.chance(self.deaths.grow).then_some(SECTORS);
             let replaces = self.permission();
             self.world.begin_attach(host, replaces, dies);
         }
@@ -357,8 +361,8 @@ impl Schedule {
             6 if self.rng().once_in(16) => self.world.land_late(),
             // The model takes a repair's commit for one that captured nothing new, which says nothing about
             // time.
-            7 if !self.world.timely && self.rng().once_in(20) => {
-                let sectors = self.world.sectors;
+            7 if !self.world.terms.timely && self.rng().once_in(20) => {
+                let sectors = self.world.terms.sectors;
                 let ranges = (0..self.rng().below(4)).map(|_| range(self.rng(), sectors)).collect();
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
@@ -370,13 +374,14 @@ impl Schedule {
 
     /// Nothing fails any more and nothing is asked.
     fn calm(&mut self) {
-        self.world.faults = Faults::default();
+        self.world.set_faults(Faults::default());
         self.deaths = Deaths::default();
+        self.ailments = Ailments::default();
         for host in 0..self.world.hosts.len() {
             self.world.restore_reads(host);
         }
         for host in &mut self.world.hosts {
-            *host.killed_after.borrow_mut() = None;
+            host.fuse.set(None);
             host.fault = HostFault::default();
             if let Some(process) = &mut host.process {
                 process.dies = None;
@@ -424,7 +429,7 @@ impl Schedule {
     }
 
     fn read_all(&mut self) {
-        let touched = self.world.hosts[self.home].expect.touched();
+        let touched = self.world.hosts[self.home].content.expect.touched();
         for pair in touched.chunks(24) {
             let (first, last) = (pair[0], pair[pair.len() - 1]);
             let pieces: Vec<_> = if last - first < 200 {

@@ -20,8 +20,7 @@ use holdfast_types::{Epoch, SectorRange};
 use parking_lot::Mutex;
 
 use crate::calls::{Answer, Ask, Calls, LocalAsk, LocalError, StoreAsk};
-use crate::disk::sectors;
-use crate::host::SharedDisk;
+use crate::disk::{SharedDisk, sectors};
 use crate::rng::Rng;
 use crate::store::fill;
 

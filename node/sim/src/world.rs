@@ -5,6 +5,7 @@
 
 mod answer;
 mod attach;
+mod client;
 mod company;
 mod decay;
 mod dirty;
@@ -19,48 +20,31 @@ mod tests;
 mod timing;
 mod whole;
 
-use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-
 use holdfast_engine::action::Report;
-use holdfast_engine::durable_map::holds_dirty;
-use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::event::Event;
 use holdfast_engine::log_length;
 use holdfast_engine::round_size;
-use holdfast_engine::volume::{DirtyLimits, Durability};
-use holdfast_types::{Millis, Nonce, Sector, SectorRange, VolumeId};
+use holdfast_engine::volume::DirtyLimits;
+use holdfast_types::{Millis, Nonce, Sector, VolumeId};
 
 use crate::calls::{Ask, Call};
+use crate::clock::Clock;
 use crate::expect::Expect;
+use crate::failures::Failures;
 use crate::host::Host;
 use crate::invariant::Invariant;
-use crate::process::{Ended, Heard, Job, What};
+use crate::process::{Ended, Heard, Job, What, failed_sync};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
+use crate::terms::Terms;
 use crate::trace::Trace;
+use crate::writers::Writers;
 
-use answer::read_map;
-pub(crate) use company::{Company, Death, Outage, Shared};
-use life::failed_sync;
-pub(crate) use other_disk::{Begun, Displaces, OtherDisk, Snapshot};
-
-/// Frequency of faults: once in so many times, `None` never.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Faults {
-    /// A local read, write or sync of the map.
-    pub local: Option<u64>,
-    /// A sync of a side: what it covered is lost at the next power cut, or not.
-    pub sync: Option<u64>,
-    /// A create.
-    pub create: Option<u64>,
-    /// Any other request to the store that changes something.
-    pub store: Option<u64>,
-    /// A request to the store that reads.
-    pub read: Option<u64>,
-    /// A LIST shows what was there some time ago.
-    pub stale_list: Option<u64>,
-}
+pub use crate::attempt::{Attach, AttachStep};
+pub use crate::failures::Faults;
+use client::Stamps;
+pub(crate) use company::{Company, Death, Outage};
+use dirty::DirtyCheck;
 
 /// Everything there is.
 pub struct World {
@@ -68,71 +52,14 @@ pub struct World {
     pub(crate) store: Store,
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
-    pub(crate) faults: Faults,
-    pub(crate) limits: DirtyLimits,
-    /// Durability of a FLUSH.
-    pub(crate) durability: Durability,
-    pub(crate) sectors: u64,
-    /// Sectors that the sides of a host may hold; `None`: any number.
-    pub(crate) share: Option<u64>,
-    pub(crate) now: Millis,
-    /// Size to grow the volume to at the next attach, in sectors.
-    pub(crate) grow_to: Option<u64>,
-    /// With it, jobs take at most [`timing::JOB_MS`] each, and a commit comes in time.
-    pub(crate) timely: bool,
-    /// The store denies every deletion, and does not change its mind.
-    pub(crate) denies_deletes: bool,
-    serial: u64,
-    /// The nonces of attaches that won, and their hosts.
-    writers: Vec<(Nonce, usize)>,
-    claims: Vec<Begun>,
-    /// Commits that came into the log.
-    commits: u64,
-    /// `now`, for the pipeline.
-    clock: Arc<AtomicU64>,
-    last_writer: Option<usize>,
-    /// No disk ever failed.
-    sound_disks: bool,
-    every_write_arrives: bool,
-    /// LIST always showed what was there.
-    sound_lists: bool,
-    /// Sectors were made dirty that no request had written.
-    repaired: bool,
-    /// Number of times that an engine got the time.
-    ticks: u64,
-    /// The time of day on every host when the clock stood at zero, for the processes that begin from here on.
-    unix_ms_at_zero: u64,
-    /// Offset from the number of a request to its stamp.
-    first_stamp: u64,
+    pub(crate) failures: Failures,
+    pub(crate) terms: Terms,
+    clock: Clock,
+    writers: Writers,
+    stamps: Stamps,
+    dirty_check: DirtyCheck,
     /// The volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
-}
-
-/// Requests a device can have in flight.
-pub(crate) const DEPTH: u32 = 12;
-
-/// Result of an attach.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Attach {
-    /// This host is the writer.
-    Won,
-    /// Another writer holds the volume.
-    Refused,
-    /// The process died, or the host, on the way.
-    Died,
-    /// The store or the local disk failed.
-    Failed,
-}
-
-/// Steps of an attach after which it can die.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AttachStep {
-    /// The intent stands in the header's file.
-    HeaderWritten,
-    /// It is synced.
-    HeaderSynced,
-    /// The record's PUT was sent.
-    RecordSent,
 }
 
 impl World {
@@ -159,28 +86,12 @@ impl World {
             store: Store::new(volume, sectors, Nonce::default()),
             rng: Rng::new(seed),
             trace: Trace::new(0),
-            faults,
-            limits,
-            durability: Durability::Local,
-            sectors,
-            share: None,
-            now: 0,
-            grow_to: None,
-            timely: false,
-            denies_deletes: false,
-            serial: 0,
-            writers: Vec::new(),
-            claims: Vec::new(),
-            commits: 0,
-            clock: Arc::default(),
-            last_writer: None,
-            sound_disks: faults.local.is_none() && faults.sync.is_none(),
-            every_write_arrives: false,
-            sound_lists: faults.stale_list.is_none(),
-            repaired: false,
-            ticks: 0,
-            unix_ms_at_zero: 0,
-            first_stamp: 0,
+            failures: Failures::new(faults),
+            terms: Terms::new(sectors, limits),
+            clock: Clock::default(),
+            writers: Writers::default(),
+            stamps: Stamps::default(),
+            dirty_check: DirtyCheck::default(),
             company: None,
         }
     }
@@ -195,29 +106,6 @@ impl World {
         log_length::scale(Some(records));
     }
 
-    fn fails(rng: &mut Rng, once_in: Option<u64>) -> bool {
-        once_in.is_some_and(|times| rng.once_in(times))
-    }
-
-    // ---- the client ----
-
-    /// The client asks; `None` when the device is full.
-    pub fn request(&mut self, host: usize, op: Op, range: SectorRange) -> Option<RequestId> {
-        let here = &mut self.hosts[host];
-        let device = here.device.as_mut().expect("a client has a device");
-        let id = device.free_slot()?;
-        self.serial += 1;
-        device.issue(id, op, range, self.first_stamp + self.serial, &mut here.expect);
-        self.tell(host, Event::Request { id, op, range });
-        Some(id)
-    }
-
-    /// A reader found what is stored for these sectors damaged.
-    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
-        self.repaired = true;
-        self.tell(host, Event::Repair { ranges, checkpoint });
-    }
-
     /// Time passes, and the engine of `host` gets the new time.
     pub fn tick(&mut self, host: usize, passed: Millis) {
         self.pass(passed);
@@ -225,12 +113,10 @@ impl World {
     }
 
     fn tell_time(&mut self, host: usize) {
-        self.hosts[host].ticked = self.now;
+        self.hosts[host].lag.tick(self.clock.now());
         self.tell(host, Event::Tick);
         self.measure_space(host);
-        // All that was ever written is looked at: not every time.
-        self.ticks += 1;
-        if self.ticks.is_multiple_of(16) {
+        if self.dirty_check.is_due() {
             self.check_dirty(host);
         }
     }
@@ -243,7 +129,7 @@ impl World {
     fn tell_engine(&mut self, host: usize, event: Event) {
         let here = &mut self.hosts[host];
         let serves = here.process.as_ref().is_some_and(|process| process.volume.is_some());
-        if serves && !here.tell(self.now, event, &mut self.trace) {
+        if serves && !here.tell(self.clock.now(), event, &mut self.trace) {
             self.process_died(host);
         }
     }
@@ -254,7 +140,9 @@ impl World {
     pub(crate) fn is_due(&self, host: usize, index: usize) -> bool {
         let job = self.hosts[host].process.as_ref().and_then(|process| process.jobs.get(index));
         job.is_some_and(|job| match &job.what {
-            What::Call(Call { ask: Ask::Sleep(_), .. }) => job.until.is_none_or(|until| until <= self.now),
+            What::Call(Call { ask: Ask::Sleep(_), .. }) => {
+                job.until.is_none_or(|until| until <= self.clock.now())
+            }
             What::Call(Call { ask: Ask::Store(_), .. }) if job.heard.is_none() => self.is_heard(job.since),
             What::Action(_) | What::Call(_) => true,
         })
@@ -287,7 +175,7 @@ impl World {
                     What::Call(call) => self.answer(host, &call.ask).map(Heard::Answer),
                 };
                 job.what = what;
-                job.since = self.now;
+                job.since = self.clock.now();
                 // In its old place: the order of the others is for the test to choose.
                 if job.heard.is_some()
                     && let Some(process) = &mut self.hosts[host].process
@@ -323,7 +211,7 @@ impl World {
                 return;
             }
             let Some(ended) = here.run_pipeline() else { return self.process_died(host) };
-            here.process.as_mut().expect("it lives").accept_calls(self.now);
+            here.process.as_mut().expect("it lives").accept_calls(self.clock.now());
             match ended {
                 Some(ended) => self.task_ended(host, ended),
                 None => return,
@@ -370,7 +258,7 @@ impl World {
                 }
             }
             Report::Fenced => {
-                Invariant::FencedChangesNothing.check(self.last_writer != Some(host), || {
+                Invariant::FencedChangesNothing.check(!self.writers.is_last(host), || {
                     "the newest writer is told that it is fenced".into()
                 });
                 if let Some(device) = &mut here.device {
@@ -382,17 +270,17 @@ impl World {
             | Report::CleanUnreadable(_)
             | Report::DirtyUnreadable(_)
             | Report::UploadUnreadable(_) => {
-                Invariant::CompletedOnce.check(!self.sound_disks || here.was_full, || {
-                    "a sound disk is said to have failed".into()
-                });
+                Invariant::CompletedOnce
+                    .check(!self.failures.disks_are_sound() || here.disk_past.was_full(), || {
+                        "a sound disk is said to have failed".into()
+                    });
             }
             Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
             Report::Kept { whole } => {
                 if whole {
                     self.check_kept(host);
                     let here = &mut self.hosts[host];
-                    let left = read_map(&mut here.disk.lock());
-                    here.keeps = left.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
+                    here.disk_past.set_keeps(here.disk.lock().holds_dirty());
                 }
                 self.has_ended(host);
             }
@@ -405,22 +293,21 @@ impl World {
         for landed in std::mem::take(&mut self.store.landed) {
             match landed {
                 Landed::Commit(nonce, cut) => {
-                    self.commits += 1;
+                    self.writers.commit();
                     for host in &mut self.hosts {
-                        host.committed = Rc::clone(&cut);
+                        host.content.saw_commit(&cut);
                     }
-                    let writer = self.writers.iter().rfind(|(theirs, _)| *theirs == nonce);
-                    let here = &mut self.hosts[writer.expect("only these hosts write").1];
+                    let writer = self.writers.host_of(nonce).expect("only these hosts write");
+                    let here = &mut self.hosts[writer];
                     if here.nonce == Some(nonce) {
-                        here.base = Rc::clone(&cut);
-                        here.expect.is_durable(cut.at);
-                        here.uncommitted.retain(|(ended, _)| *ended > cut.at);
+                        here.lag.committed(cut.at);
+                        here.content.own_commit(cut);
                     }
                 }
                 Landed::Attach(nonce, node, replaced) => {
                     let host: usize = node.parse().expect("a host's name is its number");
                     self.check_replaced(host, nonce, replaced.as_ref());
-                    self.writers.push((nonce, host));
+                    self.writers.win(nonce, host);
                     self.writer_attached(host, nonce);
                 }
             }
@@ -431,18 +318,17 @@ impl World {
     fn writer_attached(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
         here.nonce = Some(nonce);
-        here.uncommitted.clear();
-        here.base = self.store.last_cut();
-        if here.other_disk.is_some() {
+        here.lag.clear();
+        here.content.attached_after(self.store.last_cut());
+        if here.disk_past.other().is_some() {
             self.attached_with_other_disk(host, nonce);
-        } else if self.last_writer != Some(host) {
-            let kept = read_map(&mut here.disk.lock());
-            let holds = kept.is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages)));
+        } else if !self.writers.is_last(host) {
+            let holds = here.disk.lock().holds_dirty();
             Invariant::FencedIsKept
                 .check(!holds, || "what a fenced writer left is taken for the volume's".into());
-            here.expect = Expect::after(&self.store.last_cut());
+            here.content.expect = Expect::after(&self.store.last_cut());
         }
-        self.last_writer = Some(host);
+        self.writers.set_last(Some(host));
     }
 
     /// A request arrives whose sender no longer waits.
@@ -465,7 +351,7 @@ impl World {
     pub fn check_store(&mut self, host: usize) {
         let manifest = self.store.manifest();
         let cut = self.store.last_cut();
-        let mut touched = self.hosts[host].expect.touched();
+        let mut touched = self.hosts[host].content.expect.touched();
         touched.extend(cut.touched());
         let mut read = (u64::MAX, Vec::new());
         for sector in touched {
@@ -474,7 +360,7 @@ impl World {
                 read = (block.0, self.store.read_remote(&manifest, block));
             }
             let stamp = read.1[Sector(sector).in_block() as usize];
-            let allowed = self.hosts[host].expect.allowed(sector);
+            let allowed = self.hosts[host].content.expect.allowed(sector);
             Invariant::StoreIsAPrefix.check(allowed.contains(&stamp), || {
                 format!("the store has write {stamp} in sector {sector}; allowed: {allowed:?}")
             });

@@ -104,7 +104,7 @@ impl Scenario {
             Self::Life => world.age_log(28),
             Self::Recovery => world.age_headers(),
             Self::Cramped => world.limit_cache(24),
-            Self::Object | Self::ObjectFua => world.durability = Durability::Object,
+            Self::Object | Self::ObjectFua => world.set_durability(Durability::Object),
             Self::Sleeper => world.shorten_log(1),
             Self::Decay
             | Self::Fua

@@ -17,6 +17,7 @@ use holdfast_engine::safeguard::{
 };
 
 use super::kernel::{DeviceState, Kernel, Owner};
+use crate::host::Access;
 use crate::invariant::Invariant;
 
 /// Record of an attached volume in the run directory.
@@ -56,17 +57,6 @@ pub(super) struct Served {
     pub(super) is_closed: bool,
     /// Identifies the attach.
     pub(super) attach: u32,
-}
-
-/// Permissions of the volume after a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
-    /// Its client may use it.
-    Open,
-    /// Its client waits, and its engine may not detach.
-    Shut,
-    /// It has no device: the engine is to detach.
-    Gone,
 }
 
 /// The devices of the volumes of one host, as the daemon knows them.

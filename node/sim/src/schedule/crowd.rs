@@ -1,7 +1,7 @@
 //! A schedule that is one of several on the same hosts.
 
 use super::{PATIENCE, Schedule};
-use crate::profile::Deaths;
+use crate::profile::{Ailments, Deaths};
 
 /// Of the steps at which a record is being created, how many end in the death of the process.
 const DIES_CREATING: u64 = 25;
@@ -10,7 +10,8 @@ impl Schedule {
     /// `volumes` schedules share their hosts: each causes a share of the faults that hit all of them.
     pub(crate) fn join_crowd(&mut self, volumes: u64) {
         self.crowd = volumes;
-        let Deaths { kill, kill_inside, lose_host, cut_off, pause, fill, slow, .. } = &mut self.deaths;
+        let Deaths { kill, kill_inside, lose_host, .. } = &mut self.deaths;
+        let Ailments { cut_off, pause, fill, slow, .. } = &mut self.ailments;
         for often in [kill, kill_inside, lose_host, cut_off, pause, fill, slow] {
             *often = often.map(|times| times * volumes);
         }

@@ -5,30 +5,16 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use holdfast_background::FoundMap;
-use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::durable_map::holds_dirty;
 use holdfast_objects::{CreateError, StoreError};
 
-use super::{AttachStep, Outage, World};
+use super::{Outage, World};
+use crate::attempt::AttachStep;
 use crate::calls::{Answer, Ask, LocalAsk, LocalError, StoreAsk};
+use crate::disk::Disk;
 use crate::expect::Cut;
-use crate::host::Disk;
+use crate::failures::RequestFate;
 use crate::invariant::Invariant;
-
-/// Fates of a request to the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Fine,
-    /// It has no effect, and the sender knows.
-    Before,
-    /// It has its effect, and the answer is lost.
-    ReplyLost,
-    /// It is lost before it arrives; the sender does not know.
-    RequestLost,
-    /// It has its effect when its sender no longer waits.
-    Late,
-    /// Of a create: a retry below met its own success.
-    MetItself,
-}
 
 impl World {
     /// Does what a future asked for. `None` when the process died of it.
@@ -60,28 +46,27 @@ impl World {
             Some(Outage::Unreachable | Outage::Silent) => return unanswered(ask),
             None => {}
         }
-        if self.denies_deletes && matches!(ask, StoreAsk::Delete { .. }) {
+        if self.failures.denies(ask) {
             return denied(ask);
         }
-        let fate = if self.hosts[host].fault.cut_off { Fate::RequestLost } else { self.fate(ask) };
+        let cut_off = self.hosts[host].fault.cut_off;
+        let fate = if cut_off { RequestFate::RequestLost } else { self.failures.fate(ask, &mut self.rng) };
         match fate {
-            Fate::Fine => {
-                let lists = matches!(ask, StoreAsk::List { .. });
-                let stale = lists && Self::fails(&mut self.rng, self.faults.stale_list);
-                let behind = if stale { 1 + self.rng.below(12) as u64 } else { 0 };
+            RequestFate::Fine => {
+                let behind = self.failures.behind(ask, &mut self.rng);
                 self.store.apply(ask, cut.as_ref(), behind)
             }
-            Fate::Before => self.refused(ask),
-            Fate::ReplyLost => {
+            RequestFate::Before => self.refused(ask),
+            RequestFate::ReplyLost => {
                 self.store.apply(ask, cut.as_ref(), 0);
                 unanswered(ask)
             }
-            Fate::RequestLost => unanswered(ask),
-            Fate::Late => {
+            RequestFate::RequestLost => unanswered(ask),
+            RequestFate::Late => {
                 self.store.late.push((ask.clone(), cut));
                 unanswered(ask)
             }
-            Fate::MetItself => {
+            RequestFate::MetItself => {
                 self.store.apply(ask, cut.as_ref(), 0);
                 self.store.apply(ask, cut.as_ref(), 0)
             }
@@ -93,22 +78,6 @@ impl World {
         let StoreAsk::PutSegment { .. } = ask else { return None };
         let upload = self.hosts[host].process.as_ref().and_then(|process| process.upload.as_ref());
         upload.map(|(_, cut)| Rc::clone(cut))
-    }
-
-    fn fate(&mut self, ask: &StoreAsk) -> Fate {
-        let (once_in, fates): (_, &[Fate]) = match ask {
-            StoreAsk::Create { .. } => (
-                self.faults.create,
-                &[Fate::Before, Fate::ReplyLost, Fate::RequestLost, Fate::Late, Fate::MetItself],
-            ),
-            StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => {
-                (self.faults.store, &[Fate::Before, Fate::ReplyLost, Fate::RequestLost, Fate::Late])
-            }
-            StoreAsk::Get { .. } | StoreAsk::GetRange { .. } | StoreAsk::List { .. } => {
-                (self.faults.read, &[Fate::Before, Fate::ReplyLost])
-            }
-        };
-        if Self::fails(&mut self.rng, once_in) { *self.rng.pick(fates) } else { Fate::Fine }
     }
 
     fn refused(&mut self, ask: &StoreAsk) -> Answer {
@@ -126,8 +95,8 @@ impl World {
     // ---- the local disk ----
 
     fn ask_disk(&mut self, host: usize, ask: &LocalAsk) -> Result<Option<FoundMap>, LocalError> {
-        let is_last_writer = self.last_writer == Some(host);
-        let fails = Self::fails(&mut self.rng, self.faults.local);
+        let is_last_writer = self.writers.is_last(host);
+        let fails = self.failures.local(&mut self.rng);
         let here = &mut self.hosts[host];
         let mut disk = here.disk.lock();
         if here.fault.full && matches!(ask, LocalAsk::StorePending(_)) {
@@ -148,18 +117,18 @@ impl World {
             LocalAsk::ReadMap => {
                 let mark = disk.map.mark();
                 disk.map.sync(mark);
-                return read_map(&mut disk);
+                return disk.read_map();
             }
             LocalAsk::Preserve => {
-                Invariant::FencedIsKept.check(!is_last_writer || here.other_disk.is_some(), || {
+                Invariant::FencedIsKept.check(!is_last_writer || here.disk_past.other().is_some(), || {
                     "own data is called foreign".into()
                 });
-                here.keeps = false;
+                here.disk_past.set_keeps(false);
                 *disk = Disk::default();
             }
             LocalAsk::Discard => {
-                let holds = read_map(&mut disk)?.is_some_and(|map| holds_dirty(&map.pages));
-                Invariant::FencedIsKept.check(!holds && !here.keeps, || {
+                let holds = disk.read_map()?.is_some_and(|map| holds_dirty(&map.pages));
+                Invariant::FencedIsKept.check(!holds && !here.disk_past.keeps(), || {
                     "what a fenced writer never uploaded is thrown away".into()
                 });
                 *disk = Disk::default();
@@ -221,20 +190,4 @@ fn failed(ask: &StoreAsk, error: StoreError) -> Answer {
         StoreAsk::PutSegment { .. } | StoreAsk::Delete { .. } => Answer::Stored(Err(error)),
         StoreAsk::List { .. } => Answer::Listed(Err(error)),
     }
-}
-
-/// Reads the durable map of a host.
-pub(super) fn read_map(disk: &mut Disk) -> Result<Option<FoundMap>, LocalError> {
-    let damaged = |error: &dyn std::error::Error| LocalError::Damaged(error.to_string());
-    let head = disk.map.read(0, 2 * 4096);
-    let Some((generation, header)) = Header::newest(&head).map_err(|error| damaged(&error))? else {
-        return Ok(None);
-    };
-    // To the end of the file: an attach that saw an old log may have written a header of the size before the
-    // volume grew.
-    let count =
-        disk.map.end().saturating_sub(page_offset(0, 0)).div_ceil(page_offset(1, 0) - page_offset(0, 0));
-    let pairs: Vec<_> = (0..count).map(|page| (page, disk.map.read(page_offset(page, 0), 8192))).collect();
-    let pages = newest_pages(&header, &pairs).map_err(|error| damaged(&error))?;
-    Ok(Some(FoundMap { generation, header, pages }))
 }

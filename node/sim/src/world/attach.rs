@@ -7,15 +7,18 @@ use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::volume::{Setup, Volume};
+use holdfast_engine::volume::Volume;
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 
-use super::{Attach, AttachStep, Begun, DEPTH, World};
+use super::World;
+use crate::attempt::{Attach, AttachStep};
 use crate::calls::LocalError;
 use crate::device::Device;
 use crate::invariant::Invariant;
 use crate::process::Process;
+use crate::terms::DEPTH;
+use crate::writers::Begun;
 
 impl World {
     /// Attaches the volume at `host` and waits until it is clear what came of it. With `dies`, the process
@@ -24,7 +27,7 @@ impl World {
         let replaces = self.holder().filter(|_| take_over);
         self.begin_attach(host, replaces, dies);
         loop {
-            if let Some(came_of) = self.hosts[host].came_of.take() {
+            if let Some(came_of) = self.hosts[host].attempt.take_result() {
                 return came_of;
             }
             match self.first_due(host) {
@@ -44,18 +47,17 @@ impl World {
         let claim = Claim {
             node: host.to_string(),
             nonce: Nonce(self.rng.bytes()),
-            unix_ms: self.now,
-            grow_to: self.grow_to,
+            unix_ms: self.clock.now(),
+            grow_to: self.terms.grow_to,
             replaces,
         };
         let (nonce, here) = (claim.nonce, &self.hosts[host]);
-        let (other_disk, disk) = (here.other_disk, here.disks);
-        self.claims.push(Begun { nonce, host, replaces, other_disk, disk });
+        let (other_disk, disk) = (here.disk_past.other(), here.disk_past.disks());
+        self.writers.begin(Begun { nonce, host, replaces, other_disk, disk });
         self.begin_process(host);
         let here = &mut self.hosts[host];
         assert!(!here.tmpfs.holds_a_map(), "attached already");
-        here.came_of = None;
-        here.writers_before = self.writers.len();
+        here.attempt.begin(self.writers.count());
         let process = here.process.as_mut().expect("just begun");
         process.dies = dies;
         process.attach(claim);
@@ -69,7 +71,7 @@ impl World {
         let shared = self.shared(host);
         let here = &mut self.hosts[host];
         assert!(here.process.is_none(), "one process at a time");
-        here.process = Some(Process::new(self.store.volume(), &here.disk, &self.clock, shared, seed));
+        here.process = Some(Process::new(self.store.volume(), &here.disk, self.clock.hand(), shared, seed));
     }
 
     pub(super) fn attach_ended(&mut self, host: usize, came_of: Result<Won<()>, AttachError<LocalError>>) {
@@ -82,8 +84,9 @@ impl World {
             )) => {
                 // An older LIST, or a log that was read before its record arrived late, may refuse it: then
                 // it is tried again.
-                let told = self.sound_lists && self.hosts[host].writers_before == self.writers.len();
-                let own = self.last_writer == Some(host) && told && self.hosts[host].other_disk.is_none();
+                let told = self.failures.lists_are_sound()
+                    && self.hosts[host].attempt.began_after(self.writers.count());
+                let own = self.writers.is_last(host) && told && self.hosts[host].disk_past.other().is_none();
                 Invariant::FencedIsKept.check(!own, || "its own volume is refused to a writer".into());
                 Attach::Refused
             }
@@ -99,7 +102,7 @@ impl World {
         self.trace.host_event(host, 68, "does not attach");
         let here = &mut self.hosts[host];
         here.process = None;
-        here.came_of = Some(came_of);
+        here.attempt.end(came_of);
     }
 
     fn serve(&mut self, host: usize, won: Won<()>) {
@@ -111,21 +114,18 @@ impl World {
             });
         self.check_displaced(host, won.displaced.as_ref());
         let Won { manifest, header, header_generation, found, trust_clean, .. } = won;
-        let (now, limits) = (self.now, self.limits);
-        let sectors = header.sectors;
-        let durability = self.durability;
-        let unix_ms_at_zero = self.unix_ms_at_zero;
-        let setup = Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero };
+        let (now, sectors) = (self.clock.now(), header.sectors);
+        let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
         let here = &mut self.hosts[host];
-        let memory = here.tmpfs.map(map_bytes(sectors), here.killed_after.clone());
+        let memory = here.tmpfs.map(map_bytes(sectors), here.fuse.clone());
         let mut out = Vec::new();
-        here.sealed = None;
+        here.content.drop_seal();
         let volume =
             here.run(|_| Volume::attach(setup, memory, manifest, &found, trust_clean, now, &mut out));
         here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
-                here.came_of = Some(Attach::Won);
+                here.attempt.end(Attach::Won);
                 here.begin(now, volume, out, &mut self.trace);
             }
             None => self.process_died(host),
@@ -138,7 +138,7 @@ impl World {
             let header = Header {
                 volume: self.store.volume().clone(),
                 identity: self.store.manifest().identity(),
-                sectors: self.sectors,
+                sectors: self.terms.sectors,
                 epoch: Epoch(0),
                 writer: Nonce::default(),
                 nonces: (0..REMEMBERED_NONCES).map(|_| Nonce(self.rng.bytes())).collect(),
@@ -165,7 +165,7 @@ impl World {
             } else {
                 (
                     manifest.epoch().next(),
-                    Body::Attach { sectors: self.sectors, node: String::new(), displaced: None },
+                    Body::Attach { sectors: self.terms.sectors, node: String::new(), displaced: None },
                 )
             };
             let nonce =

@@ -1,14 +1,13 @@
 //! Company of a volume on its hosts: shared deaths, time, its store's failures, the daemon's memory.
 
-use std::sync::Arc;
-
-use holdfast_background::{Indexes, Pools, StoreKey, UploadMemory};
+use holdfast_background::StoreKey;
 use holdfast_types::Millis;
 
 use super::World;
+use super::client::Stamps;
+use crate::host::Access;
 use crate::invariant::Invariant;
-use crate::process::{INDEX_BYTES, INDEXES, PART_BYTES, UPLOAD_BYTES};
-use crate::slab::Slab;
+use crate::shared::Shared;
 
 /// Time that a request waits for a store that is silent.
 const REQUEST_MS: Millis = 20_000;
@@ -32,34 +31,6 @@ pub(crate) enum Outage {
 pub(crate) enum Death {
     Process,
     Host,
-}
-
-/// Resources that the daemon's process on a host has once for all volumes.
-#[derive(Clone)]
-pub(crate) struct Shared {
-    pub(crate) pools: Pools,
-    /// The store of the volume that has this.
-    pub(crate) store: StoreKey,
-    /// The slab that fetched blocks go through; a volume alone on its hosts has none.
-    pub(crate) slab: Option<Arc<Slab>>,
-}
-
-impl Shared {
-    /// That of a new process with one volume.
-    fn alone() -> Self {
-        Self::with(UPLOAD_BYTES)
-    }
-
-    fn with(upload_bytes: u64) -> Self {
-        let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
-        let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
-        Self { pools: Pools { indexes, upload_memory }, store: StoreKey(0), slab: None }
-    }
-
-    /// That of a new process with several, whose uploads have so much memory.
-    pub(crate) fn new(upload_bytes: u64) -> Self {
-        Self { slab: Some(Arc::new(Slab::new())), ..Self::with(upload_bytes) }
-    }
 }
 
 /// Influences on one volume from outside, and those that it passes to the others.
@@ -87,10 +58,10 @@ impl Company {
 impl World {
     /// This volume is one of several; its stamps are no other's.
     pub(crate) fn join(&mut self, number: u64, company: Company) {
-        self.first_stamp = number << 48;
+        self.stamps = Stamps::of_volume(number);
         self.company = Some(company);
         for here in &mut self.hosts {
-            (here.is_shut, here.is_held) = (true, true);
+            here.access = Some(Access::Shut);
         }
     }
 
@@ -98,7 +69,7 @@ impl World {
     pub(crate) fn part(&mut self) {
         self.company = None;
         for here in &mut self.hosts {
-            (here.is_shut, here.is_held) = (false, false);
+            here.access = None;
         }
     }
 
@@ -156,12 +127,12 @@ impl World {
 
     /// True if a request that was sent at `since` is answered by now, or was long enough without an answer.
     pub(super) fn is_heard(&self, since: Millis) -> bool {
-        self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.now
+        self.outage() != Some(Outage::Silent) || since + REQUEST_MS <= self.clock.now()
     }
 
     /// The store of this volume fails from now on, or works again.
     pub(crate) fn set_outage(&mut self, outage: Option<Outage>) {
-        let until = self.now + AFTERMATH_MS;
+        let until = self.clock.now() + AFTERMATH_MS;
         let company = self.company();
         company.outage = outage;
         company.failing_until = until;
@@ -171,7 +142,7 @@ impl World {
     pub(super) fn is_store_failing(&self) -> bool {
         self.company
             .as_ref()
-            .is_some_and(|company| company.outage.is_some() || self.now < company.failing_until)
+            .is_some_and(|company| company.outage.is_some() || self.clock.now() < company.failing_until)
     }
 
     /// The invariant that a late commit breaks, and the delay of one by other volumes.

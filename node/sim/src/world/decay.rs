@@ -15,8 +15,9 @@ use parking_lot::Mutex;
 use super::World;
 use crate::disk::Stamp;
 use crate::invariant::Invariant;
-use crate::process::{INDEX_BYTES, INDEXES, read_block};
+use crate::process::read_block;
 use crate::rng::Rng;
+use crate::shared::{INDEX_BYTES, INDEXES};
 use crate::store::stamps;
 use crate::surroundings::SimTime;
 

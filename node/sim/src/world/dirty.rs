@@ -6,6 +6,28 @@ use crate::invariant::Invariant;
 
 const SECTOR_BYTES: u64 = 4096;
 
+/// When a writer's dirty bytes are looked at, and how strictly.
+#[derive(Default)]
+pub(crate) struct DirtyCheck {
+    /// Number of times that an engine got the time.
+    ticks: u64,
+    /// Sectors were made dirty that no request had written.
+    repaired: bool,
+}
+
+impl DirtyCheck {
+    /// All that was ever written is looked at: not at every tick.
+    pub(super) fn is_due(&mut self) -> bool {
+        self.ticks += 1;
+        self.ticks.is_multiple_of(16)
+    }
+
+    /// A repair makes sectors dirty.
+    pub(super) fn repaired(&mut self) {
+        self.repaired = true;
+    }
+}
+
 impl World {
     /// Invariant 16: whatever the client wrote and no commit holds is counted. Where nothing is in progress
     /// and nothing ever failed, nothing else is.
@@ -13,17 +35,21 @@ impl World {
         let here = &self.hosts[host];
         let Some(status) = self.status(host) else { return };
         let Some(device) = here.device.as_ref().filter(|device| device.ready) else { return };
-        if status.fenced || self.last_writer != Some(host) {
+        if status.fenced || !self.writers.is_last(host) {
             return;
         }
         let committed = self.store.last_cut();
-        let (least, most) = here.expect.not_in(&committed);
+        let (least, most) = here.content.expect.not_in(&committed);
         let counted = status.dirty_bytes / SECTOR_BYTES;
         Invariant::DirtyIsCounted.check(counted >= least, || {
             format!("{counted} sectors count as dirty, and {least} were written that no commit holds")
         });
         let quiet = !status.seal.in_progress && !status.repairing && Device::is_idle(device);
-        if quiet && self.sound_disks && !here.was_full && !self.repaired {
+        if quiet
+            && self.failures.disks_are_sound()
+            && !here.disk_past.was_full()
+            && !self.dirty_check.repaired
+        {
             Invariant::DirtyIsCounted.check(counted <= most, || {
                 format!("{counted} sectors count as dirty, and {most} were written that no commit holds")
             });

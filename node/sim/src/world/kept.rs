@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 
 use super::World;
-use super::answer::read_map;
 use crate::disk::sectors;
 use crate::invariant::Invariant;
 
@@ -13,11 +12,11 @@ impl World {
     /// that write: that is what is preserved, and exported.
     pub(super) fn check_kept(&mut self, host: usize) {
         let here = &self.hosts[host];
-        if !self.sound_disks || here.was_full {
+        if !self.failures.disks_are_sound() || here.disk_past.was_full() {
             return;
         }
         let mut disk = here.disk.lock();
-        let map = match read_map(&mut disk) {
+        let map = match disk.read_map() {
             Ok(Some(map)) => map,
             other => Invariant::SyncedIsWhole
                 .broken(&format!("the map that a fenced writer leaves: {:?}", other.err())),
@@ -25,11 +24,11 @@ impl World {
         let runs = map.pages.iter().flat_map(|page| page.dirty_runs());
         let kept: BTreeMap<u64, _> =
             runs.flat_map(|(range, side)| sectors(range).map(move |sector| (sector, side))).collect();
-        for sector in here.expect.touched() {
-            let allowed = here.expect.allowed(sector);
+        for sector in here.content.expect.touched() {
+            let allowed = here.content.expect.allowed(sector);
             let (stamps, place) = match kept.get(&sector) {
                 Some(side) => (vec![disk.side(*side).read(sector)], "preserved"),
-                None => (here.base.allowed(sector), "committed"),
+                None => (here.content.base().allowed(sector), "committed"),
             };
             Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {
                 format!("of sector {sector} {stamps:?} is {place}, the client last saw one of {allowed:?}")
@@ -42,15 +41,15 @@ impl World {
     /// record that arrives late makes a host the last writer whose disk is another one by then.
     pub(super) fn check_left(&self, host: usize) {
         let here = &self.hosts[host];
-        if self.last_writer != Some(host) || here.other_disk.is_some() {
+        if !self.writers.is_last(host) || here.disk_past.other().is_some() {
             return;
         }
         let mut disk = here.disk.lock();
-        let Ok(Some(map)) = read_map(&mut disk) else { return };
+        let Ok(Some(map)) = disk.read_map() else { return };
         let invalidated = self.store.manifest().invalidated();
         for (range, side) in map.pages.iter().flat_map(|page| page.dirty_runs()) {
             for sector in sectors(range).filter(|_| !invalidated.contains(side)) {
-                let (stamp, allowed) = (disk.side(side).read(sector), here.expect.allowed(sector));
+                let (stamp, allowed) = (disk.side(side).read(sector), here.content.expect.allowed(sector));
                 Invariant::FlushedSurvives.check(allowed.contains(&stamp), || {
                     format!("a power cut leaves write {stamp} in sector {sector}; allowed: {allowed:?}")
                 });

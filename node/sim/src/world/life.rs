@@ -7,27 +7,30 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::safeguard::{Safeguard::DetachAfterDevice, safeguard};
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::volume::{Setup, Volume};
+use holdfast_engine::volume::Volume;
 
-use super::{Attach, DEPTH, Death, World};
+use super::{Death, World};
+use crate::attempt::Attach;
 use crate::calls::{Ask, LocalAsk, StoreAsk};
 use crate::device::Device;
-use crate::disk::{Fate, SyncMark, sectors};
+use crate::disk::{Fate, SyncMark};
 use crate::expect::Cut;
 use crate::host::HostFault;
 use crate::invariant::Invariant;
-use crate::process::{Heard, What};
+use crate::process::{Heard, What, failed_sync};
+use crate::terms::DEPTH;
 
 impl World {
     /// The client is asked to stop, and once it has, the engine to detach.
     pub fn begin_detach(&mut self, host: usize) {
         let here = &mut self.hosts[host];
+        let is_held = here.is_held();
         let Some(device) = &mut here.device else { return };
         device.closing = true;
         if let Some(process) = &mut here.process
             && process.volume.is_some()
             && device.is_idle()
-            && (!here.is_held || !safeguard(DetachAfterDevice))
+            && (!is_held || !safeguard(DetachAfterDevice))
             && !std::mem::replace(&mut process.detaching, true)
         {
             self.tell(host, Event::Detach);
@@ -37,7 +40,9 @@ impl World {
     /// Something of `host` ceases to work, or works again.
     pub(crate) fn set_fault(&mut self, host: usize, fault: HostFault) {
         let here = &mut self.hosts[host];
-        here.was_full |= fault.full;
+        if fault.full {
+            here.disk_past.is_full();
+        }
         let before = std::mem::replace(&mut here.fault, fault);
         for (now, before, tag, words) in [
             (fault.cut_off, before.cut_off, 70, ["the store answers again", "the store does not hear it"]),
@@ -54,7 +59,7 @@ impl World {
     /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its
     /// sides, until it is overwritten.
     pub fn decay(&mut self, host: usize, sector: u64) {
-        self.sound_disks = false;
+        self.failures.disk_failed();
         self.trace.host_event(host, 78, "the disk cannot read a sector");
         for side in &mut self.hosts[host].disk.lock().sides {
             side.decay(sector);
@@ -82,7 +87,7 @@ impl World {
         self.trace.host_event(host, 64, "the process dies");
         self.tell_company(host, Death::Process);
         if process.volume.is_none() {
-            self.hosts[host].came_of = Some(Attach::Died);
+            self.hosts[host].attempt.end(Attach::Died);
         }
         drop(process.volume);
         let cut = process.upload.map(|(_, cut)| cut);
@@ -93,7 +98,7 @@ impl World {
                 }
                 continue;
             }
-            let stays_open = self.every_write_arrives && changes_files(&job.what);
+            let stays_open = self.failures.every_write_arrives() && changes_files(&job.what);
             if stays_open || self.rng.once_in(2) {
                 match &job.what {
                     What::Action(action) => self.finish_unheard(host, action, job.mark),
@@ -113,24 +118,16 @@ impl World {
 
     fn finish_unheard(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {
         let here = &mut self.hosts[host];
-        let open = self.every_write_arrives;
+        let open = self.failures.every_write_arrives();
         let mut reaches = if open { 1 } else { 1 + self.rng.below(2) as u64 };
         let mut disk = here.disk.lock();
         match action {
             Action::Write { id, range, side } => {
                 let stamp = here.device.as_mut().expect("a write has a device").request(*id).serial;
-                for sector in sectors(*range) {
-                    if self.rng.once_in(reaches) {
-                        disk.side(*side).write(sector, stamp);
-                    }
-                }
+                disk.side(*side).write_part(*range, stamp, || self.rng.once_in(reaches));
             }
             Action::Punch { range, side, .. } => {
-                for sector in sectors(*range) {
-                    if self.rng.once_in(reaches) {
-                        disk.side(*side).write(sector, 0);
-                    }
-                }
+                disk.side(*side).write_part(*range, 0, || self.rng.once_in(reaches));
             }
             Action::Evict { range, side } => disk.side(*side).punch(*range),
             Action::WriteMap(writes) => {
@@ -178,7 +175,7 @@ impl World {
     /// From now on what a dying process had submitted is written and not synced: a power cut right after it
     /// may leave any part of it, and [`Fate::Nth`] counts them all.
     pub fn keep_every_outcome_open(&mut self) {
-        self.every_write_arrives = true;
+        self.failures.let_every_write_arrive();
     }
 
     /// Number of states of the local files that a power cut of `host` can leave now; at most `u64::MAX`.
@@ -195,11 +192,9 @@ impl World {
         here.disk.lock().lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
         here.device = None;
-        here.sealed = None;
-        here.killed_inside = false;
-        here.uncommitted.clear();
+        here.lag.clear();
         here.fault = HostFault::default();
-        here.expect.lose_host();
+        here.content.lose_host();
         self.check_left(host);
     }
 
@@ -218,16 +213,9 @@ impl World {
             other => Invariant::SyncedIsWhole.broken(&format!("the header of a live volume: {other:?}")),
         };
         let sectors = header.sectors;
-        let memory = here.tmpfs.map(0, here.killed_after.clone());
-        let setup = Setup {
-            requests: DEPTH,
-            limits: self.limits,
-            durability: self.durability,
-            header,
-            header_generation,
-            unix_ms_at_zero: self.unix_ms_at_zero,
-        };
-        let now = self.now;
+        let memory = here.tmpfs.map(0, here.fuse.clone());
+        let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
+        let now = self.clock.now();
         let Some(resumed) = here.run(|_| Volume::resume(setup, memory, pending, now)) else { return true };
         let Ok(volume) = resumed else {
             // The process died while it made the map: nothing was served from it.
@@ -240,7 +228,7 @@ impl World {
         let here = &mut self.hosts[host];
         let ready = !volume.status().recovering;
         here.process.as_mut().expect("just begun").load_manifest();
-        here.begin(self.now, volume, Vec::new(), &mut self.trace);
+        here.begin(self.clock.now(), volume, Vec::new(), &mut self.trace);
         let device = here.device.get_or_insert_with(|| Device::new(DEPTH, sectors));
         device.ready |= ready;
         let again = device.reissue();
@@ -257,14 +245,8 @@ impl World {
         here.process = None;
         here.tmpfs.remove();
         here.device = None;
-        here.sealed = None;
+        here.content.drop_seal();
     }
-}
-
-/// The side of which this says that a sync failed.
-pub(super) fn failed_sync(event: &Event) -> Option<Side> {
-    let Event::SideSynced { side, result: Err(_) } = event else { return None };
-    Some(*side)
 }
 
 fn changes_files(what: &What) -> bool {

@@ -96,11 +96,6 @@ impl World {
         self.hosts[host].device.as_ref().is_some_and(|device| device.fenced)
     }
 
-    /// Requests the clients made.
-    pub(crate) fn requests(&self) -> u64 {
-        self.serial
-    }
-
     /// Requests the object store got.
     pub fn store_requests(&self) -> u64 {
         self.store.requests
@@ -114,29 +109,29 @@ impl World {
     /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map
     /// from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {
-        *self.hosts[host].killed_after.borrow_mut() = Some(changes);
+        self.hosts[host].fuse.set(Some(changes));
     }
 
     /// From here on things go wrong so often.
     pub fn set_faults(&mut self, faults: Faults) {
-        self.sound_disks &= faults.local.is_none() && faults.sync.is_none();
-        self.faults = faults;
+        self.failures.set(faults);
     }
 
     /// Sets the durability of a FLUSH from the next attach or takeover on.
     pub fn set_durability(&mut self, durability: Durability) {
-        self.durability = durability;
+        self.terms.durability = durability;
     }
 
     /// The time of day is set, for the processes that begin from here on.
     pub fn set_time_of_day(&mut self, unix_ms_at_zero: u64) {
-        self.unix_ms_at_zero = unix_ms_at_zero;
+        self.clock.set_time_of_day(unix_ms_at_zero);
     }
 
     /// Continues with other randomness.
     pub fn reseed(&mut self, seed: u64) {
         self.rng = Rng::new(seed);
     }
+
     /// The records of the log, oldest first.
     pub fn log(&self) -> impl Iterator<Item = &[u8]> {
         self.store.log()

@@ -7,83 +7,23 @@
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::manifest::Writer;
 use holdfast_engine::record::Displaced;
-use holdfast_types::{Epoch, Nonce};
+use holdfast_types::Nonce;
 
 use super::World;
-use super::answer::read_map;
-use crate::disk::Fate;
+use crate::attempt::Displaces;
+use crate::disk::{Disk, Fate};
+use crate::disk_past::{Age, OtherDisk, Snapshot};
 use crate::expect::Expect;
-use crate::host::{Disk, Host};
 use crate::invariant::Invariant;
 use crate::store::Store;
-
-/// A disk as a power cut would have left it at some time.
-#[derive(Clone)]
-pub(crate) struct Snapshot {
-    disk: Disk,
-    expect: Expect,
-    age: Age,
-}
-
-/// Of what time a disk is.
-#[derive(Clone, Copy)]
-pub(crate) struct Age {
-    /// The host whose disk it was.
-    host: usize,
-    /// Commits that were in the log.
-    commits: u64,
-    /// One more was in flight.
-    sealing: bool,
-}
-
-/// Replacements of a host's disk.
-#[derive(Clone, Copy)]
-pub(crate) enum OtherDisk {
-    /// Nothing.
-    Empty,
-    /// An older state of its own, or one of another host.
-    Copy(Age),
-    /// The disk of a volume that there was before.
-    OtherVolume,
-}
-
-/// An attach that was begun.
-pub(crate) struct Begun {
-    pub(crate) nonce: Nonce,
-    pub(crate) host: usize,
-    /// The epoch that it may replace.
-    pub(crate) replaces: Option<Epoch>,
-    /// The replacement that its host had then.
-    pub(crate) other_disk: Option<OtherDisk>,
-    /// Number of disks that its host had had.
-    pub(crate) disk: u64,
-}
-
-/// The writer that an attach replaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Displaces {
-    /// None.
-    None,
-    /// The one of this epoch.
-    Epoch(Epoch),
-    /// The model cannot know if what the disk has is all that the writer had.
-    Unclear,
-}
-
-impl Host {
-    fn changed_disk(&mut self, other: OtherDisk) {
-        self.other_disk = Some(other);
-        self.disks += 1;
-    }
-}
 
 impl World {
     /// Keeps the disk of `host` as a power cut would leave it now, if that names anything dirty: no other can
     /// do harm.
     pub fn take_snapshot(&mut self, host: usize) {
-        let Some(mut snapshot) = self.disk_of(host) else { return };
-        if read_map(&mut snapshot.disk).is_ok_and(|map| map.is_some_and(|map| holds_dirty(&map.pages))) {
-            self.hosts[host].snapshot = Some(snapshot);
+        let Some(snapshot) = self.disk_of(host) else { return };
+        if snapshot.disk.holds_dirty() {
+            self.hosts[host].disk_past.keep_snapshot(snapshot);
         }
     }
 
@@ -93,14 +33,12 @@ impl World {
         let here = &self.hosts[host];
         let age = Age {
             host,
-            commits: self.commits,
-            sealing: here.sealed.is_some() || self.is_creating(host) || !self.store.late.is_empty(),
+            commits: self.writers.commits(),
+            sealing: here.content.sealed().is_some() || self.is_creating(host) || !self.store.late.is_empty(),
         };
-        let mut disk = here.disk.lock().clone();
-        let mut expect = here.expect.clone();
-        disk.lose_power(&mut Fate::Some(&mut self.rng));
-        expect.lose_host();
-        self.hosts[host].other_disk.is_none().then_some(Snapshot { disk, expect, age })
+        let (disk, expect) = (here.disk.lock().clone(), here.content.expect.clone());
+        let snapshot = Snapshot::new(disk, expect, age, &mut Fate::Some(&mut self.rng));
+        here.disk_past.other().is_none().then_some(snapshot)
     }
 
     /// The host loses power, and its disk all that it held.
@@ -109,13 +47,12 @@ impl World {
         self.trace.host_event(host, 80, "the disk is emptied");
         let here = &mut self.hosts[host];
         *here.disk.lock() = Disk::default();
-        here.keeps = false;
-        here.changed_disk(OtherDisk::Empty);
+        here.disk_past.replace(OtherDisk::Empty);
     }
 
     /// The host loses power, and its disk is set back to its last snapshot, if there is one.
     pub fn set_disk_back(&mut self, host: usize) {
-        if let Some(snapshot) = self.hosts[host].snapshot.clone() {
+        if let Some(snapshot) = self.hosts[host].disk_past.snapshot().cloned() {
             self.give_disk(host, snapshot, "the disk is set back to an earlier state");
         }
     }
@@ -132,9 +69,8 @@ impl World {
         self.trace.host_event(host, 81, words);
         let here = &mut self.hosts[host];
         *here.disk.lock() = snapshot.disk;
-        here.expect = snapshot.expect;
-        here.keeps = false;
-        here.changed_disk(OtherDisk::Copy(snapshot.age));
+        here.content.expect = snapshot.expect;
+        here.disk_past.replace(OtherDisk::Copy(snapshot.age));
     }
 
     /// All hosts lose power, the bucket is emptied, and the volume is created again.
@@ -148,47 +84,36 @@ impl World {
         (store.truncated, store.strays) = (self.store.truncated, self.store.strays);
         store.requests = self.store.requests;
         self.store = store;
-        self.last_writer = None;
+        self.writers.set_last(None);
         for here in &mut self.hosts {
-            here.snapshot = None;
-            here.changed_disk(OtherDisk::OtherVolume);
-            here.committed = Default::default();
-            here.base = Default::default();
-            here.keeps = false;
+            here.disk_past.forget_volume();
+            here.content.forget_commits();
         }
     }
 
     /// True if commits have made the snapshot of `host` surely older than the log; `None` where there is
     /// none.
     pub fn has_old_snapshot(&self, host: usize) -> Option<bool> {
-        self.hosts[host].snapshot.as_ref().map(|snapshot| self.is_older(snapshot.age))
-    }
-
-    /// True if the disk surely lacks what its writer committed.
-    fn is_older(&self, age: Age) -> bool {
-        self.commits > age.commits + u64::from(age.sealing)
+        self.hosts[host].disk_past.snapshot().map(|snapshot| self.writers.have_passed(snapshot.age))
     }
 
     /// Invariant 19, as a record of an attach comes into the log.
     pub(super) fn check_replaced(&mut self, host: usize, nonce: Nonce, replaced: Option<&Writer>) {
         let Some(writer) = replaced else {
-            self.hosts[host].displaces = Displaces::None;
+            self.hosts[host].attempt.replaced(Displaces::None);
             return;
         };
-        let owner = self.writers.iter().rfind(|(theirs, _)| *theirs == writer.nonce).map(|(_, host)| *host);
-        // A header that remembers no more nonces makes an attach use an older one's.
-        let of_nonce = self.claims.iter().rfind(|claim| claim.nonce == nonce);
-        let claim = of_nonce.or_else(|| self.claims.iter().rfind(|claim| claim.host == host));
-        let claim = claim.expect("only these hosts attach");
+        let owner = self.writers.host_of(writer.nonce);
+        let claim = self.writers.begun_on(host, nonce);
         let is_named = claim.replaces == Some(writer.epoch);
         // Since then its disk may have been emptied, or an earlier record of its own have arrived late.
-        let of_writer = self.claims.iter().rfind(|claim| claim.nonce == writer.nonce);
+        let of_writer = self.writers.begun_with(writer.nonce);
         let same_disk = of_writer.is_some_and(|before| (before.host, before.disk) == (host, claim.disk));
-        let other_disk = self.hosts[host].other_disk.and(claim.other_disk).filter(|_| !same_disk);
+        let other_disk = self.hosts[host].disk_past.other().and(claim.other_disk).filter(|_| !same_disk);
         let has_data = match other_disk {
             None => Some(true),
             Some(OtherDisk::Empty | OtherDisk::OtherVolume) => Some(false),
-            Some(OtherDisk::Copy(age)) if self.is_older(age) => Some(false),
+            Some(OtherDisk::Copy(age)) if self.writers.have_passed(age) => Some(false),
             Some(OtherDisk::Copy(_)) => None,
         };
         let displaces = match has_data {
@@ -202,14 +127,14 @@ impl World {
             });
         // An attach that continues one of this host repeats what that one said.
         if displaces != Displaces::None {
-            self.hosts[host].displaces = displaces;
+            self.hosts[host].attempt.replaced(displaces);
         }
     }
 
     /// The attach says whom it replaced.
     pub(super) fn check_displaced(&self, host: usize, said: Option<&Displaced>) {
         let said = said.map_or(Displaces::None, |displaced| Displaces::Epoch(displaced.epoch));
-        let known = self.hosts[host].displaces;
+        let known = self.hosts[host].attempt.displaces();
         Invariant::TakeoverNamesItsVictim.check(known == Displaces::Unclear || known == said, || {
             format!("host {host} says that it replaces {said:?}, and replaces {known:?}")
         });
@@ -218,17 +143,17 @@ impl World {
     /// A host attached that has another disk: what the engine made of it.
     pub(super) fn attached_with_other_disk(&mut self, host: usize, nonce: Nonce) {
         let here = &mut self.hosts[host];
-        let Some(other) = here.other_disk else { return };
+        let Some(other) = here.disk_past.other() else { return };
         let last_cut = self.store.last_cut();
-        let kept = read_map(&mut here.disk.lock()).ok().flatten();
+        let kept = here.disk.lock().read_map().ok().flatten();
         let Some(kept) = kept.filter(|map| map.header.nonces.contains(&nonce)) else {
             // The record arrived late, and the disk was changed again since: nothing on it is this writer's.
-            here.expect = Expect::after(&last_cut);
+            here.content.expect = Expect::after(&last_cut);
             return;
         };
-        here.other_disk = None;
+        here.disk_past.is_own();
         if !holds_dirty(&kept.pages) {
-            here.expect = Expect::after(&last_cut);
+            here.content.expect = Expect::after(&last_cut);
             return;
         }
         match other {
@@ -238,10 +163,10 @@ impl World {
                 Invariant::OneVolumeOneState.broken("data of another volume is taken for this one's")
             }
             OtherDisk::Copy(age) => {
-                Invariant::OlderStateIsNeverUploaded.check(!self.is_older(age), || {
-                    format!("{} commits are newer than the disk", self.commits - age.commits)
+                Invariant::OlderStateIsNeverUploaded.check(!self.writers.have_passed(age), || {
+                    format!("{} commits are newer than the disk", self.writers.commits() - age.commits)
                 });
-                Invariant::FencedIsKept.check(self.last_writer == Some(age.host), || {
+                Invariant::FencedIsKept.check(self.writers.is_last(age.host), || {
                     "what a writer that was replaced since left is taken for the volume's".into()
                 });
             }

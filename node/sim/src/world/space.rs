@@ -8,7 +8,7 @@ use super::World;
 impl World {
     /// From here on the sides of each host are to hold at most `sectors` sectors.
     pub fn limit_cache(&mut self, sectors: u64) {
-        self.share = Some(sectors);
+        self.terms.share = Some(sectors);
     }
 
     /// Sectors that the sides of `host` hold.
@@ -18,7 +18,7 @@ impl World {
 
     /// Tells the engine how its sides stand to their share.
     pub(super) fn measure_space(&mut self, host: usize) {
-        let Some(share) = self.share else { return };
+        let Some(share) = self.terms.share else { return };
         let held = self.held(host);
         let excess_bytes = held.saturating_sub(share - share / 8) * SECTOR_BYTES;
         let room_bytes = share.saturating_sub(held) * SECTOR_BYTES;

@@ -1,18 +1,9 @@
 //! Virtual time: it passes between steps, and in a timely world no job takes long.
 
-use std::sync::atomic::Ordering;
-
 use holdfast_types::Millis;
 
 use super::World;
-
-/// The longest that half a job takes in a timely world: until it is done, and until that is heard.
-pub(super) const JOB_MS: Millis = 50;
-/// The longest that a commit takes there: an eviction in progress, a round that waits for another, the upload
-/// and the record are at most so many halves of jobs, one after the other.
-const COMMIT_MS: Millis = 50 * JOB_MS;
-/// The longest between two ticks of an engine there.
-const TICK_MS: Millis = 400;
+use crate::lag::JOB_MS;
 
 impl World {
     /// Time passes on every host.
@@ -25,16 +16,14 @@ impl World {
 
     /// The same, of this volume alone.
     pub(crate) fn pass_here(&mut self, passed: Millis) {
-        if !self.timely {
-            self.now += passed;
-            return self.clock.store(self.now, Ordering::Relaxed);
+        let end = self.clock.now() + passed;
+        if !self.terms.timely {
+            return self.clock.set(end);
         }
-        let end = self.now + passed;
-        while self.now < end {
-            self.now = (self.now + JOB_MS).min(end);
-            self.clock.store(self.now, Ordering::Relaxed);
+        while self.clock.now() < end {
+            self.clock.set((self.clock.now() + JOB_MS).min(end));
             for host in 0..self.hosts.len() {
-                if self.hosts[host].ticked + TICK_MS <= self.now {
+                if self.hosts[host].lag.is_tick_due(self.clock.now()) {
                     self.tell_time(host);
                 }
                 while let Some(index) = self.first_overdue(host) {
@@ -47,11 +36,11 @@ impl World {
 
     fn first_overdue(&self, host: usize) -> Option<usize> {
         let jobs = &self.hosts[host].process.as_ref()?.jobs;
-        (0..jobs.len()).find(|index| jobs[*index].since + JOB_MS <= self.now && self.is_due(host, *index))
+        (0..jobs.len())
+            .find(|index| jobs[*index].since + JOB_MS <= self.clock.now() && self.is_due(host, *index))
     }
 
-    /// Invariant 14: were this host lost now, the store would hold all but the last writes. After a takeover
-    /// the commit that the dead process had begun comes first.
+    /// Invariant 14: were this host lost now, the store would hold all but the last writes.
     fn check_age(&mut self) {
         let (invariant, queue_ms) = self.in_time();
         let is_store_failing = self.is_store_failing();
@@ -60,19 +49,18 @@ impl World {
         {
             let volume = here.process.as_ref().and_then(|process| process.volume.as_ref());
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
-                here.away_until = self.now;
+                here.lag.is_away(self.clock.now());
             }
             // A write that its seal captured before the client heard of it counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {
-                here.uncommitted.clear();
+                here.lag.clear();
             }
-            let Some((_, ended)) = here.uncommitted.front().filter(|_| !is_store_failing) else { continue };
-            let due = (ended + self.limits.max_age_ms).max(here.away_until + COMMIT_MS);
-            let most = due + TICK_MS + JOB_MS + COMMIT_MS + queue_ms;
-            invariant.check(self.now <= most, || {
+            let oldest = here.lag.oldest(self.terms.limits.max_age_ms).filter(|_| !is_store_failing);
+            let Some((ended, due)) = oldest else { continue };
+            invariant.check(self.clock.now() <= due + queue_ms, || {
                 format!(
                     "a write that ended {} ms ago is in no commit of {} yet",
-                    self.now - ended,
+                    self.clock.now() - ended,
                     self.store.volume()
                 )
             });

@@ -1,0 +1,44 @@
+//! What the daemon's process on a host has once for all its volumes: segment indexes, memory for uploads, the
+//! slab.
+
+use std::sync::Arc;
+
+use holdfast_background::{Indexes, Pools, StoreKey, UploadMemory};
+
+use crate::slab::Slab;
+
+/// Segment indexes that a process keeps, and their bytes: more than a run has.
+pub(crate) const INDEXES: usize = 64;
+pub(crate) const INDEX_BYTES: u64 = 1 << 30;
+/// Memory for the uploads of a process, and the length of a segment's parts: most segments have one part,
+/// some more, and a few uploads are enough to take all.
+pub(crate) const UPLOAD_BYTES: u64 = 1 << 20;
+const PART_BYTES: usize = 64 << 10;
+
+/// Resources that the daemon's process on a host has once for all volumes.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) pools: Pools,
+    /// The store of the volume that has this.
+    pub(crate) store: StoreKey,
+    /// The slab that fetched blocks go through; a volume alone on its hosts has none.
+    pub(crate) slab: Option<Arc<Slab>>,
+}
+
+impl Shared {
+    /// That of a new process with one volume.
+    pub(crate) fn alone() -> Self {
+        Self::with(UPLOAD_BYTES)
+    }
+
+    fn with(upload_bytes: u64) -> Self {
+        let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
+        let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
+        Self { pools: Pools { indexes, upload_memory }, store: StoreKey(0), slab: None }
+    }
+
+    /// That of a new process with several, whose uploads have so much memory.
+    pub(crate) fn new(upload_bytes: u64) -> Self {
+        Self { slab: Some(Arc::new(Slab::new())), ..Self::with(upload_bytes) }
+    }
+}

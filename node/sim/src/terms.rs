@@ -1,0 +1,34 @@
+//! The terms on which a world's volume is served.
+
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup};
+
+/// Requests a device can have in flight.
+pub(crate) const DEPTH: u32 = 12;
+
+/// Settings of the volume. Those that the engine gets hold from the next attach or takeover on.
+pub(crate) struct Terms {
+    /// First size of the volume, in sectors.
+    pub(crate) sectors: u64,
+    pub(crate) limits: DirtyLimits,
+    /// Durability of a FLUSH.
+    pub(crate) durability: Durability,
+    /// Sectors that the sides of a host may hold; `None`: any number.
+    pub(crate) share: Option<u64>,
+    /// Size to grow the volume to at the next attach, in sectors.
+    pub(crate) grow_to: Option<u64>,
+    /// With it, jobs take at most [`crate::lag::JOB_MS`] each, and a commit comes in time.
+    pub(crate) timely: bool,
+}
+
+impl Terms {
+    pub(crate) fn new(sectors: u64, limits: DirtyLimits) -> Self {
+        Self { sectors, limits, durability: Durability::Local, share: None, grow_to: None, timely: false }
+    }
+
+    /// The setup of an engine that begins with this header.
+    pub(crate) fn setup(&self, header: Header, header_generation: u64, unix_ms_at_zero: u64) -> Setup {
+        let Self { limits, durability, .. } = *self;
+        Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero }
+    }
+}

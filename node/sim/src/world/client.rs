@@ -1,0 +1,50 @@
+//! The clients of a volume: what they ask for, and the stamps of what they write.
+
+use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_types::SectorRange;
+
+use super::World;
+use crate::disk::Stamp;
+
+/// Stamps of the requests, each used once.
+#[derive(Default)]
+pub(crate) struct Stamps {
+    /// The last one that another volume may have.
+    before: Stamp,
+    requests: u64,
+}
+
+impl Stamps {
+    /// Those of the volume with this number among several.
+    pub(crate) fn of_volume(number: u64) -> Self {
+        Self { before: number << 48, requests: 0 }
+    }
+
+    fn next(&mut self) -> Stamp {
+        self.requests += 1;
+        self.before + self.requests
+    }
+}
+
+impl World {
+    /// The client asks; `None` when the device is full.
+    pub fn request(&mut self, host: usize, op: Op, range: SectorRange) -> Option<RequestId> {
+        let here = &mut self.hosts[host];
+        let device = here.device.as_mut().expect("a client has a device");
+        let id = device.free_slot()?;
+        device.issue(id, op, range, self.stamps.next(), &mut here.content.expect);
+        self.tell(host, Event::Request { id, op, range });
+        Some(id)
+    }
+
+    /// A reader found what is stored for these sectors damaged.
+    pub(crate) fn repair(&mut self, host: usize, ranges: Vec<SectorRange>, checkpoint: bool) {
+        self.dirty_check.repaired();
+        self.tell(host, Event::Repair { ranges, checkpoint });
+    }
+
+    /// Requests the clients made.
+    pub(crate) fn requests(&self) -> u64 {
+        self.stamps.requests
+    }
+}
