@@ -28,7 +28,7 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::TimeAndChance;
 use crate::backoff::JobBackoff;
-use crate::line_limit::LineLimit;
+use crate::line_limit::{LineLimit, Rest};
 
 /// Time after a finding at which the object is read again, to confirm it.
 const CONFIRM_AFTER: Duration = Duration::from_secs(3);
@@ -90,6 +90,18 @@ impl ColdError {
 pub struct ColdLines {
     waits: LineLimit,
     unconfirmed: LineLimit,
+}
+
+impl ColdLines {
+    /// Logs how many lines were held back.
+    pub fn write(&self, rest: Rest) {
+        if let Some(times) = self.waits.rest(rest) {
+            tracing::warn!(times, "cold reads waited, since the last line about it");
+        }
+        if let Some(times) = self.unconfirmed.rest(rest) {
+            tracing::warn!(times, "cold reads failed once, since the last line about it");
+        }
+    }
 }
 
 /// Retries a read of all of `range`'s block until it succeeds or the same finding came twice. After the first

@@ -23,7 +23,7 @@ mod work;
 
 pub use attach::{AttachError, Preserved, Won, win};
 pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
-pub use line_limit::LineLimit;
+pub use line_limit::{LineLimit, Rest};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
 pub use slots::{Slot, SlotTable};

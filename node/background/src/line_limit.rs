@@ -7,6 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Time between two log lines of a kind, in milliseconds.
 const LINE_EVERY_MS: u64 = 1000;
 
+/// Log lines that were held back, to be written without waiting for the next of their kind.
+#[derive(Debug, Clone, Copy)]
+pub enum Rest {
+    /// Where a line may be written at this time, in milliseconds of the caller's clock.
+    Due(u64),
+    /// All: what they are about ends.
+    All,
+}
+
 /// Log lines of one kind: the first at once, then one a second with the count of those between.
 #[derive(Debug, Default)]
 pub struct LineLimit {
@@ -27,12 +36,17 @@ impl LineLimit {
         Some(self.held_back.swap(0, Ordering::Relaxed))
     }
 
-    /// Returns how many were held back and are due, if any.
-    pub fn rest(&self, now_ms: u64) -> Option<u64> {
-        if self.held_back.load(Ordering::Relaxed) == 0 || self.is_early(now_ms) {
+    /// Returns how many were held back, if any.
+    pub fn rest(&self, rest: Rest) -> Option<u64> {
+        if self.held_back.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        self.last.store(now_ms + 1, Ordering::Relaxed);
+        if let Rest::Due(now_ms) = rest {
+            if self.is_early(now_ms) {
+                return None;
+            }
+            self.last.store(now_ms + 1, Ordering::Relaxed);
+        }
         Some(self.held_back.swap(0, Ordering::Relaxed))
     }
 
@@ -52,13 +66,15 @@ mod tests {
         let lines = LineLimit::default();
         assert_eq!(lines.one(10), Some(0), "the first at once");
         for now in 11..1000 {
-            assert_eq!((lines.one(now), lines.rest(now)), (None, None));
+            assert_eq!((lines.one(now), lines.rest(Rest::Due(now))), (None, None));
         }
         assert_eq!(lines.one(1010), Some(989));
         assert_eq!(lines.one(1011), None);
-        assert_eq!(lines.rest(2009), None);
-        assert_eq!(lines.rest(2010), Some(1), "the last are told of too");
-        assert_eq!(lines.rest(9000), None);
+        assert_eq!(lines.rest(Rest::Due(2009)), None);
+        assert_eq!(lines.rest(Rest::Due(2010)), Some(1), "the last are told of too");
+        assert_eq!(lines.rest(Rest::Due(9000)), None);
+        assert_eq!(lines.one(9000), Some(0));
+        assert_eq!((lines.one(9001), lines.rest(Rest::All), lines.rest(Rest::All)), (None, Some(1), None));
     }
 
     /// A time of day that was corrected by an hour would hold back the lines of that hour.

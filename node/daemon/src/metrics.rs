@@ -230,7 +230,7 @@ const RING_METRICS: [RingMetric; 4] = [
     RingMetric {
         name: "holdfast_ring_late_completions",
         kind: Kind::Counter,
-        help: "Completions dropped because their operation or their volume was gone; each is a bug",
+        help: "Completions dropped because their operation, queue or volume was gone; each is a bug",
         value: |ring| ring.late_completions,
     },
 ];

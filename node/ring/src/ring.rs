@@ -29,8 +29,9 @@ pub struct RingOptions {
     /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
     /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
     pub buffers: u16,
-    /// Operations in flight that the ring has room for from the start: commands and file operations of all
-    /// its queues. Each takes 64 bytes, once it was used; beyond this the table is moved to a larger place.
+    /// Operations in flight that the ring has room for: commands and file operations of all its queues. Each
+    /// takes 64 bytes of addresses from the start, of memory once it was used. Owners keep below it: beyond,
+    /// the table is moved to a larger place.
     pub operations: u32,
 }
 
@@ -46,7 +47,7 @@ impl Default for RingOptions {
             completion_entries: 8192,
             files: 8192,
             buffers: Self::MAX_BUFFERS,
-            operations: 1 << 18,
+            operations: 1 << 23,
         }
     }
 }

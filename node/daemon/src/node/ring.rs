@@ -9,6 +9,7 @@ pub(in crate::node) mod placement;
 pub(in crate::node) mod planned;
 pub(in crate::node) mod room;
 pub(in crate::node) mod served;
+pub(in crate::node) mod shape;
 pub(in crate::node) mod thread;
 mod volume_table;
 pub(in crate::node) mod work;

@@ -5,6 +5,8 @@ mod bucket;
 mod devices;
 pub(super) mod host;
 pub(super) mod kernel;
+pub(super) mod logged;
+mod rings;
 mod stores;
 mod takeover;
 

@@ -39,7 +39,8 @@ pub(crate) struct RingStatus {
     pub(crate) most_messages: u64,
     /// Times that the inbox was full, and the sender of a message waited or dropped it.
     pub(crate) full_inbox: u64,
-    /// Completions that came for an operation that had ended, or for a volume that was gone: bugs, dropped.
+    /// Completions that came for an operation that had ended, a queue that was closed, or a volume that was
+    /// gone: bugs, dropped.
     pub(crate) late_completions: u64,
     /// Operations in flight at a time, at most.
     pub(crate) most_operations: u64,

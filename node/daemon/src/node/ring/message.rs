@@ -41,6 +41,9 @@ pub(in crate::node) enum RingRefusal {
     /// The volume was released before.
     #[error("it is not on its ring any more")]
     Gone,
+    /// It is released once its file operations in flight have ended.
+    #[error("it is being released from its ring")]
+    Removing,
     /// The kernel has its queues.
     #[error("its queues are with the kernel")]
     Armed,

@@ -21,6 +21,8 @@ pub(in crate::node) struct Need {
     pub(in crate::node) files: u32,
     /// Slots for the buffers of requests.
     pub(in crate::node) buffers: u32,
+    /// Operations in flight.
+    pub(in crate::node) operations: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +30,7 @@ struct Room {
     volumes: usize,
     files: u32,
     buffers: u32,
+    operations: u64,
 }
 
 /// The room on each ring.
@@ -44,7 +47,12 @@ pub(in crate::node) struct Place {
 
 impl Rooms {
     pub(super) fn new(rings: usize, options: &RingOptions) -> Self {
-        let room = Room { volumes: 0, files: options.files - SHARED_FILES, buffers: options.buffers.into() };
+        let room = Room {
+            volumes: 0,
+            files: options.files - SHARED_FILES,
+            buffers: options.buffers.into(),
+            operations: options.operations.into(),
+        };
         Self(Arc::new(Mutex::new(vec![room; rings])))
     }
 
@@ -55,7 +63,9 @@ impl Rooms {
     /// Reserves a place on the ring with the fewest volumes that has room.
     pub(super) fn reserve(&self, need: Need) -> Option<Place> {
         let mut rooms = self.lock();
-        let fits = |room: &&mut Room| room.files >= need.files && room.buffers >= need.buffers;
+        let fits = |room: &Room| {
+            room.files >= need.files && room.buffers >= need.buffers && room.operations >= need.operations
+        };
         let (ring, room) = rooms
             .iter_mut()
             .enumerate()
@@ -64,6 +74,7 @@ impl Rooms {
         room.volumes += 1;
         room.files -= need.files;
         room.buffers -= need.buffers;
+        room.operations -= need.operations;
         Some(Place { rooms: self.clone(), ring, need })
     }
 }
@@ -81,6 +92,7 @@ impl Drop for Place {
         room.volumes -= 1;
         room.files += self.need.files;
         room.buffers += self.need.buffers;
+        room.operations += self.need.operations;
     }
 }
 
@@ -88,8 +100,8 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128 };
-    const USER_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 0 };
+    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128, operations: 33_000 };
+    const USER_COPY: Need = Need { buffers: 0, ..ZERO_COPY };
 
     /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
     /// was full.
@@ -106,6 +118,19 @@ mod tests {
         drop(places.into_iter().next());
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
         assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 0);
+    }
+
+    /// Found by reading: only the buffers of zero copy kept the commands of all queues on a ring below what
+    /// its table holds; beyond that the ring thread moved the table to a larger place.
+    #[test]
+    fn operations_in_flight_never_outgrow_the_table() {
+        let options = RingOptions::default();
+        let rooms = Rooms::new(1, &options);
+        let places: Vec<Place> = std::iter::from_fn(|| rooms.reserve(USER_COPY)).collect();
+        let most = places.len() as u64 * USER_COPY.operations;
+        assert!(most <= u64::from(options.operations), "{most}");
+        assert_eq!(places.len(), 254);
+        assert!(rooms.reserve(Need { operations: 1, ..USER_COPY }).is_some(), "it is the operations' limit");
     }
 
     #[test]

@@ -5,10 +5,13 @@
 //! Invariants: a request stays in `queues` until it is completed; an operation in the ring says what it is
 //! for ([`FileOperation`](crate::node::ring::operation::FileOperation)).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use holdfast_background::Rest;
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
+use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Volume;
 use holdfast_ring::{FileSlot, RingError};
 use holdfast_types::{Millis, SectorRange};
@@ -16,6 +19,7 @@ use holdfast_ublk::Device;
 use tokio::sync::mpsc;
 
 use crate::node::clock::unix_ms_at_zero;
+use crate::node::limit::EVICTIONS_IN_FLIGHT;
 use crate::node::local::live_map::LiveMap;
 use crate::node::ring::board::{Board, ServedCounts};
 use crate::node::ring::label::Label;
@@ -72,6 +76,25 @@ impl MapWrites {
     }
 }
 
+/// Ranges that an eviction frees, few at a time.
+#[derive(Default)]
+struct Evictions {
+    in_flight: u32,
+    waiting: VecDeque<(Side, SectorRange)>,
+}
+
+impl Evictions {
+    /// Returns the next range whose hole is to be punched, if one waits and it may.
+    fn next(&mut self) -> Option<(Side, SectorRange)> {
+        if self.in_flight == EVICTIONS_IN_FLIGHT {
+            return None;
+        }
+        let next = self.waiting.pop_front()?;
+        self.in_flight += 1;
+        Some(next)
+    }
+}
+
 /// One volume on a ring thread.
 pub(in crate::node) struct Served {
     key: VolumeKey,
@@ -82,6 +105,7 @@ pub(in crate::node) struct Served {
     shared: SharedFiles,
     queues: Queues,
     map_writes: MapWrites,
+    evictions: Evictions,
     /// Operations of this volume in the ring, commands of the device apart.
     operations: u32,
     actions: Vec<Action>,
@@ -115,6 +139,7 @@ impl Served {
             shared,
             queues: Queues::new(requests),
             map_writes: MapWrites::default(),
+            evictions: Evictions::default(),
             operations: 0,
             actions,
             tally: ServedCounts::default(),
@@ -152,7 +177,7 @@ impl Served {
     pub(in crate::node) fn tick(&mut self, ring: &mut Ring, now: Millis) {
         self.volume.set_time_of_day(unix_ms_at_zero());
         self.tell(ring, Event::Tick, now);
-        self.lines.held_back(now);
+        self.lines.write(Rest::Due(now));
         self.show();
     }
 
@@ -194,4 +219,25 @@ impl Served {
 /// The length of a range, in bytes.
 fn bytes(range: SectorRange) -> u32 {
     u32::try_from(range.bytes()).expect("a request is smaller than 4 GiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by reading: one eviction may free a hundred thousand ranges, and gave all of them to the ring.
+    #[test]
+    fn few_holes_are_punched_at_a_time() {
+        let mut evictions = Evictions::default();
+        evictions.waiting.extend((0..1000).map(|number| (Side::A, SectorRange::new(2 * number, 1))));
+        for _ in 0..2 {
+            let mut begun = 0;
+            while evictions.next().is_some() {
+                begun += 1;
+            }
+            assert_eq!((begun, evictions.in_flight), (EVICTIONS_IN_FLIGHT, EVICTIONS_IN_FLIGHT));
+            evictions.in_flight = 0;
+        }
+        assert_eq!(evictions.waiting.len(), 1000 - 2 * EVICTIONS_IN_FLIGHT as usize);
+    }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_ring::{Completion, Ended, RingError, RingOptions};
 use holdfast_types::Millis;
-use holdfast_ublk::Command;
+use holdfast_ublk::{Command, Device};
 use tokio::sync::mpsc::{self, Receiver};
 
 use crate::node::clock::now;
@@ -20,7 +20,7 @@ use crate::node::ends_process::{EndsProcess, end_process};
 use crate::node::error::NodeError;
 use crate::node::limit::RING_MESSAGES;
 use crate::node::ring::handle::{RingFigures, RingHandle};
-use crate::node::ring::message::{Message, NewVolume, Reply, RingRefusal};
+use crate::node::ring::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
 use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
 use crate::node::ring::served::{Made, Served, SharedFiles, Slots};
 use crate::node::ring::volume_table::VolumeTable;
@@ -64,7 +64,7 @@ struct RingThread {
     shared: SharedFiles,
     volumes: VolumeTable<Served>,
     figures: Arc<RingFigures>,
-    /// Completions for volumes that were gone.
+    /// Completions for volumes that were gone, or queues that were closed.
     late: u64,
     messages: Receiver<Message>,
     leaving: Option<Instant>,
@@ -117,8 +117,8 @@ impl RingThread {
         }
     }
 
-    /// Hands an operation that ended to its volume. What comes late, for an operation that has ended or a
-    /// volume that is gone, is dropped and counted.
+    /// Hands an operation that ended to its volume. What comes late, for an operation that has ended, a queue
+    /// that is closed or a volume that is gone, is dropped and counted.
     fn on_completion(&mut self, completion: Completion, now: Millis) {
         let Some(Ended { operation, outcome, buffer }) = self.ring.end(completion) else { return };
         let key = match &operation {
@@ -131,7 +131,8 @@ impl RingThread {
         };
         match operation {
             InFlight::Command(Command { owner: _, queue_id, tag }) => {
-                served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
+                let in_time = served.on_command(&mut self.ring, (queue_id, tag), outcome, now);
+                self.late += u64::from(!in_time);
             }
             InFlight::File { volume: _, operation } => {
                 served.on_file(&mut self.ring, operation, (outcome, buffer), now);
@@ -177,13 +178,7 @@ impl RingThread {
         match message {
             Message::Add { volume, done } => drop(done.send(self.add(*volume))),
             Message::Open { key, device, queues, done } => {
-                let opened = match self.find(key) {
-                    Some((ring, served)) => queues(ring, key)
-                        .map(|queues| served.open(ring, device, queues))
-                        .map_err(RingRefusal::from),
-                    None => Err(RingRefusal::Gone),
-                };
-                drop(done.send(opened));
+                drop(done.send(self.open(key, device, queues)));
             }
             Message::Close { key, done } => match self.find(key) {
                 Some((ring, served)) => served.close(ring, done),
@@ -218,6 +213,16 @@ impl RingThread {
                 self.leaving = Some(Instant::now());
             }
         }
+    }
+
+    fn open(&mut self, key: VolumeKey, device: Device, queues: OpenQueues) -> Result<(), RingRefusal> {
+        if self.removed.iter().any(|(removed, _)| *removed == key) {
+            return Err(RingRefusal::Removing);
+        }
+        let (ring, served) = self.find(key).ok_or(RingRefusal::Gone)?;
+        let queues = queues(ring, key)?;
+        served.open(ring, device, queues);
+        Ok(())
     }
 
     fn add(&mut self, new: NewVolume) -> Result<VolumeKey, RingError> {

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 use super::*;
 use crate::node::clock::NodeTime;
 use crate::node::local::volume_files::AttachFiles;
-use crate::node::volume::attach::need;
+use crate::node::volume::attach::new_device;
 use crate::node::volume::background::LocalSides;
 
 /// One volume on one node, with everything done at once that its engine asks for.
@@ -429,7 +429,7 @@ fn an_attach_without_room_fences_no_writer() {
         assert!(is_held().await, "the live map comes first");
         fs::remove_dir(dirs.live_map()).unwrap();
 
-        let device = need(Transport::UserCopy, QUEUES, QUEUE_DEPTH);
+        let device = new_device(Transport::UserCopy).need();
         let mut places = Vec::new();
         while let Ok((_, place)) = node.0.rings.reserve(device) {
             places.push(place);

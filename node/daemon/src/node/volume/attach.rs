@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
 use crate::node::ends_process::EndsProcess;
 use crate::node::error::{Damage, NodeError, file};
-use crate::node::limit::waiting_work;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
@@ -27,7 +26,8 @@ use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::{Message, NewVolume};
 use crate::node::ring::planned::Start;
-use crate::node::ring::room::{Need, Place, VOLUME_FILES};
+use crate::node::ring::room::Place;
+use crate::node::ring::shape::DeviceShape;
 use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
@@ -182,8 +182,9 @@ impl Node {
             grow_to: bytes.map(sectors_of).transpose()?,
             replaces: replaces.map(Epoch),
         };
+        let shape = new_device(transport);
         // What the node lacks shows before a writer is fenced.
-        let (ring, place) = self.0.rings.reserve(need(transport, QUEUES, QUEUE_DEPTH))?;
+        let (ring, place) = self.0.rings.reserve(shape.need())?;
         let won = win(&*objects, &volume, &local, &claim).await?;
         log_won(&volume, &won);
         let epoch = won.header.epoch.0;
@@ -200,7 +201,7 @@ impl Node {
             displaced: won.displaced,
         };
         let setup = Setup {
-            requests: u32::from(QUEUES) * u32::from(QUEUE_DEPTH),
+            requests: shape.requests(),
             limits: self.limits(max_age_ms),
             durability,
             header: won.header,
@@ -211,16 +212,17 @@ impl Node {
         let start = Start::Attach { manifest, found: won.found, trust_clean: won.trust_clean };
         let AttachFiles { files, live_map } = won.files;
         let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
-        Ok(Joining { state, local, store, terms, files, live_map, ring, place, start, setup })
+        Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
     }
 
     async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<Device, NodeError> {
+        let DeviceShape { transport, queues, depth, max_io_bytes } = new_device(transport);
         let spec = DeviceSpec {
             id: None,
             sectors: present.terms.sectors,
-            queues: QUEUES,
-            depth: QUEUE_DEPTH,
-            max_io_bytes: MAX_IO_BYTES,
+            queues,
+            depth,
+            max_io_bytes,
             transport,
             tag: present.terms.tag.0,
         };
@@ -252,14 +254,15 @@ impl Node {
 
     /// Puts a volume on a ring thread and starts its background work.
     pub(in crate::node) async fn add_to_ring(&self, joining: Joining) -> Result<Arc<Present>, NodeError> {
-        let Joining { state, local, store, terms, files, live_map, ring, place, start, setup } = joining;
+        let Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup } =
+            joining;
         let volume = local.volume().clone();
         let VolumeFiles { sides: [a, b], map } = files;
         let map_path = local.live_map_path();
         let share = |handle: &File| handle.try_clone().map_err(file(&local.map_path(), "shared"));
         let sides = [share(&a)?, share(&b)?].map(Arc::new);
         let board = Arc::new(Board::new(Arc::clone(&state)));
-        let (work, receiver) = mpsc::channel(waiting_work(setup.requests));
+        let (work, receiver) = mpsc::channel(shape.waiting_work());
         let live = live_map.file().try_clone().map_err(file(&map_path, "shared"))?;
         let planned = blocking(move || {
             start.make(setup, live_map).map_err(|error| {
@@ -347,15 +350,12 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) ring: RingHandle,
     /// Its place on the ring.
     pub(in crate::node) place: Place,
+    pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,
 }
 
-/// Need of a ring for a device.
-pub(in crate::node) fn need(transport: Transport, queues: u16, depth: u16) -> Need {
-    let buffers = match transport {
-        Transport::ZeroCopy => u32::from(queues) * u32::from(depth),
-        Transport::UserCopy => 0,
-    };
-    Need { files: VOLUME_FILES + u32::from(queues), buffers }
+/// Shape of the devices that this version makes.
+pub(in crate::node) const fn new_device(transport: Transport) -> DeviceShape {
+    DeviceShape { transport, queues: QUEUES, depth: QUEUE_DEPTH, max_io_bytes: MAX_IO_BYTES }
 }

@@ -9,9 +9,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_background::{
-    Background, ColdLines, LineLimit, SegmentBuild, SideReader, Sides, UnreadableSectors,
+    Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors,
 };
 use holdfast_engine::event::Errno;
 use holdfast_engine::sector_map::Side;
@@ -20,9 +21,10 @@ use holdfast_objects::Part;
 use holdfast_types::SectorRange;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval};
 use tracing::Instrument;
 
-use crate::node::clock::{NodeTime, now};
+use crate::node::clock::{NodeTime, now, unix_ms};
 use crate::node::ends_process::EndsProcess;
 use crate::node::local::volume_files::Local;
 use crate::node::off_runtime::off_runtime;
@@ -32,6 +34,9 @@ use crate::node::ring::message::Message;
 use crate::node::ring::operation::VolumeKey;
 use crate::node::ring::work::{ColdRead, Work};
 use crate::node::store::cold_reads::ColdReads;
+
+/// Interval at which the counts of log lines that were held back are written.
+const LINES_EVERY: Duration = Duration::from_secs(10);
 
 /// The sides of a volume, open, and its directory.
 pub(crate) struct LocalSides {
@@ -73,6 +78,20 @@ pub(crate) struct WorkLines {
     block_unreadable: LineLimit,
 }
 
+impl WorkLines {
+    /// Logs how many lines were held back, or only of those that are due.
+    fn write(&self, is_end: bool) {
+        let rest = |now_ms| if is_end { Rest::All } else { Rest::Due(now_ms) };
+        self.cold.write(rest(unix_ms()));
+        if let Some(times) = self.cold_failed.rest(rest(now())) {
+            tracing::error!(times, "cold reads failed, since the last line about it");
+        }
+        if let Some(times) = self.block_unreadable.rest(rest(now())) {
+            tracing::warn!(times, "block cache reads failed, since the last line about it");
+        }
+    }
+}
+
 /// Resources that the work of one volume needs.
 pub(crate) struct VolumeWork {
     pub(crate) background: Background<LocalSides, NodeTime>,
@@ -87,6 +106,8 @@ impl VolumeWork {
     /// Takes work until the volume is gone; work still in progress then is dropped.
     pub(crate) async fn run(self: Arc<Self>, mut work: mpsc::Receiver<Work>) {
         let mut in_progress = JoinSet::new();
+        let mut due = interval(LINES_EVERY);
+        due.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 piece = work.recv() => {
@@ -100,6 +121,7 @@ impl VolumeWork {
                     in_progress.spawn(performed.instrument(span));
                 }
                 Some(_ended) = in_progress.join_next() => {}
+                _ = due.tick() => self.label.span().in_scope(|| self.lines.write(false)),
             }
         }
     }
@@ -142,5 +164,32 @@ impl VolumeWork {
         }
         let slot = result.map_err(|_logged| Errno::EIO);
         self.ring.send(Message::Cold { key: self.key, read, slot }).await;
+    }
+}
+
+/// Counts that were held back would never be written once the volume has gone.
+impl Drop for VolumeWork {
+    fn drop(&mut self) {
+        self.label.span().in_scope(|| self.lines.write(true));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::tests::logged::logged;
+
+    /// Found by reading: reads that failed within a second of the last line were never told of.
+    #[test]
+    fn the_end_of_a_volume_logs_what_was_held_back() {
+        let lines = WorkLines::default();
+        for _ in 0..3 {
+            lines.cold_failed.one(now());
+            lines.block_unreadable.one(now());
+        }
+        assert_eq!(logged(|| lines.write(false)), [""; 0], "the next line may have them");
+        let written = logged(|| lines.write(true));
+        assert_eq!(written.iter().filter(|line| line.contains("times=2")).count(), 2, "{written:#?}");
+        assert_eq!(logged(|| lines.write(true)), [""; 0]);
     }
 }

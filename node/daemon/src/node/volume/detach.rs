@@ -146,7 +146,9 @@ impl Node {
         let removed = present.ring.call(|done| Message::Remove { key: present.key, done }).await?;
         match removed {
             Ok(()) | Err(RingRefusal::Gone) => Ok(()),
-            Err(why @ (RingRefusal::Armed | RingRefusal::Queue(_))) => Err(refused(present)(why)),
+            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
+                Err(refused(present)(why))
+            }
         }
     }
 }
@@ -167,7 +169,7 @@ pub(in crate::node) fn delete_stopped(devices: &dyn Devices, device: Device) {
 pub(in crate::node) fn refused(present: &Present) -> impl FnOnce(RingRefusal) -> NodeError {
     let volume = present.local.volume().clone();
     move |why| match why {
-        RingRefusal::Gone => NodeError::NotOnRing(volume),
+        RingRefusal::Gone | RingRefusal::Removing => NodeError::NotOnRing(volume),
         RingRefusal::Armed => NodeError::StillArmed(volume),
         RingRefusal::Queue(error) => NodeError::Queue(error),
     }

@@ -27,8 +27,8 @@ use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::off_runtime::{blocking, off_runtime};
 use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
-use crate::node::ring::room::{Need, VOLUME_FILES};
-use crate::node::volume::attach::{Joining, need};
+use crate::node::ring::shape::DeviceShape;
+use crate::node::volume::attach::Joining;
 use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
@@ -281,11 +281,13 @@ impl Node {
         // Sends nothing: the device is served whatever keeps the store from being connected.
         let objects = self.0.stores.open(&store_name, &store);
         let log = OwnLog::of(&header, epoch, pending.as_ref());
-        let (requests, need) = taken_by(device);
+        // As its device was made, perhaps by another version.
+        let shape = device.map_or(DeviceShape::NONE, DeviceShape::from);
+        let requests = shape.requests();
         let limits = self.limits(max_age_ms);
         let unix_ms_at_zero = unix_ms_at_zero();
         let setup = Setup { requests, limits, durability, header, header_generation, unix_ms_at_zero };
-        let (ring, place) = self.0.rings.reserve(need)?;
+        let (ring, place) = self.0.rings.reserve(shape.need())?;
         let displaced = displaced.map(Into::into);
         Ok(Joining {
             state: Arc::clone(&one.state),
@@ -296,6 +298,7 @@ impl Node {
             live_map,
             ring,
             place,
+            shape,
             start: Start::Resume { pending },
             setup,
         })
@@ -373,18 +376,6 @@ impl Node {
     }
 }
 
-/// Requests that a volume may have in flight, and its need of a ring: as its device was made, perhaps by
-/// another version.
-fn taken_by(device: Option<Device>) -> (u32, Need) {
-    match device {
-        Some(device) => (
-            u32::from(device.queues()) * u32::from(device.depth()),
-            need(device.transport(), device.queues(), device.depth()),
-        ),
-        None => (0, Need { files: VOLUME_FILES, buffers: 0 }),
-    }
-}
-
 /// The device that served the volume, if it is still there; else the record names none from here on.
 ///
 /// The tag decides, not the number: another device may have the number by now, and the last daemon may have
@@ -449,6 +440,7 @@ mod tests {
     use holdfast_ublk::{DeviceInfo, ForeignFeatures, Transport};
 
     use super::*;
+    use crate::node::ring::room::VOLUME_FILES;
 
     /// Found by reading: a recovered device had room for as many requests as this version gives a device,
     /// whatever it was made with; a greater tag ended the process.
@@ -466,8 +458,11 @@ mod tests {
             foreign: ForeignFeatures::among(0),
         };
         let device = Device::of(&info, 64, &Expected { tag: 5, sectors: 64 }).unwrap();
-        let need = Need { files: VOLUME_FILES + 2, buffers: 512 };
-        assert_eq!(taken_by(Some(device)), (512, need));
-        assert_eq!(taken_by(None).1, Need { files: VOLUME_FILES, buffers: 0 });
+        let shape = DeviceShape::from(device);
+        assert_eq!(
+            (shape.requests(), shape.need().buffers, shape.need().files),
+            (512, 512, VOLUME_FILES + 2)
+        );
+        assert_eq!(shape.max_io_bytes, 1 << 20);
     }
 }

@@ -12,15 +12,19 @@ use crate::node::ring::work::{ColdRead, Work};
 use crate::node::store::block_cache::SlabSlot;
 
 impl Served {
-    /// A command of one of the device's queues ended.
+    /// A command of one of the device's queues ended. Returns false if that queue was closed before: what
+    /// comes late is dropped.
     pub(in crate::node) fn on_command(
         &mut self,
         ring: &mut Ring,
         (queue, tag): (u16, u16),
         outcome: Outcome,
         now: Millis,
-    ) {
-        let Some(event) = self.queues.on_command(ring, queue, tag, outcome) else { return };
+    ) -> bool {
+        let Some(event) = self.queues.on_command(ring, queue, tag, outcome) else {
+            self.lines.late_command(queue, tag, now);
+            return false;
+        };
         match event {
             QueueEvent::Request(request) => {
                 let range = SectorRange::new(request.start_sector(), u64::from(request.sectors()));
@@ -36,6 +40,7 @@ impl Served {
                 self.queues.finish_closing(ring);
             }
         }
+        true
     }
 
     fn count(&mut self, request: &Request) -> Op {
@@ -84,7 +89,11 @@ impl Served {
                 None => return,
             },
             FileOperation::Punch { request: id } => Event::IoCompleted { id, result: plain(outcome) },
-            FileOperation::Evict => Event::Evicted { result: plain(outcome) },
+            FileOperation::Evict => {
+                self.evictions.in_flight -= 1;
+                self.evict(ring);
+                Event::Evicted { result: plain(outcome) }
+            }
             FileOperation::SyncSide(side) => Event::SideSynced { side, result: plain(outcome) },
             FileOperation::WriteMap => {
                 let len_bytes = buffer.map_or(0, |buffer| buffer.len());

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use holdfast_background::LineLimit;
+use holdfast_background::{LineLimit, Rest};
 use holdfast_engine::action::Report;
 use holdfast_engine::event::{Errno, Unprepared};
 use holdfast_ring::Errno as KernelErrno;
@@ -24,6 +24,7 @@ pub(super) struct Lines {
     dirty_unreadable: LineLimit,
     no_map: LineLimit,
     queue_refused: LineLimit,
+    late_command: LineLimit,
 }
 
 impl Lines {
@@ -35,6 +36,7 @@ impl Lines {
             dirty_unreadable: LineLimit::default(),
             no_map: LineLimit::default(),
             queue_refused: LineLimit::default(),
+            late_command: LineLimit::default(),
         }
     }
 
@@ -127,21 +129,44 @@ impl Lines {
         tracing::error!(queue, tag, %errno, held_back, "the kernel refused a queue command");
     }
 
-    /// Tells of what was held back and is followed by no other.
-    pub(super) fn held_back(&self, now: Millis) {
-        let Self { label, disk_failed, clean_unreadable, dirty_unreadable, no_map, queue_refused } = self;
+    /// The kernel answered a command of a queue that was closed.
+    pub(super) fn late_command(&self, queue: u16, tag: u16, now: Millis) {
+        let Some(held_back) = self.late_command.one(now) else { return };
+        let _volume = self.label.span().entered();
+        tracing::error!(queue, tag, held_back, "a bug: a command of a closed queue ended; it was dropped");
+    }
+
+    /// Logs what was held back and is followed by no other.
+    pub(super) fn write(&self, rest: Rest) {
+        let Self {
+            label,
+            disk_failed,
+            clean_unreadable,
+            dirty_unreadable,
+            no_map,
+            queue_refused,
+            late_command,
+        } = self;
         for (what, limit) in [
             ("the local disk failed to keep the volume's data or map", disk_failed),
             ("the local disk could not read cached data", clean_unreadable),
             ("the local disk could not read the only copy of data", dirty_unreadable),
             ("the volume's map had no room", no_map),
             ("the kernel refused a queue command", queue_refused),
+            ("a command of a closed queue ended", late_command),
         ] {
-            if let Some(times) = limit.rest(now) {
+            if let Some(times) = limit.rest(rest) {
                 let _volume = label.span().entered();
                 tracing::warn!(times, "{what}, since the last line about it");
             }
         }
+    }
+}
+
+/// The counts held back would never be written once the volume has gone.
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.write(Rest::All);
     }
 }
 

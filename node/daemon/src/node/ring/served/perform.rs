@@ -44,7 +44,10 @@ impl Served {
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
-            Action::Evict { range, side } => self.punch(ring, side, range, FileOperation::Evict),
+            Action::Evict { range, side } => {
+                self.evictions.waiting.push_back((side, range));
+                self.evict(ring);
+            }
             Action::Complete { id, result } => {
                 self.tally.errors += u64::from(result.is_err());
                 let outcome = result.map_err(|errno| holdfast_ring::Errno::new(errno.0));
@@ -130,6 +133,13 @@ impl Served {
         let whole = FileRange { offset_bytes: range.start.byte_offset(), len_bytes: range.bytes() };
         let operation = self.begin_file(operation);
         ring.punch_hole(self.slots.sides[side as usize], whole, operation);
+    }
+
+    /// Punches holes for what an eviction frees, as many as may be in flight.
+    pub(super) fn evict(&mut self, ring: &mut Ring) {
+        while let Some((side, range)) = self.evictions.next() {
+            self.punch(ring, side, range, FileOperation::Evict);
+        }
     }
 
     /// Each write's bytes are freed as soon as they lie in aligned memory: there is never a second copy of

@@ -1,6 +1,24 @@
+use holdfast_engine::durable_map::Header;
+use holdfast_engine::event::Event;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::sector_map::{Side, SideSet};
+use holdfast_engine::volume::{DirtyLimits, Durability, Setup};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
+use tokio::sync::oneshot;
 
 use super::*;
+use crate::node::local::live_map::LiveMap;
+use crate::node::ring::board::Board;
+use crate::node::ring::label::Label;
+use crate::node::ring::planned::Start;
+use crate::node::ring::room::Rooms;
+use crate::node::ring::shape::DeviceShape;
+use crate::node::tests::logged::logged;
+use crate::node::volume::state::{State, StateCell};
+
+const SECTORS: u64 = 64;
+const LIMIT: Duration = Duration::from_secs(20);
 
 pub(super) fn device() -> Device {
     let info = DeviceInfo {
@@ -38,4 +56,105 @@ async fn a_volume_that_is_gone_is_no_lost_ring() {
     assert!(matches!(removed, Err(RingRefusal::Gone)));
     ring.send(Message::Leave).await;
     thread.join().unwrap();
+}
+
+/// A volume without anything in it, for a ring thread.
+fn new_volume() -> NewVolume {
+    let volume: VolumeId = "disk".parse().unwrap();
+    let nonce = Nonce([7; 16]);
+    let header = Header {
+        volume: volume.clone(),
+        identity: nonce,
+        sectors: SECTORS,
+        epoch: Epoch(1),
+        writer: nonce,
+        nonces: vec![nonce],
+        active: Side::A,
+        closed_clean: false,
+        invalidated: SideSet::NONE,
+        seq: Seq(0),
+        synced_generation: 0,
+    };
+    let setup = Setup {
+        requests: 2,
+        limits: DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 },
+        durability: Durability::Local,
+        header,
+        header_generation: 1,
+        unix_ms_at_zero: 0,
+    };
+    let run = tempfile::tempdir_in("/dev/shm").unwrap();
+    let live_map = LiveMap::create(&run.path().join("live"), SECTORS, &[]).unwrap();
+    let live = live_map.file().try_clone().unwrap();
+    let manifest = Box::new(Manifest::empty(volume.clone()));
+    let start = Start::Attach { manifest, found: Vec::new(), trust_clean: false };
+    let planned = start.make(setup, live_map).unwrap();
+    let file = || tempfile::tempfile().unwrap();
+    let state = StateCell::new(State::attaching("main".to_owned(), Durability::Local));
+    let place = Rooms::new(1, &RingOptions::default()).reserve(DeviceShape::NONE.need()).unwrap();
+    NewVolume {
+        planned,
+        label: Arc::new(Label::new(volume, Epoch(1))),
+        live,
+        sides: [file(), file()],
+        map: file(),
+        work: mpsc::channel(1).0,
+        board: Arc::new(Board::new(state)),
+        place,
+    }
+}
+
+fn ring_thread() -> RingThread {
+    let file = || tempfile::tempfile().unwrap();
+    RingThread::new(&file(), &file(), mpsc::channel(1).1).unwrap()
+}
+
+/// Takes in what ends until `done`.
+fn turns(thread: &mut RingThread, done: impl Fn(&RingThread) -> bool) {
+    let begin = Instant::now();
+    while !done(thread) {
+        assert!(begin.elapsed() < LIMIT, "it never comes to that");
+        let mut completions = Vec::new();
+        thread.ring.submit_and_wait(Some(Duration::from_millis(10)), &mut completions).unwrap();
+        for completion in completions {
+            thread.on_completion(completion, now());
+        }
+        thread.release_removed();
+    }
+}
+
+/// Found by reading: it was dropped, and neither counted nor logged.
+#[test]
+fn a_late_command_of_a_closed_queue_is_counted() {
+    let mut thread = ring_thread();
+    let key = thread.add(new_volume()).unwrap();
+    let written = logged(|| {
+        for tag in [3, 4] {
+            thread.ring.no_operation(InFlight::Command(Command { owner: key, queue_id: 0, tag }));
+        }
+        turns(&mut thread, |thread| thread.late == 2);
+    });
+    let late: Vec<_> = written.iter().filter(|line| line.contains("closed queue")).collect();
+    assert!(
+        matches!(&late[..], [line] if line.contains("volume=disk") && line.contains("tag=3")),
+        "{written:#?}"
+    );
+    assert_eq!(logged(|| drop(thread)).iter().filter(|line| line.contains("times=1")).count(), 1);
+}
+
+/// Found by reading: the thread, and with it the process, ended once the volume was released.
+#[test]
+fn an_open_while_a_remove_waits_is_refused() {
+    let mut thread = ring_thread();
+    let key = thread.add(new_volume()).unwrap();
+    thread.on_message(Message::Event { key, event: Event::Detach }, now());
+    assert!(!thread.is_still(), "its last round is in flight");
+    let (done, mut removed) = oneshot::channel();
+    thread.on_message(Message::Remove { key, done }, now());
+    let (done, mut opened) = oneshot::channel();
+    let queues = Box::new(|_: &mut Ring, _| Ok(Vec::new()));
+    thread.on_message(Message::Open { key, device: device(), queues, done }, now());
+    assert!(matches!(opened.try_recv(), Ok(Err(RingRefusal::Removing))));
+    turns(&mut thread, |thread| thread.removed.is_empty());
+    assert!(matches!(removed.try_recv(), Ok(Ok(()))));
 }

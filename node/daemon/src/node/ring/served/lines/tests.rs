@@ -1,46 +1,8 @@
-use std::io::{self, Write};
-
 use holdfast_types::{Epoch, Seq};
 use holdfast_ublk::{Device, DeviceInfo, DeviceState, Expected, ForeignFeatures, Transport};
-use parking_lot::Mutex;
-use tracing_subscriber::fmt::MakeWriter;
 
 use super::*;
-
-/// Captured log output.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Self;
-
-    fn make_writer(&'a self) -> Self {
-        self.clone()
-    }
-}
-
-/// The lines that `write` logs.
-fn logged(write: impl FnOnce()) -> Vec<String> {
-    let log = Log::default();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(log.clone())
-        .with_ansi(false)
-        .with_max_level(tracing::Level::DEBUG)
-        .finish();
-    tracing::subscriber::with_default(subscriber, write);
-    let text = String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap();
-    text.lines().map(str::to_owned).collect()
-}
+use crate::node::tests::logged::logged;
 
 /// The lines of `vol-1` on `/dev/ublkb7`, whose writer has epoch 3.
 fn lines() -> Lines {
@@ -80,7 +42,7 @@ fn every_line_names_volume_device_and_epoch() {
         lines.no_map(Unprepared::Disk(Errno::ENOSPC), 1010);
         lines.queue_refused(0, 1, KernelErrno::EINVAL, 10);
         lines.queue_refused(0, 2, KernelErrno::EINVAL, 10);
-        lines.held_back(1010);
+        lines.write(Rest::Due(1010));
     });
     assert_eq!(written.len(), 11, "{written:#?}");
     for line in &written {
@@ -103,7 +65,7 @@ fn lines_of_requests_are_limited_and_the_rest_counted() {
     assert_eq!(written.len(), 5, "{written:#?}");
     let written = logged(|| {
         lines.report(&Report::CleanUnreadable(range), 1010);
-        lines.held_back(1010);
+        lines.write(Rest::Due(1010));
     });
     let [next, rest @ ..] = &written[..] else { panic!("no line") };
     assert!(next.contains("held_back=999"), "{next}");

@@ -1,0 +1,87 @@
+//! Shape of a volume's device, and the room that the volume needs because of it.
+
+use holdfast_types::SECTOR_BYTES;
+use holdfast_ublk::{Device, Transport};
+
+use crate::node::limit::{OPERATIONS_OF_VOLUME, WORK_OF_COMMITS};
+use crate::node::ring::room::{Need, VOLUME_FILES};
+
+/// Requests that a device holds: those of this version, or of the one that made it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::node) struct DeviceShape {
+    pub(in crate::node) transport: Transport,
+    pub(in crate::node) queues: u16,
+    pub(in crate::node) depth: u16,
+    /// Longest read or write.
+    pub(in crate::node) max_io_bytes: u32,
+}
+
+impl From<Device> for DeviceShape {
+    fn from(device: Device) -> Self {
+        Self {
+            transport: device.transport(),
+            queues: device.queues(),
+            depth: device.depth(),
+            max_io_bytes: device.max_io_bytes(),
+        }
+    }
+}
+
+impl DeviceShape {
+    /// Of a volume without a device.
+    pub(in crate::node) const NONE: Self =
+        Self { transport: Transport::UserCopy, queues: 0, depth: 0, max_io_bytes: 0 };
+
+    /// Number of requests in flight, at most.
+    pub(in crate::node) fn requests(self) -> u32 {
+        u32::from(self.queues) * u32::from(self.depth)
+    }
+
+    /// Number of sectors that all requests read or write at a time, at most.
+    fn sectors(self) -> u64 {
+        u64::from(self.requests()) * (u64::from(self.max_io_bytes) / SECTOR_BYTES).max(1)
+    }
+
+    /// Slots of a ring that the volume needs. A tag is one operation while the kernel has it; then it is at
+    /// most one for each sector of its request.
+    pub(in crate::node) fn need(self) -> Need {
+        let buffers = match self.transport {
+            Transport::ZeroCopy => self.requests(),
+            Transport::UserCopy => 0,
+        };
+        let operations = self.sectors() + u64::from(OPERATIONS_OF_VOLUME);
+        Need { files: VOLUME_FILES + u32::from(self.queues), buffers, operations }
+    }
+
+    /// Returns how many pieces of background work wait to be begun for the volume, at most. The planner asks
+    /// for no more: each sector of a request is read once at a time. The ring thread neither waits nor drops
+    /// a piece; one more would be a bug, and ends the process.
+    pub(in crate::node) fn waiting_work(self) -> usize {
+        usize::try_from(self.sectors()).expect("a device has few requests") + WORK_OF_COMMITS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::{QUEUE_DEPTH, QUEUES};
+
+    /// Found by reading: the queue of background work was sized for requests of 32 MiB, the most that ublk
+    /// knows, and bounded nothing.
+    #[test]
+    fn the_need_of_a_device_follows_from_its_own_requests() {
+        let ours = DeviceShape {
+            transport: Transport::ZeroCopy,
+            queues: QUEUES,
+            depth: QUEUE_DEPTH,
+            max_io_bytes: 1 << 20,
+        };
+        assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS);
+        let operations = u64::from(128 * 256 + OPERATIONS_OF_VOLUME);
+        assert_eq!(ours.need(), Need { files: VOLUME_FILES + 1, buffers: 128, operations });
+        let small = DeviceShape { transport: Transport::UserCopy, max_io_bytes: 4096, ..ours };
+        assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS));
+        let operations = u64::from(OPERATIONS_OF_VOLUME);
+        assert_eq!(DeviceShape::NONE.need(), Need { files: VOLUME_FILES, buffers: 0, operations });
+    }
+}

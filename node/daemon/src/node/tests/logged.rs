@@ -1,0 +1,42 @@
+//! Log lines, captured.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Captured log output.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+/// The lines that `write` logs on this thread.
+pub(in crate::node) fn logged(write: impl FnOnce()) -> Vec<String> {
+    let log = Log::default();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(log.clone())
+        .with_ansi(false)
+        .with_max_level(tracing::Level::DEBUG)
+        .finish();
+    tracing::subscriber::with_default(subscriber, write);
+    let text = String::from_utf8(std::mem::take(&mut *log.0.lock())).unwrap();
+    text.lines().map(str::to_owned).collect()
+}
