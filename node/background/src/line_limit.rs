@@ -10,7 +10,7 @@ const LINE_EVERY_MS: u64 = 1000;
 /// Log lines that were held back, to be written without waiting for the next of their kind.
 #[derive(Debug, Clone, Copy)]
 pub enum Rest {
-    /// Where a line may be written at this time, in milliseconds of the caller's clock.
+    /// Those whose line is due at this time, in milliseconds of the caller's clock.
     Due(u64),
     /// All: what they are about ends.
     All,
