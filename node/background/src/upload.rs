@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use holdfast_engine::action::DirtyBlock;
-use holdfast_engine::record::SegmentRef;
 use holdfast_engine::safeguard::{
     Safeguard::{CommitOnlyAllRead, PackByMask},
     safeguard,
 };
 use holdfast_engine::sector_map::Side;
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
+use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
 use holdfast_objects::Part;
 use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SectorRange, SegmentId};
 
@@ -192,7 +191,7 @@ fn read_each(
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::{Block, Mask};
+    use holdfast_types::{Block, Mask, Seq};
 
     use super::*;
 
@@ -214,7 +213,8 @@ mod tests {
         let dirty: Arc<[DirtyBlock]> =
             (0..200).map(|block| DirtyBlock { block: Block(block), a: Mask::FULL, b: Mask::EMPTY }).collect();
         let make = |part_bytes| {
-            let mut build = SegmentBuild::new(Arc::clone(&dirty), SegmentId::new(1, [0; 10]), part_bytes);
+            let mut build =
+                SegmentBuild::new(Arc::clone(&dirty), SegmentId::new(Seq(1), 1, [0; 10]), part_bytes);
             let mut parts = Vec::new();
             loop {
                 let Part { bytes, is_last } = build.next_part(&Holed(vec![])).expect("there are no holes");
@@ -238,7 +238,7 @@ mod tests {
             DirtyBlock { block: Block(0), a: Mask(0b1111_0000), b: Mask(0b1) },
             DirtyBlock { block: Block(3), a: Mask(0b111), b: Mask::EMPTY },
         ];
-        let id = SegmentId::new(1, [0; 10]);
+        let id = SegmentId::new(Seq(1), 1, [0; 10]);
         let build = |holes| SegmentBuild::new(dirty.into(), id, 1 << 20).next_part(&Holed(holes));
         let found = build(vec![0, 5, 6, 98]).expect_err("three are dirty there");
         assert_eq!(found.ranges, [SectorRange::new(5, 2), SectorRange::new(98, 1)]);

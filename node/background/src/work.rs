@@ -40,7 +40,12 @@ const MAX_RECORD_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub enum Work {
     /// Make a segment of these sectors and store it.
-    Upload(Vec<DirtyBlock>),
+    Upload {
+        /// The place that the segment is named for.
+        place: Seq,
+        /// The sectors.
+        blocks: Vec<DirtyBlock>,
+    },
     /// Keep this record through a crash.
     StorePending(Pending),
     /// Create `log/<seq>` once.
@@ -68,7 +73,7 @@ impl Work {
     /// The span that the lines of the work are written in.
     fn span(&self, volume: &VolumeId) -> Span {
         match self {
-            Self::Upload(dirty) => tracing::info_span!("upload", %volume, blocks = dirty.len()),
+            Self::Upload { blocks, .. } => tracing::info_span!("upload", %volume, blocks = blocks.len()),
             Self::StorePending(_) => tracing::info_span!("store_pending", %volume),
             Self::CreateRecord { seq, .. } => tracing::info_span!("commit", %volume, seq = seq.0),
             Self::ReadRecord { seq } => tracing::info_span!("read_record", %volume, seq = seq.0),
@@ -173,7 +178,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
 
     async fn answer(&self, work: Work) -> (Event, Option<Tidy>) {
         let event = match work {
-            Work::Upload(dirty) => self.upload(dirty).await,
+            Work::Upload { place, blocks } => self.upload(place, blocks).await,
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
@@ -216,10 +221,10 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
 
     /// Uploads a segment. Each attempt makes it again from the sides, so that nothing is held while the next
     /// one waits.
-    async fn upload(&self, dirty: Vec<DirtyBlock>) -> Event {
+    async fn upload(&self, place: Seq, dirty: Vec<DirtyBlock>) -> Event {
         let need = self.need(&dirty);
         let dirty: Arc<[DirtyBlock]> = dirty.into();
-        let id = SegmentId::new(self.time.unix_ms(), self.time.random());
+        let id = SegmentId::new(place, self.time.unix_ms(), self.time.random());
         let key = ObjectKey::Segment(self.volume.clone(), id).to_string();
         let store = if safeguard(QueueByStore) { self.store } else { StoreKey(0) };
         let mut backoff = JobBackoff::of_commits();

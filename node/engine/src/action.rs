@@ -143,7 +143,12 @@ pub enum Action {
     NextTurn,
     /// Read these sectors, make a segment of them, store it; try until it is there. Answer: `Uploaded`, or
     /// `SidesUnreadable`.
-    Upload(Vec<DirtyBlock>),
+    Upload {
+        /// The place that the segment is named for.
+        place: Seq,
+        /// The sectors.
+        blocks: Vec<DirtyBlock>,
+    },
     /// Keep these bytes through a crash, in place of the last ones. Answer: `PendingStored`.
     StorePending {
         /// The record's place.

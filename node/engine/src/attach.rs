@@ -323,6 +323,7 @@ pub fn plan_attach(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fence::Fence;
 
     const MINE: Nonce = Nonce([1; 16]);
     const THEIRS: Nonce = Nonce([2; 16]);
@@ -369,9 +370,14 @@ mod tests {
     }
 
     fn commit(epoch: u64, nonce: Nonce, generation: u64) -> (u64, Nonce, Body) {
-        let id = holdfast_types::SegmentId::new(1, [2; 10]);
-        let segment =
-            crate::record::SegmentRef { id, bytes: 1, index_offset: 0, index_bytes: 1, chunks: vec![] };
+        let id = holdfast_types::SegmentId::new(Seq(100), 1, [2; 10]);
+        let segment = crate::segment::SegmentRef {
+            id,
+            bytes: 1,
+            index_offset: 0,
+            index_bytes: 1,
+            chunks: Fence::default(),
+        };
         (epoch, nonce, Body::Commit { segment, invalidated: SideSet::NONE, generation })
     }
 

@@ -7,8 +7,7 @@ use std::sync::Arc;
 
 use holdfast_types::{BLOCK_BYTES, Block, Mask, SECTOR_BYTES};
 
-use crate::record::SegmentRef;
-use crate::segment::{Codec, Frame, FrameIndex};
+use crate::segment::{Codec, Frame, FrameIndex, SegmentRef};
 use crate::wire;
 
 /// Names a block's content: equal for equal contents of forks, different after any commit that changes the
@@ -85,7 +84,7 @@ pub fn place(piece: &Piece, plain: &[u8], block: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::SegmentId;
+    use holdfast_types::{SegmentId, Seq};
 
     use super::*;
     use crate::segment::{SegmentBuilder, unpack};
@@ -98,7 +97,7 @@ mod tests {
             let mask = Mask(*mask);
             builder.push(Block(*block), mask, &vec![*fill; mask.count() as usize * 4096]);
         }
-        let (segment, object) = builder.finish(SegmentId::new(1, [name; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [name; 10]));
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         (Arc::new(segment), index, object)

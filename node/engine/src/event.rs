@@ -3,8 +3,8 @@
 use holdfast_types::{Chunk, SectorRange, Seq};
 
 use crate::manifest::Manifest;
-use crate::record::SegmentRef;
 use crate::sector_map::Side;
+use crate::segment::SegmentRef;
 
 /// A client request's place in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -11,6 +11,7 @@ pub mod compose;
 pub mod crash_point;
 pub mod durable_map;
 pub mod event;
+pub mod fence;
 pub mod limit;
 pub mod log_length;
 pub mod manifest;

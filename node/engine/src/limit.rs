@@ -1,5 +1,9 @@
 //! Every bound of the engine in one place; those of the log's length are in `log_length.rs`.
 
+/// Runs of chunks in a reference: what it takes in a record and in memory does not grow with the volume.
+pub const MAX_FENCE_RUNS: usize = 64;
+/// Places that an upload is given ahead of the next record: records without data may come before its own.
+pub const UPLOAD_PLACE_AHEAD: u64 = 16;
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.

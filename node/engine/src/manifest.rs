@@ -1,8 +1,8 @@
 //! State of a volume as of a place in its log: size, writer, and for each chunk its segments, newest first.
 //!
 //! Owns: applying records in order, and the checkpoint that holds the whole state.
-//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; a
-//! deleted volume takes no more records.
+//! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; no
+//! object is added by a record behind its place; a deleted volume takes no more records.
 //! On failure: nothing is applied.
 //!
 //! Checkpoint payload inside the envelope (`wire`):
@@ -18,15 +18,16 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
-use crate::record::{Body, Displaced, Record, SegmentRef};
+use crate::record::{Body, Displaced, Record};
 use crate::safeguard::{
     Safeguard::{KeepAttachRecords, NewestSegmentFirst},
     safeguard,
 };
 use crate::sector_map::SideSet;
+use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
@@ -141,6 +142,14 @@ pub enum LogError {
         seq: Seq,
         /// Its sectors.
         sectors: u64,
+    },
+    /// An object is added after its place.
+    #[error("log record {seq} adds {object}, whose place the log has passed")]
+    Place {
+        /// The record's place.
+        seq: Seq,
+        /// The object's id.
+        object: PlacedId,
     },
     /// A segment of chunks that the volume does not have.
     #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
@@ -359,9 +368,12 @@ impl Manifest {
             Body::Commit { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
+            Body::Commit { segment, .. } if segment.id.place() < seq => {
+                return Err(LogError::Place { seq, object: segment.id.0 });
+            }
             Body::Commit { segment, invalidated, generation } => {
                 let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
-                if let Some((first, _)) = segment.run_beyond(chunks) {
+                if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
                     return Err(LogError::BeyondEnd { seq, first, chunks });
                 }
                 self.add_segment(Arc::new(segment.clone()));
@@ -380,7 +392,7 @@ impl Manifest {
     }
 
     fn add_segment(&mut self, segment: Arc<SegmentRef>) {
-        for (first, count) in &segment.chunks {
+        for (first, count) in segment.chunks.runs() {
             for chunk in *first..first + count {
                 let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
                 let layers: Layers = if safeguard(NewestSegmentFirst) {
@@ -457,10 +469,10 @@ impl Manifest {
         let chunks = manifest.sectors.div_ceil(CHUNK_SECTORS);
         for _ in 0..fields.count(SegmentRef::MIN_BYTES)? {
             let segment = Arc::new(SegmentRef::take(&mut fields)?);
-            if let Some((first, _)) = segment.run_beyond(chunks) {
+            if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
                 return Err(fields.bad("segment chunk run", u64::from(first)));
             }
-            for (first, count) in &segment.chunks {
+            for (first, count) in segment.chunks.runs() {
                 for chunk in *first..first + count {
                     layers.entry(chunk).or_default().push(Arc::clone(&segment));
                 }

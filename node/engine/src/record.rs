@@ -12,13 +12,13 @@
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
 //! behind it.
-//! A segment reference:
-//! `u128 id, u64 bytes, u64 index offset, u32 index bytes, u32 n, n x (u32 first chunk, u32 chunks)`.
+//! A segment reference is drawn in `segment.rs`.
 
-use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, SegmentId, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
+use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "log record";
@@ -107,21 +107,6 @@ impl Displaced {
     }
 }
 
-/// Place of a segment, and the chunks that it touches.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SegmentRef {
-    /// Its name.
-    pub id: SegmentId,
-    /// Size of the object in bytes.
-    pub bytes: u64,
-    /// Byte offset of the index envelope in the object.
-    pub index_offset: u64,
-    /// Length of the index envelope in bytes.
-    pub index_bytes: u32,
-    /// Runs of chunks it holds frames for: `(first, count)`, ascending, apart.
-    pub chunks: Vec<(u32, u32)>,
-}
-
 impl Record {
     /// The bytes to store.
     pub fn encode(&self) -> Vec<u8> {
@@ -195,56 +180,12 @@ fn take_sectors(fields: &mut Reader<'_>) -> Result<u64, DecodeError> {
     if sectors > MAX_SECTORS { Err(fields.bad("sectors", sectors)) } else { Ok(sectors) }
 }
 
-impl SegmentRef {
-    /// Fewest bytes of an encoded reference.
-    pub(crate) const MIN_BYTES: usize = 40;
-
-    /// A run of its chunks that a volume of `chunks` chunks does not have.
-    pub(crate) fn run_beyond(&self, chunks: u64) -> Option<(u32, u32)> {
-        self.chunks.iter().copied().find(|(first, count)| u64::from(*first) + u64::from(*count) > chunks)
-    }
-
-    pub(crate) fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.id.0.to_le_bytes());
-        out.extend_from_slice(&self.bytes.to_le_bytes());
-        out.extend_from_slice(&self.index_offset.to_le_bytes());
-        out.extend_from_slice(&self.index_bytes.to_le_bytes());
-        let runs = u32::try_from(self.chunks.len()).expect("a volume has fewer than 2^32 chunks");
-        out.extend_from_slice(&runs.to_le_bytes());
-        for (first, count) in &self.chunks {
-            out.extend_from_slice(&first.to_le_bytes());
-            out.extend_from_slice(&count.to_le_bytes());
-        }
-    }
-
-    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let id = SegmentId(fields.u128()?);
-        let bytes = fields.u64()?;
-        let index_offset = fields.u64()?;
-        let index_bytes = fields.u32()?;
-        if index_offset.checked_add(u64::from(index_bytes)).is_none_or(|end| end > bytes) {
-            return Err(fields.bad("segment index offset", index_offset));
-        }
-        let mut chunks = Vec::new();
-        let mut free_from = 0u32;
-        for _ in 0..fields.count(8)? {
-            let (first, count) = (fields.u32()?, fields.u32()?);
-            if first < free_from || count == 0 {
-                return Err(fields.bad("segment chunk run", u64::from(first)));
-            }
-            free_from = first
-                .checked_add(count)
-                .filter(|end| u64::from(*end) <= MAX_SECTORS / CHUNK_SECTORS)
-                .ok_or_else(|| fields.bad("segment chunk count", u64::from(count)))?;
-            chunks.push((first, count));
-        }
-        Ok(Self { id, bytes, index_offset, index_bytes, chunks })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use holdfast_types::SegmentId;
+
     use super::*;
+    use crate::fence::Fence;
 
     fn record(body: Body) -> Record {
         Record {
@@ -259,11 +200,11 @@ mod tests {
 
     fn segment() -> SegmentRef {
         SegmentRef {
-            id: SegmentId::new(1, [2; 10]),
+            id: SegmentId::new(Seq(9), 1, [2; 10]),
             bytes: 100,
             index_offset: 40,
             index_bytes: 60,
-            chunks: vec![(0, 1), (5, 3)],
+            chunks: Fence::around([(0, 1), (5, 3)]),
         }
     }
 
@@ -303,11 +244,5 @@ mod tests {
             let refused = Record::decode(&record(body).encode()).unwrap_err();
             assert_eq!(refused.to_string(), "log record: sectors cannot be 137438953473");
         }
-    }
-
-    #[test]
-    fn chunk_runs_that_overlap_are_refused() {
-        let bent = SegmentRef { chunks: vec![(0, 2), (1, 1)], ..segment() };
-        assert!(Record::decode(&record(commit(bent)).encode()).is_err());
     }
 }

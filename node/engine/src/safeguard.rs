@@ -107,11 +107,13 @@ pub enum Safeguard {
     FreeSlotOnce,
     /// A round syncs the sides for each group of its pages.
     SyncEachGroup,
+    /// An object is named for a place that the record which adds it does not pass.
+    PlaceBeyondRecord,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 48] = [
+    pub const ALL: [Self; 49] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -160,12 +162,13 @@ impl Safeguard {
         Self::SpareSlots,
         Self::FreeSlotOnce,
         Self::SyncEachGroup,
+        Self::PlaceBeyondRecord,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
     /// its absence.
     pub const fn is_shared(self) -> bool {
-        self.upholds() >= 25 || matches!(self, Self::SpareSlots | Self::FreeSlotOnce)
+        matches!(self.upholds(), 25 | 26) || matches!(self, Self::SpareSlots | Self::FreeSlotOnce)
     }
 
     /// The number of the invariant that does not hold without the safeguard, in `docs/invariants.md`.
@@ -208,6 +211,7 @@ impl Safeguard {
             Self::CheckDeviceTag | Self::ClearRecordFirst | Self::DetachAfterDevice | Self::SweepOnlyOwn => {
                 26
             }
+            Self::PlaceBeyondRecord => 27,
         }
     }
 }

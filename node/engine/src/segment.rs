@@ -10,6 +10,9 @@
 //! 8   4  sector mask           12  4  stored bytes
 //! 16  8  offset                24  1  codec: 0 zero, 1 raw, 2 zstd    25  7  zero
 //! 32 16  BLAKE3-128 of the uncompressed bytes (zeros for a zero frame)
+//!
+//! reference, in records and checkpoints:
+//! u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, fence (see `fence`)
 //! ```
 //! A zero frame stores no bytes; a run of wholly zero blocks is one entry with the full mask.
 //! Invariant: no frame is handed out before its hash was found right (3 in `docs/invariants.md`).
@@ -19,7 +22,7 @@ use std::cell::RefCell;
 
 use holdfast_types::{BLOCK_BYTES, Block, CHUNK_BLOCKS, Mask, SECTOR_BYTES, SegmentId};
 
-use crate::record::SegmentRef;
+use crate::fence::Fence;
 use crate::safeguard::{Safeguard::CheckFrameChecksum, safeguard};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -98,6 +101,45 @@ pub enum FrameError {
         /// The frame's block.
         block: u32,
     },
+}
+
+/// Place of a segment, and the chunks that it touches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentRef {
+    /// Its name.
+    pub id: SegmentId,
+    /// Size of the object in bytes.
+    pub bytes: u64,
+    /// Byte offset of the index envelope in the object.
+    pub index_offset: u64,
+    /// Length of the index envelope in bytes.
+    pub index_bytes: u32,
+    /// The chunks it holds frames for.
+    pub chunks: Fence,
+}
+
+impl SegmentRef {
+    /// Fewest bytes of an encoded reference.
+    pub(crate) const MIN_BYTES: usize = 48;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        wire::put_id(self.id.0, out);
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&self.index_offset.to_le_bytes());
+        out.extend_from_slice(&self.index_bytes.to_le_bytes());
+        self.chunks.put(out);
+    }
+
+    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let id = SegmentId(fields.id()?);
+        let bytes = fields.u64()?;
+        let index_offset = fields.u64()?;
+        let index_bytes = fields.u32()?;
+        if index_offset.checked_add(u64::from(index_bytes)).is_none_or(|end| end > bytes) {
+            return Err(fields.bad("segment index offset", index_offset));
+        }
+        Ok(Self { id, bytes, index_offset, index_bytes, chunks: Fence::take(fields)? })
+    }
 }
 
 /// Collects the dirty sectors of one seal, lowest block first. Its bytes can be taken while it grows.
@@ -189,7 +231,7 @@ impl SegmentBuilder {
         index.encode_at_end(&mut self.body);
         let index_bytes = u32::try_from(self.end() - index_offset).expect("an index is smaller than 4 GiB");
         let bytes = self.end() + TRAILER_BYTES;
-        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: chunk_runs(&index.frames) };
+        let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: fence(&index.frames) };
         self.body.extend_from_slice(&trailer(&segment));
         (segment, index)
     }
@@ -211,18 +253,13 @@ pub fn trailer(segment: &SegmentRef) -> [u8; TRAILER_BYTES as usize] {
     out
 }
 
-/// Chunks that `frames` (ascending) touch, as runs.
-fn chunk_runs(frames: &[Frame]) -> Vec<(u32, u32)> {
-    let mut runs: Vec<(u32, u32)> = Vec::new();
-    for frame in frames {
+/// Chunks that `frames` (ascending) touch.
+fn fence(frames: &[Frame]) -> Fence {
+    Fence::around(frames.iter().map(|frame| {
         let first = frame.block / CHUNK_BLOCKS as u32;
         let last = (frame.block + (frame.run - 1)) / CHUNK_BLOCKS as u32;
-        match runs.last_mut() {
-            Some((start, count)) if first <= *start + *count => *count = (*count).max(last + 1 - *start),
-            Some(_) | None => runs.push((first, last + 1 - first)),
-        }
-    }
-    runs
+        (first, last + 1 - first)
+    }))
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
@@ -348,6 +385,8 @@ pub fn unpack<'a>(frame: &Frame, stored: &'a [u8]) -> Result<Cow<'a, [u8]>, Fram
 
 #[cfg(test)]
 mod tests {
+    use holdfast_types::Seq;
+
     use super::*;
 
     fn noise(seed: u8, len: usize) -> Vec<u8> {
@@ -362,8 +401,8 @@ mod tests {
         let (scattered, text) = (noise(1, 2 * 4096), b"holdfast".repeat(32 * 512));
         builder.push(Block(3), Mask(0b101), &scattered);
         builder.push(Block(5000), Mask::FULL, &text);
-        let (segment, object) = builder.finish(SegmentId::new(1, [0; 10]));
-        assert_eq!(segment.chunks, [(0, 1), (4, 1)]);
+        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+        assert_eq!(segment.chunks.runs(), [(0, 1), (4, 1)]);
         assert_eq!(segment.bytes, object.len() as u64);
         assert!(
             object.len() < 2 * 4096 + 4096,
@@ -387,7 +426,7 @@ mod tests {
             builder.push(Block(block), Mask::FULL, &noise(block as u8, BLOCK_BYTES as usize));
             builder.push(Block(block + 1), Mask(1), &[0; 4096]);
         };
-        let id = SegmentId::new(1, [0; 10]);
+        let id = SegmentId::new(Seq(1), 1, [0; 10]);
         let mut whole = SegmentBuilder::default();
         (0..20).step_by(2).for_each(|block| fill(&mut whole, block));
         let (segment, object) = whole.finish(id);
@@ -413,8 +452,8 @@ mod tests {
         for block in 10..2000 {
             builder.push(Block(block), Mask::FULL, &zeros);
         }
-        let (segment, object) = builder.finish(SegmentId::new(1, [0; 10]));
-        assert_eq!(segment.chunks, [(0, 2)]);
+        let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
+        assert_eq!(segment.chunks.runs(), [(0, 2)]);
         let index = FrameIndex::decode(&object[segment.index_offset as usize..object.len() - 16]).unwrap();
         assert_eq!(index.frames().len(), 1);
         assert_eq!(index.find(Block(1999)).map(|f| (f.block, f.run)), Some((10, 1990)));

@@ -54,7 +54,7 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::FoundPage;
 use crate::event::{Errno, Event, Op, RequestId};
 use crate::manifest::Manifest;
-use crate::record::{Body, Record, SegmentRef};
+use crate::record::{Body, Record};
 use crate::safeguard::{
     Safeguard::{
         FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
@@ -63,6 +63,7 @@ use crate::safeguard::{
     safeguard,
 };
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
+use crate::segment::SegmentRef;
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};

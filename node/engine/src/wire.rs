@@ -11,6 +11,8 @@
 //! ```
 //! Invariant: nothing is decoded before its checksum, kind and version were found right.
 
+use holdfast_types::{PlacedId, Seq, Ulid};
+
 /// Bytes in front of a payload.
 pub(crate) const ENVELOPE_BYTES: usize = 32;
 /// Bytes in front of the checksum.
@@ -212,6 +214,11 @@ impl<'a> Reader<'a> {
         Ok(u128::from_le_bytes(self.array()?))
     }
 
+    /// An id as [`put_id`] wrote it.
+    pub(crate) fn id(&mut self) -> Result<PlacedId, DecodeError> {
+        Ok(PlacedId { place: Seq(self.u64()?), ulid: Ulid(self.u128()?) })
+    }
+
     /// A count of items of at least `item_bytes` each: refused when the rest cannot hold them.
     pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, DecodeError> {
         let count = self.u32()? as usize;
@@ -248,6 +255,12 @@ impl<'a> Reader<'a> {
             })
         }
     }
+}
+
+/// Appends an id: u64 place, u128 ulid.
+pub(crate) fn put_id(id: PlacedId, out: &mut Vec<u8>) {
+    out.extend_from_slice(&id.place.0.to_le_bytes());
+    out.extend_from_slice(&id.ulid.0.to_le_bytes());
 }
 
 /// Appends `text` behind a length byte; longer text is cut at 255 bytes.

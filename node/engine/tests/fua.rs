@@ -4,9 +4,11 @@
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
+use holdfast_engine::fence::Fence;
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
@@ -99,9 +101,9 @@ impl Bench {
             Action::StorePending { .. } => Event::PendingStored { result },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::NextTurn => Event::NextTurn,
-            Action::Upload(_) => {
-                let id = SegmentId::new(1, [0; 10]);
-                let chunks = vec![(0, 1)];
+            Action::Upload { place, .. } => {
+                let id = SegmentId::new(place, 1, [0; 10]);
+                let chunks = Fence::around([(0, 1)]);
                 Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
             }
             other @ (Action::Read { .. }
@@ -206,7 +208,7 @@ fn after_a_failed_sync_a_fua_write_waits_for_a_commit() {
     bench.finish();
     bench.ask(1, Op::WriteFua, 3);
     bench.store(1);
-    assert!(matches!(bench.asked[..], [Action::Upload(_)]), "{:?}", bench.asked);
+    assert!(matches!(bench.asked[..], [Action::Upload { .. }]), "{:?}", bench.asked);
     bench.answer(|_| true, Ok(()));
     bench.answer(|action| matches!(action, Action::StorePending { .. }), Ok(()));
     assert_eq!(bench.completed.len(), 1, "its record is not in the log");
@@ -236,7 +238,7 @@ fn reads_are_served_while_fua_writes_wait_for_the_store() {
         bench.ask(id, Op::WriteFua, 3 + u64::from(id));
         bench.store(id);
     }
-    let is_local = |action: &Action| !matches!(action, Action::Upload(_));
+    let is_local = |action: &Action| !matches!(action, Action::Upload { .. });
     while bench.asked.iter().any(is_local) {
         bench.answer(is_local, Ok(()));
     }

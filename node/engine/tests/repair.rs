@@ -5,9 +5,11 @@
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
 use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
+use holdfast_engine::fence::Fence;
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
 
@@ -32,8 +34,8 @@ struct Host {
 }
 
 fn segment() -> Event {
-    let id = SegmentId::new(1, [0; 10]);
-    Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks: vec![(0, 1)] })
+    let (id, chunks) = (SegmentId::new(Seq(100), 1, [0; 10]), Fence::around([(0, 1)]));
+    Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
 }
 
 impl Host {
@@ -123,8 +125,8 @@ impl Host {
             }
             Action::SyncMap => Event::MapSynced { result: done },
             Action::NextTurn => Event::NextTurn,
-            Action::Upload(dirty) => {
-                self.uploads.push(dirty);
+            Action::Upload { blocks, .. } => {
+                self.uploads.push(blocks);
                 return self.store_answers.then(segment);
             }
             Action::StorePending { .. } => Event::PendingStored { result: done },

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::{FoundPage, Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
+use holdfast_engine::fence::Fence;
 use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Epoch, Nonce, SectorRange, SegmentId, Seq};
 
@@ -203,17 +205,17 @@ impl Host {
                 self.turns.next_turns += 1;
                 Event::NextTurn
             }
-            Action::Upload(dirty) => {
-                self.turns.uploaded_blocks = dirty.len();
+            Action::Upload { place, blocks } => {
+                self.turns.uploaded_blocks = blocks.len();
                 if let Some(range) = self.unreadable.take() {
                     return Some(Event::SidesUnreadable(vec![range]));
                 }
                 Event::Uploaded(SegmentRef {
-                    id: SegmentId::new(1, [0; 10]),
+                    id: SegmentId::new(place, 1, [0; 10]),
                     bytes: 100,
                     index_offset: 0,
                     index_bytes: 100,
-                    chunks: vec![(0, 1)],
+                    chunks: Fence::around([(0, 1)]),
                 })
             }
             Action::StorePending { .. } => Event::PendingStored { result },

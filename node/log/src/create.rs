@@ -124,6 +124,12 @@ pub async fn drop_checkpoints(
     let mut newest_first = page.entries[surplus..].iter().rev();
     Ok(newest_first.find_map(|entry| match ObjectKey::parse(&entry.key) {
         Some(ObjectKey::Checkpoint(_, kept)) => (kept < seq).then_some(kept),
-        Some(ObjectKey::Log(..) | ObjectKey::Segment(..) | ObjectKey::TruncationMarker(..)) | None => None,
+        Some(
+            ObjectKey::Log(..)
+            | ObjectKey::Segment(..)
+            | ObjectKey::Run(..)
+            | ObjectKey::TruncationMarker(..),
+        )
+        | None => None,
     }))
 }

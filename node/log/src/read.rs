@@ -152,7 +152,8 @@ pub(crate) async fn seqs_under(
             match ObjectKey::parse(&entry.key) {
                 Some(ObjectKey::Log(_, seq) | ObjectKey::Checkpoint(_, seq)) => seqs.push(seq),
                 // Not ours: a foreign object under our prefix says nothing about the volume.
-                Some(ObjectKey::Segment(..) | ObjectKey::TruncationMarker(..)) | None => {}
+                Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::TruncationMarker(..))
+                | None => {}
             }
         }
         match page.entries.last() {

@@ -5,8 +5,10 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::fence::Fence;
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
+use holdfast_engine::segment::SegmentRef;
 use holdfast_log::{
     CreateOutcome, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
     read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
@@ -28,11 +30,17 @@ fn record(seq: u64, body: Body) -> Record {
 }
 
 fn commit(seq: u64) -> Record {
-    let id = SegmentId::new(seq, [0; 10]);
+    let id = SegmentId::new(Seq(seq), seq, [0; 10]);
     record(
         seq,
         Body::Commit {
-            segment: SegmentRef { id, bytes: 9, index_offset: 0, index_bytes: 9, chunks: vec![(0, 1)] },
+            segment: SegmentRef {
+                id,
+                bytes: 9,
+                index_offset: 0,
+                index_bytes: 9,
+                chunks: Fence::around([(0, 1)]),
+            },
             invalidated: SideSet::NONE,
             generation: 1,
         },

@@ -4,9 +4,9 @@
 use std::sync::Mutex;
 
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record, SegmentRef};
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
-use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
+use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
     CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, truncate, write_checkpoint,
@@ -72,7 +72,7 @@ impl Stored {
             };
             builder.push(Block(*block), Mask((*mask).max(1)), &bytes);
         }
-        let (segment, object) = builder.finish(SegmentId::new(seq, [0; 10]));
+        let (segment, object) = builder.finish(SegmentId::new(Seq(seq), seq, [0; 10]));
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
         let key = ObjectKey::Segment(volume(), segment.id).to_string();

@@ -51,11 +51,13 @@ pub enum Invariant {
     StoresAreIndependent = 25,
     /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
     DevicesAreOwn = 26,
+    /// An object is added to the volume by a record that stands at its place or before it.
+    PlaceIsKept = 27,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -78,6 +80,7 @@ impl Invariant {
         Self::OneVolumeOneState,
         Self::StoresAreIndependent,
         Self::DevicesAreOwn,
+        Self::PlaceIsKept,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -216,11 +216,11 @@ impl Process {
                     .check(!uploading, || format!("{side:?} changes while it is uploaded"));
             }
             Action::Evict { range, side } => self.check_eviction(range, side),
-            Action::Upload(dirty) => {
+            Action::Upload { place, blocks } => {
                 let cut = Rc::clone(sealed.expect("an upload belongs to a seal"));
-                self.check_upload(&dirty);
-                self.upload = Some((dirty.clone(), cut));
-                return self.work(Work::Upload(dirty));
+                self.check_upload(&blocks);
+                self.upload = Some((blocks.clone(), cut));
+                return self.work(Work::Upload { place, blocks });
             }
             Action::StorePending { seq, bytes } => {
                 self.check_commit();

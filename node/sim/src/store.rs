@@ -10,8 +10,8 @@ use std::time::SystemTime;
 use bytes::Bytes;
 use holdfast_engine::compose::{compose, place};
 use holdfast_engine::manifest::{Manifest, Writer};
-use holdfast_engine::record::{Body, Record, SegmentRef};
-use holdfast_engine::segment::{FrameIndex, unpack};
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::segment::{FrameIndex, SegmentRef, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
@@ -180,7 +180,7 @@ impl Store {
             },
             Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
             Some(ObjectKey::TruncationMarker(..)) => {}
-            Some(ObjectKey::Segment(..)) | None => panic!("{key} is created"),
+            Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => panic!("{key} is created"),
         }
         if !there {
             self.insert(key, body);
@@ -203,6 +203,8 @@ impl Store {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
             self.last_cut = Rc::clone(&stored.cut);
+            Invariant::PlaceIsKept
+                .check(segment.id.place() >= seq, || format!("log/{} adds {}", seq.0, segment.id));
         }
         let replaced = self.truth.attached();
         if let Err(error) = self.truth.apply(&record) {

@@ -129,7 +129,8 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::MapSynced { result } => (6, [came_of(*result), 0, 0, 0]),
         Event::ManifestLoaded(manifest) => (7, [manifest.seq().0, manifest.epoch().0, 0, 0]),
         Event::Uploaded(segment) => {
-            (8, [segment.id.0 as u64, segment.bytes, segment.index_offset, segment.chunks.len() as u64])
+            let (id, chunks) = (segment.id.0.ulid.0 as u64, segment.chunks.runs().len() as u64);
+            (8, [id, segment.bytes, segment.index_offset, chunks])
         }
         Event::SidesUnreadable(ranges) => {
             (18, [ranges.len() as u64, ranges.first().map_or(0, |range| range.start.0), 0, 0])
@@ -176,11 +177,11 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         }
         Action::SyncMap => (41, [0; 4]),
         Action::NextTurn => (49, [0; 4]),
-        Action::Upload(dirty) => {
-            let masks = dirty.iter().fold(0u64, |all, one| {
+        Action::Upload { place, blocks } => {
+            let masks = blocks.iter().fold(0u64, |all, one| {
                 all.rotate_left(7) ^ one.block.0 ^ u64::from(one.a.0) << 32 ^ u64::from(one.b.0)
             });
-            (42, [dirty.len() as u64, masks, 0, 0])
+            (42, [blocks.len() as u64, masks, place.0, 0])
         }
         Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
         Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
@@ -300,7 +301,7 @@ fn action_words(action: &Action) -> String {
             format!("evict {} sectors at {} of {side:?}", range.sectors, range.start.0)
         }
         Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
-        Action::Upload(dirty) => format!("upload {} blocks", dirty.len()),
+        Action::Upload { blocks, .. } => format!("upload {} blocks", blocks.len()),
         Action::StorePending { seq, .. } => format!("store the record of log/{}", seq.0),
         Action::CreateRecord { seq, .. } => format!("create log/{}", seq.0),
         Action::WriteCheckpoint { seq, .. } => format!("checkpoint {}", seq.0),

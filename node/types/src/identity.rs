@@ -1,4 +1,4 @@
-//! Identities: volumes, writers, positions in a volume's log, segments.
+//! Identities: volumes, writers, positions in a volume's log.
 
 use std::fmt;
 
@@ -80,6 +80,12 @@ impl Seq {
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
     }
+
+    /// The position whose form in keys, 20 digits, is `text`. A sign would make a second key of it.
+    pub(crate) fn parse_padded(text: &str) -> Option<Self> {
+        let is_padded = text.len() == 20 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_padded.then(|| text.parse().ok().map(Self)).flatten()
+    }
 }
 
 impl fmt::Display for Seq {
@@ -98,54 +104,6 @@ impl fmt::Debug for Nonce {
     }
 }
 
-/// A segment's name: a ULID (48 bits of milliseconds since 1970, 80 random bits), sortable by time.
-/// Source: <https://github.com/ulid/spec>.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SegmentId(pub u128);
-
-const CROCKFORD: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
-
-impl SegmentId {
-    /// Length of the text form.
-    pub const TEXT_LEN: usize = 26;
-
-    /// A new id from the wall clock (milliseconds since 1970) and random bytes.
-    pub fn new(unix_ms: u64, random: [u8; 10]) -> Self {
-        let mut low = [0u8; 16];
-        low[6..].copy_from_slice(&random);
-        Self((u128::from(unix_ms) << 80) | u128::from_be_bytes(low))
-    }
-
-    /// The id whose text form is `text`, if it is one.
-    pub fn parse(text: &str) -> Option<Self> {
-        if text.len() != Self::TEXT_LEN || text.as_bytes()[0] > b'7' {
-            return None;
-        }
-        let mut value = 0u128;
-        for byte in text.bytes() {
-            let digit = CROCKFORD.iter().position(|c| *c == byte)?;
-            value = (value << 5) | digit as u128;
-        }
-        Some(Self(value))
-    }
-}
-
-impl fmt::Display for SegmentId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for place in (0..Self::TEXT_LEN).rev() {
-            let digit = (self.0 >> (place * 5)) & 31;
-            fmt::Write::write_char(f, char::from(CROCKFORD[digit as usize]))?;
-        }
-        Ok(())
-    }
-}
-
-impl fmt::Debug for SegmentId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,15 +115,5 @@ mod tests {
             assert!(refused.to_string().contains("1 to 63"));
         }
         assert_eq!("vol-1".parse::<VolumeId>().unwrap().as_str(), "vol-1");
-    }
-
-    #[test]
-    fn a_segment_id_survives_its_text_and_sorts_by_time() {
-        let early = SegmentId::new(1, [0xff; 10]);
-        let late = SegmentId::new(2, [0; 10]);
-        assert!(early.to_string() < late.to_string());
-        assert_eq!(SegmentId::parse(&late.to_string()), Some(late));
-        assert_eq!(SegmentId::parse("8ZZZZZZZZZZZZZZZZZZZZZZZZZ"), None);
-        assert_eq!(SegmentId::parse("short"), None);
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! volumes/<volume>/log/<seq:020>
 //! volumes/<volume>/checkpoints/<seq:020>
-//! volumes/<volume>/segments/<ulid>
+//! volumes/<volume>/segments/<place:020>-<ulid>
+//! volumes/<volume>/runs/<place:020>-<ulid>
 //! volumes/<volume>/trimmed/<seq:020>
 //! ```
 //! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and
@@ -11,7 +12,7 @@
 
 use std::fmt;
 
-use crate::{SegmentId, Seq, VolumeId};
+use crate::{RunId, SegmentId, Seq, VolumeId};
 
 /// The name of one object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -22,6 +23,8 @@ pub enum ObjectKey {
     Checkpoint(VolumeId, Seq),
     /// Compressed frames and their index.
     Segment(VolumeId, SegmentId),
+    /// An index over the frames of many segments.
+    Run(VolumeId, RunId),
     /// Once it is there, log records up to this seq may be gone.
     TruncationMarker(VolumeId, Seq),
 }
@@ -48,13 +51,11 @@ impl ObjectKey {
         let (volume, rest) = rest.split_once('/')?;
         let volume: VolumeId = volume.parse().ok()?;
         let (kind, name) = rest.split_once('/')?;
-        // A sign would make a second key of the same seq.
-        let is_seq = name.len() == 20 && name.bytes().all(|byte| byte.is_ascii_digit());
-        let seq = || is_seq.then(|| name.parse().ok().map(Seq)).flatten();
         match kind {
-            "log" => Some(Self::Log(volume, seq()?)),
-            "checkpoints" => Some(Self::Checkpoint(volume, seq()?)),
-            "trimmed" => Some(Self::TruncationMarker(volume, seq()?)),
+            "log" => Some(Self::Log(volume, Seq::parse_padded(name)?)),
+            "checkpoints" => Some(Self::Checkpoint(volume, Seq::parse_padded(name)?)),
+            "trimmed" => Some(Self::TruncationMarker(volume, Seq::parse_padded(name)?)),
+            "runs" => Some(Self::Run(volume, RunId::parse(name)?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
         }
@@ -67,6 +68,7 @@ impl fmt::Display for ObjectKey {
             Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
             Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
             Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/trimmed/{:020}", seq.0),
+            Self::Run(volume, id) => write!(f, "volumes/{volume}/runs/{id}"),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
     }
@@ -82,7 +84,8 @@ mod tests {
         for key in [
             ObjectKey::Log(volume.clone(), Seq(7)),
             ObjectKey::Checkpoint(volume.clone(), Seq(u64::MAX)),
-            ObjectKey::Segment(volume.clone(), SegmentId::new(5, [1; 10])),
+            ObjectKey::Segment(volume.clone(), SegmentId::new(Seq(9), 5, [1; 10])),
+            ObjectKey::Run(volume.clone(), RunId::new(Seq(u64::MAX), 5, [1; 10])),
             ObjectKey::TruncationMarker(volume.clone(), Seq(64)),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
@@ -92,6 +95,7 @@ mod tests {
             "volumes/v1/log/7",
             "volumes/v1/log/+0000000000000000007",
             "volumes/V/log/00000000000000000007",
+            "volumes/v1/segments/00000000000000000000000000",
             "x/v1/log/1",
         ] {
             assert_eq!(ObjectKey::parse(foreign), None, "{foreign}");

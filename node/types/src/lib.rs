@@ -9,13 +9,15 @@ mod extent;
 mod identity;
 pub mod key;
 mod mask;
+mod placed;
 
 pub use backoff::{Backoff, Jitter};
 pub use extent::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, CHUNK_BLOCKS, CHUNK_SECTORS, Chunk, SECTOR_BYTES, Sector, SectorRange,
 };
-pub use identity::{Epoch, InvalidVolumeId, Nonce, SegmentId, Seq, VolumeId};
+pub use identity::{Epoch, InvalidVolumeId, Nonce, Seq, VolumeId};
 pub use mask::Mask;
+pub use placed::{PlacedId, RunId, SegmentId, Ulid};
 
 /// Milliseconds on a clock that never goes back and that all processes of a host share, from one start of the
 /// host to the next; only differences mean anything.

@@ -457,7 +457,7 @@ async fn leave_volume_dirty(
                 | Action::WriteMap(_)
                 | Action::SyncMap
                 | Action::NextTurn
-                | Action::Upload(_)
+                | Action::Upload { .. }
                 | Action::StorePending { .. }
                 | Action::CreateRecord { .. }
                 | Action::ReadRecord { .. }

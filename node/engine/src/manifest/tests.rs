@@ -1,6 +1,7 @@
 use holdfast_types::SegmentId;
 
 use super::*;
+use crate::fence::Fence;
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()
@@ -11,8 +12,12 @@ fn record(seq: u64, epoch: u64, body: Body) -> Record {
     Record { volume: volume(), seq: Seq(seq), epoch: Epoch(epoch), nonce, unix_ms: 0, body }
 }
 
+fn id(name: u8) -> SegmentId {
+    SegmentId::new(Seq(100), 1, [name; 10])
+}
+
 fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
-    SegmentRef { id: SegmentId::new(1, [name; 10]), bytes: 10, index_offset: 0, index_bytes: 10, chunks }
+    SegmentRef { id: id(name), bytes: 10, index_offset: 0, index_bytes: 10, chunks: Fence::around(chunks) }
 }
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
@@ -38,8 +43,8 @@ fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
     let names = |chunk| -> Vec<SegmentId> {
         manifest.layers(Chunk(chunk)).map(|l| l.iter().map(|s| s.id).collect()).unwrap_or_default()
     };
-    assert_eq!(names(0), [SegmentId::new(1, [1; 10])]);
-    assert_eq!(names(1), [SegmentId::new(1, [2; 10]), SegmentId::new(1, [1; 10])]);
+    assert_eq!(names(0), [id(1)]);
+    assert_eq!(names(1), [id(2), id(1)]);
     assert!(names(2).is_empty());
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert_eq!(read.checkpointed(), Seq(4));
@@ -119,5 +124,21 @@ fn a_commit_beyond_the_volumes_end_is_refused() {
 #[test]
 fn a_segment_of_chunks_that_no_volume_has_is_refused() {
     let bent = record(3, 1, commit(1, vec![(0, u32::MAX)]));
-    assert!(Record::decode(&bent.encode()).unwrap_err().to_string().contains("segment chunk count"));
+    assert!(Record::decode(&bent.encode()).unwrap_err().to_string().contains("chunk count"));
+}
+
+/// Once the log has passed a place, no object of that place is ever added: a collector may rest on it.
+#[test]
+fn an_object_is_not_added_behind_its_place() {
+    let mut manifest = attached();
+    let named_for = |place| {
+        let chunks = Fence::around([(0, 1)]);
+        let id = SegmentId::new(Seq(place), 1, [1; 10]);
+        let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, chunks };
+        record(3, 1, Body::Commit { segment, invalidated: SideSet::NONE, generation: 1 })
+    };
+    let refused = manifest.apply(&named_for(2)).unwrap_err().to_string();
+    assert!(refused.starts_with("log record 3 adds 00000000000000000002-"), "{refused}");
+    assert_eq!(manifest.seq(), Seq(2));
+    assert_eq!(manifest.apply(&named_for(3)), Ok(()));
 }

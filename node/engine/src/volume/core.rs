@@ -17,7 +17,7 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
 use crate::manifest::Manifest;
 use crate::safeguard::{
-    Safeguard::{InvalidateUnsynced, SealByAge},
+    Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
     safeguard,
 };
 use crate::sector_map::{Nibble, PAGE_SECTORS, PerSide, SectorMap, Side, SideSet};
@@ -108,6 +108,12 @@ impl<M: Memory> Core<M> {
     /// The newest record that this writer knows.
     pub(super) fn known_seq(&self) -> Seq {
         self.manifest.as_ref().map_or(self.header.seq, Manifest::seq)
+    }
+
+    /// The place of an object that the record `ahead` behind the next one may still add (invariant 27).
+    pub(super) fn place_ahead(&self, ahead: u64) -> Seq {
+        let known = self.known_seq();
+        if safeguard(PlaceBeyondRecord) { Seq(known.next().0 + ahead) } else { known }
     }
 
     /// Returns true if a sync of a side failed since the attach (`volume/durability.rs`).

@@ -22,6 +22,7 @@ use super::core::{Core, Memory};
 use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
 use crate::crash_point::{CrashPoint, reach};
+use crate::limit::UPLOAD_PLACE_AHEAD;
 use crate::round_size::map_write_pages;
 use crate::sector_map::{Side, SideSet};
 
@@ -188,7 +189,8 @@ impl Sealer {
             return out.push(Action::NextTurn);
         }
         self.seal = self.seal.next(SealEvent::Listed);
-        out.push(Action::Upload(std::mem::take(&mut self.listed).blocks));
+        let blocks = std::mem::take(&mut self.listed).blocks;
+        out.push(Action::Upload { place: core.place_ahead(UPLOAD_PLACE_AHEAD), blocks });
     }
 
     fn list_page<M: Memory>(&mut self, page: u64, sides: SideSet, core: &Core<M>) {

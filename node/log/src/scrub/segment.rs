@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_engine::record::SegmentRef;
-use holdfast_engine::segment::{Codec, Frame, FrameError, FrameIndex, TRAILER_BYTES, trailer, unpack};
+use holdfast_engine::segment::{
+    Codec, Frame, FrameError, FrameIndex, SegmentRef, TRAILER_BYTES, trailer, unpack,
+};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{SegmentId, VolumeId};

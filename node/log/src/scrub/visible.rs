@@ -6,8 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::SegmentRef;
-use holdfast_engine::segment::{Frame, FrameIndex};
+use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
@@ -120,7 +119,7 @@ fn chunk_ranges(segment: &SegmentRef, sectors: u64) -> Vec<SectorRange> {
         let run = SectorRange::new(u64::from(*first) * CHUNK_SECTORS, u64::from(*count) * CHUNK_SECTORS);
         run.intersect(volume)
     };
-    segment.chunks.iter().filter_map(run).collect()
+    segment.chunks.runs().iter().filter_map(run).collect()
 }
 
 /// The same sectors as runs that ascend and do not touch.

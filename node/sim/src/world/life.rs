@@ -143,7 +143,7 @@ impl World {
             Action::SyncSide { side } => disk.side(*side).sync(mark.expect("a sync has a mark")),
             Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::NextTurn
-            | Action::Upload(_)
+            | Action::Upload { .. }
             | Action::StorePending { .. }
             | Action::CreateRecord { .. }
             | Action::WriteCheckpoint { .. }

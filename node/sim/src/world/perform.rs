@@ -74,7 +74,7 @@ impl World {
                 return None;
             }
             Action::ReadCold { .. }
-            | Action::Upload(_)
+            | Action::Upload { .. }
             | Action::StorePending { .. }
             | Action::CreateRecord { .. }
             | Action::ReadRecord { .. }

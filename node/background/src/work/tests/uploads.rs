@@ -64,7 +64,8 @@ fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Backgro
 }
 
 fn upload() -> Work {
-    Work::Upload(vec![DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY }])
+    let blocks = vec![DirtyBlock { block: Block(3), a: Mask::FULL, b: Mask::EMPTY }];
+    Work::Upload { place: Seq(9), blocks }
 }
 
 /// Two volumes of a store that failed held the permits of all uploads of the node, also while they waited to

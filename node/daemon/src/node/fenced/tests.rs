@@ -5,11 +5,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use holdfast_engine::durable_map::{Header, header_offset, page_offset};
 use holdfast_engine::event::{Event, Op, RequestId};
+use holdfast_engine::fence::Fence;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
-use holdfast_engine::{action::Action, event::CreateAnswer, record::SegmentRef};
+use holdfast_engine::{action::Action, event::CreateAnswer, segment::SegmentRef};
 use holdfast_types::{Nonce, SegmentId, Seq};
 use tempfile::TempDir;
 
@@ -145,16 +146,16 @@ impl Writer {
             }
             Action::SyncMap => Event::MapSynced { result: done },
             Action::NextTurn => Event::NextTurn,
-            Action::Upload(_) if self.store => Event::Uploaded(SegmentRef {
-                id: SegmentId::new(1, [0; 10]),
+            Action::Upload { place, .. } if self.store => Event::Uploaded(SegmentRef {
+                id: SegmentId::new(place, 1, [0; 10]),
                 bytes: 100,
                 index_offset: 0,
                 index_bytes: 100,
-                chunks: vec![(0, 1)],
+                chunks: Fence::around([(0, 1)]),
             }),
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
-            Action::Upload(_) | Action::Complete { .. } | Action::Report(_) => return None,
+            Action::Upload { .. } | Action::Complete { .. } | Action::Report(_) => return None,
             Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Punch { .. }

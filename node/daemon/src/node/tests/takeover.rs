@@ -109,7 +109,7 @@ impl Writer {
                         events.push(Event::NextTurn);
                         continue;
                     }
-                    Action::Upload(dirty) => Work::Upload(dirty),
+                    Action::Upload { place, blocks } => Work::Upload { place, blocks },
                     Action::StorePending { seq, bytes } => Work::StorePending(Pending { seq, bytes }),
                     Action::CreateRecord { seq, bytes } => Work::CreateRecord { seq, bytes },
                     Action::ReadRecord { seq } => Work::ReadRecord { seq },

@@ -71,7 +71,9 @@ impl Served {
                 let operation = self.begin_file(FileOperation::NextTurn);
                 ring.no_operation(operation);
             }
-            Action::Upload(blocks) => self.send_other(background::Work::Upload(blocks)),
+            Action::Upload { place, blocks } => {
+                self.send_other(background::Work::Upload { place, blocks });
+            }
             Action::StorePending { seq, bytes } => {
                 self.send_other(background::Work::StorePending(Pending { seq, bytes }));
             }
