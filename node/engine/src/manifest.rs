@@ -149,7 +149,7 @@ pub enum LogError {
         /// The record's place.
         seq: Seq,
         /// The object's id.
-        object: PlacedId,
+        object: Box<PlacedId>,
     },
     /// A segment of chunks that the volume does not have.
     #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
@@ -369,7 +369,7 @@ impl Manifest {
                 return Err(wrong_epoch);
             }
             Body::Commit { segment, .. } if segment.id.place() < seq => {
-                return Err(LogError::Place { seq, object: segment.id.0 });
+                return Err(LogError::Place { seq, object: Box::new(segment.id.0) });
             }
             Body::Commit { segment, invalidated, generation } => {
                 let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
