@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
-use holdfast_engine::compose::{Composition, Piece, compose, place};
+use holdfast_engine::compose::{Composition, Layer, Piece, compose, place};
 use holdfast_engine::manifest::Layers;
 use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
 use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef, unpack};
@@ -205,7 +205,8 @@ impl Indexes {
         layers: &Layers,
     ) -> Result<Composition, ColdError> {
         let indexes = try_join_all(layers.iter().map(|segment| self.index(objects, volume, segment))).await?;
-        Ok(compose(block, wanted, layers.iter().zip(indexes.iter().map(|index| &**index))))
+        let layers = layers.iter().zip(&indexes).map(|(segment, index)| Layer::Segment(segment.id, index));
+        Ok(compose(block, wanted, layers))
     }
 
     async fn index(
@@ -218,12 +219,12 @@ impl Indexes {
             .get_or_insert_async(&segment.id, async {
                 let range = segment.index_offset..segment.index_offset + u64::from(segment.index_bytes);
                 let bytes = objects
-                    .get_range(&key(volume, segment), range)
+                    .get_range(&key(volume, segment.id), range)
                     .await
-                    .map_err(|source| ColdError::Store { key: key(volume, segment), source })?;
+                    .map_err(|source| ColdError::Store { key: key(volume, segment.id), source })?;
                 FrameIndex::decode(&bytes)
                     .map(Arc::new)
-                    .map_err(|source| ColdError::Index { key: key(volume, segment), source })
+                    .map_err(|source| ColdError::Index { key: key(volume, segment.id), source })
             })
             .await
     }
@@ -242,7 +243,7 @@ pub async fn fetch(
     let frames = try_join_all(plan.pieces.iter().map(|piece| frame(objects, volume, piece))).await?;
     for (piece, stored) in plan.pieces.iter().zip(frames) {
         let plain = unpack(&piece.frame, &stored)
-            .map_err(|source| ColdError::Frame { key: key(volume, &piece.segment), source })?;
+            .map_err(|source| ColdError::Frame { key: key(volume, piece.segment), source })?;
         place(piece, &plain, block);
     }
     Ok(())
@@ -255,13 +256,13 @@ async fn frame(
 ) -> Result<bytes::Bytes, ColdError> {
     let range = piece.frame.offset..piece.frame.offset + u64::from(piece.frame.stored);
     objects
-        .get_range(&key(volume, &piece.segment), range)
+        .get_range(&key(volume, piece.segment), range)
         .await
-        .map_err(|source| ColdError::Store { key: key(volume, &piece.segment), source })
+        .map_err(|source| ColdError::Store { key: key(volume, piece.segment), source })
 }
 
-fn key(volume: &VolumeId, segment: &SegmentRef) -> String {
-    ObjectKey::Segment(volume.clone(), segment.id).to_string()
+fn key(volume: &VolumeId, segment: SegmentId) -> String {
+    ObjectKey::Segment(volume.clone(), segment).to_string()
 }
 
 #[cfg(test)]

@@ -170,7 +170,7 @@ mod tests {
     use std::io;
 
     use futures::FutureExt;
-    use holdfast_engine::compose::compose;
+    use holdfast_engine::compose::{Layer, compose};
     use holdfast_engine::segment::{FrameIndex, SegmentBuilder};
     use holdfast_types::{Block, Mask, SegmentId, Seq};
 
@@ -188,8 +188,9 @@ mod tests {
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
         let index = FrameIndex::decode(index).unwrap();
-        let segment = Arc::new(segment);
-        (0..count).map(|number| compose(Block(number), Mask::FULL, [(&segment, &index)]).key).collect()
+        (0..count)
+            .map(|number| compose(Block(number), Mask::FULL, [Layer::Segment(segment.id, &index)]).key)
+            .collect()
     }
 
     /// Fills slots until each of `keys` was asked for once; says how many were filled before one could not

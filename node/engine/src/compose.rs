@@ -3,11 +3,10 @@
 //! A read takes each sector from the newest frame that covers it; sectors no frame covers are zero, and
 //! unwanted ones.
 
-use std::sync::Arc;
+use holdfast_types::{BLOCK_BYTES, Block, Mask, SECTOR_BYTES, SegmentId};
 
-use holdfast_types::{BLOCK_BYTES, Block, Mask, SECTOR_BYTES};
-
-use crate::segment::{Codec, Frame, FrameIndex, SegmentRef};
+use crate::index::{RunHead, RunPage};
+use crate::segment::{Codec, Frame, FrameIndex};
 use crate::wire;
 
 /// Names a block's content: equal for equal contents of forks, different after any commit that changes the
@@ -16,14 +15,53 @@ use crate::wire;
 pub struct ContentKey([u8; 16]);
 
 /// One frame of a composition.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The segment that holds the frame.
-    pub segment: Arc<SegmentRef>,
+    pub segment: SegmentId,
     /// The frame.
     pub frame: Frame,
     /// The sectors to take from it.
     pub visible: Mask,
+}
+
+/// What one run knows of a block.
+#[derive(Debug, Clone, Copy)]
+pub enum Layer<'a> {
+    /// A segment's own index.
+    Segment(SegmentId, &'a FrameIndex),
+    /// The page of a merged run that has the block's entries.
+    Merged(&'a RunHead, &'a RunPage),
+}
+
+/// A frame of one block, as a run has it.
+struct Found {
+    /// None for zeros.
+    segment: Option<SegmentId>,
+    frame: Frame,
+    visible: Mask,
+}
+
+impl Layer<'_> {
+    /// Frames of `block`, newest first, and what the run shows of each.
+    fn find(self, block: Block) -> impl Iterator<Item = Found> {
+        let (own, entries) = match self {
+            Self::Segment(segment, index) => (index.find(block).map(|frame| (segment, frame)), None),
+            Self::Merged(head, page) => (None, Some((head, page.find(block)))),
+        };
+        let own = own.into_iter().map(|(segment, frame)| {
+            let segment = (frame.codec != Codec::Zero).then_some(segment);
+            Found { segment, frame: *frame, visible: frame.mask }
+        });
+        let merged = entries.into_iter().flat_map(|(head, entries)| {
+            entries.iter().map(|entry| Found {
+                segment: head.segment_of(entry),
+                frame: entry.frame,
+                visible: entry.visible,
+            })
+        });
+        own.chain(merged)
+    }
 }
 
 /// The frames that make up one block.
@@ -35,31 +73,27 @@ pub struct Composition {
     pub key: ContentKey,
 }
 
-/// Composes the sectors `wanted` of `block` from its chunk's segments, newest first.
-pub fn compose<'a>(
-    block: Block,
-    wanted: Mask,
-    layers: impl IntoIterator<Item = (&'a Arc<SegmentRef>, &'a FrameIndex)>,
-) -> Composition {
+/// Composes the sectors `wanted` of `block` from what its runs know of it, newest first.
+pub fn compose<'a>(block: Block, wanted: Mask, layers: impl IntoIterator<Item = Layer<'a>>) -> Composition {
     let mut missing = wanted;
     let mut pieces = Vec::new();
     let mut name = Vec::new();
-    for (segment, index) in layers {
-        let Some(frame) = index.find(block) else { continue };
-        let visible = frame.mask.intersect(missing);
+    for found in layers.into_iter().flat_map(|layer| layer.find(block)) {
+        if missing.is_empty() {
+            break;
+        }
+        let Found { segment, frame, visible } = found;
+        let visible = visible.intersect(missing);
         if visible.is_empty() {
             continue;
         }
         missing = missing.minus(visible);
-        if frame.codec != Codec::Zero {
+        if let Some(segment) = segment {
             // The frame's own mask is part of the name: the hash covers its bytes, not where they lie.
             name.extend_from_slice(&frame.mask.0.to_le_bytes());
             name.extend_from_slice(&visible.0.to_le_bytes());
             name.extend_from_slice(&frame.hash);
-            pieces.push(Piece { segment: Arc::clone(segment), frame: *frame, visible });
-        }
-        if missing.is_empty() {
-            break;
+            pieces.push(Piece { segment, frame, visible });
         }
     }
     Composition { pieces, key: ContentKey(wire::checksum(&name)) }
@@ -89,9 +123,9 @@ mod tests {
     use super::*;
     use crate::segment::{SegmentBuilder, unpack};
 
-    type Layer = (Arc<SegmentRef>, FrameIndex, Vec<u8>);
+    type Stored = (SegmentId, FrameIndex, Vec<u8>);
 
-    fn layer(name: u8, frames: &[(u64, u32, u8)]) -> Layer {
+    fn layer(name: u8, frames: &[(u64, u32, u8)]) -> Stored {
         let mut builder = SegmentBuilder::default();
         for (block, mask, fill) in frames {
             let mask = Mask(*mask);
@@ -100,14 +134,15 @@ mod tests {
         let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [name; 10]));
         let at = segment.index_offset as usize;
         let index = FrameIndex::decode(&object[at..at + segment.index_bytes as usize]).unwrap();
-        (Arc::new(segment), index, object)
+        (segment.id, index, object)
     }
 
-    fn read(block: u64, layers: &[Layer]) -> (Vec<u8>, ContentKey) {
-        let plan = compose(Block(block), Mask::FULL, layers.iter().map(|(s, i, _)| (s, i)));
+    fn read(block: u64, layers: &[Stored]) -> (Vec<u8>, ContentKey) {
+        let plan =
+            compose(Block(block), Mask::FULL, layers.iter().map(|(id, index, _)| Layer::Segment(*id, index)));
         let mut out = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
-            let object = &layers.iter().find(|(s, ..)| s.id == piece.segment.id).unwrap().2;
+            let object = &layers.iter().find(|(id, ..)| *id == piece.segment).unwrap().2;
             let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
             place(piece, &unpack(&piece.frame, stored).unwrap(), &mut out);
         }

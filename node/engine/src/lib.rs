@@ -12,6 +12,7 @@ pub mod crash_point;
 pub mod durable_map;
 pub mod event;
 pub mod fence;
+pub mod index;
 pub mod limit;
 pub mod log_length;
 pub mod manifest;

@@ -30,6 +30,8 @@ const WHAT: &str = "segment index";
 const ENTRY_BYTES: usize = 48;
 /// Bytes behind the index.
 pub const TRAILER_BYTES: u64 = 16;
+/// Offsets of frames are smaller than this: 1 TiB, which leaves room beside them in an entry of a run.
+pub(crate) const MAX_OFFSET: u64 = 1 << 40;
 /// Level 1: 0.4-0.5 GB/s a core and most of the ratio of the higher levels.
 const ZSTD_LEVEL: i32 = 1;
 /// A frame stays raw unless compression saves at least one part in this many.
@@ -121,6 +123,11 @@ pub struct SegmentRef {
 impl SegmentRef {
     /// Fewest bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = 48;
+
+    /// Number of entries of its index.
+    pub fn entries(&self) -> u64 {
+        u64::from(self.index_bytes).saturating_sub(wire::ENVELOPE_BYTES as u64 + 4) / ENTRY_BYTES as u64
+    }
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
@@ -277,6 +284,12 @@ pub struct FrameIndex {
 }
 
 impl FrameIndex {
+    /// The index of `frames`, ascending and apart.
+    #[cfg(test)]
+    pub(crate) fn of(frames: Vec<Frame>) -> Self {
+        Self { frames }
+    }
+
     /// Bytes of its envelope in the segment.
     fn stored_bytes(&self) -> usize {
         wire::ENVELOPE_BYTES + 4 + self.frames.len() * ENTRY_BYTES
@@ -319,12 +332,16 @@ impl FrameIndex {
                 [other, ..] => return Err(fields.bad("codec", u64::from(other))),
             };
             let hash = fields.array()?;
-            if u64::from(block) < free_from || run == 0 || (run > 1 && codec != Codec::Zero) {
+            let is_zero_run = codec == Codec::Zero && mask == Mask::FULL;
+            if u64::from(block) < free_from || run == 0 || (run > 1 && !is_zero_run) {
                 return Err(fields.bad("block run", u64::from(block)));
             }
             free_from = u64::from(block) + u64::from(run);
             if mask.is_empty() || free_from > 1 << 32 {
                 return Err(fields.bad("sector mask", u64::from(mask.0)));
+            }
+            if offset >= MAX_OFFSET {
+                return Err(fields.bad("offset", offset));
             }
             if u64::from(stored) > BLOCK_BYTES || (stored == 0) != (codec == Codec::Zero) {
                 return Err(fields.bad("stored bytes", u64::from(stored)));

@@ -42,6 +42,10 @@ pub enum Kind {
     MapPage = 5,
     /// A node's record of an attached volume.
     Attached = 6,
+    /// A page of an index run.
+    RunPage = 7,
+    /// The head of an index run.
+    RunHead = 8,
 }
 
 /// Reason why stored bytes were refused.

@@ -37,6 +37,7 @@ mod store;
 mod surroundings;
 mod tasks;
 mod terms;
+pub mod tiers;
 mod trace;
 mod violation;
 pub mod world;

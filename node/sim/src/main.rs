@@ -1,5 +1,5 @@
-//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, and says what it
-//! found. The last line is JSON.
+//! `holdfast-sim`: runs many seeds, every death at every crash point, or every planted bug, or plays the
+//! policy of index runs, and says what it found. The last line is JSON.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -13,6 +13,7 @@ use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, Outcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
 use holdfast_sim::fleet::FleetCase;
+use holdfast_sim::tiers::{Figures, WORKLOADS};
 
 /// Lines printed of a run that ends in a violation.
 const STORY: usize = 120;
@@ -35,6 +36,8 @@ enum Other {
     CrashPoints(CrashPoints),
     /// Takes one safeguard after the other out of the engine and fails unless each is missed.
     PlantedBugs(PlantedBugs),
+    /// Plays the policy of index runs over the lives of large volumes, without data, and prints the figures.
+    Tiers,
 }
 
 #[derive(clap::Args)]
@@ -97,9 +100,26 @@ fn main() -> anyhow::Result<ExitCode> {
     let found = match options.other {
         Some(Other::CrashPoints(crashes)) => end_at_crash_points(out, &crashes)?,
         Some(Other::PlantedBugs(bugs)) => plant_each(out, &bugs)?,
+        Some(Other::Tiers) => play_tiers(out)?,
         None => run_seeds(out, &options.runs)?,
     };
     Ok(if found > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Prints the figures of each workload.
+fn play_tiers(mut out: impl Write) -> anyhow::Result<usize> {
+    let lines = WORKLOADS.map(|workload| {
+        let figures = workload.play();
+        let Figures { runs_max, runs_mean, merges, root_bytes, record_bytes_max, .. } = figures;
+        let Figures { index_percent_of_written, index_percent_read, largest_run_bytes, .. } = figures;
+        let largest_run_mib = largest_run_bytes / f64::from(1 << 20);
+        format!(
+            r#""{}":{{"runs_max":{runs_max},"runs_mean":{runs_mean:.1},"index_percent_of_written":{index_percent_of_written:.2},"index_percent_read":{index_percent_read:.2},"merges":{merges},"largest_run_mib":{largest_run_mib:.0},"root_bytes":{root_bytes},"record_bytes_max":{record_bytes_max}}}"#,
+            workload.name
+        )
+    });
+    writeln!(out, "{{{}}}", lines.join(","))?;
+    Ok(0)
 }
 
 /// Says how many bugs were not found.

@@ -8,10 +8,10 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use holdfast_engine::compose::{compose, place};
+use holdfast_engine::compose::{Layer, compose, place};
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::segment::{FrameIndex, SegmentRef, unpack};
+use holdfast_engine::segment::{FrameIndex, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
@@ -315,11 +315,12 @@ impl Store {
     /// One block as the log's end says.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
         let Some(layers) = manifest.layers(block.chunk()) else { return vec![0; BLOCK_SECTORS as usize] };
-        let indexes = layers.iter().map(|segment| (segment, &self.segments[&segment.id].index));
-        let plan = compose(block, Mask::FULL, indexes);
+        let layers =
+            layers.iter().map(|segment| Layer::Segment(segment.id, &self.segments[&segment.id].index));
+        let plan = compose(block, Mask::FULL, layers);
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
-            let object = &self.objects[&self.key(&piece.segment)].body;
+            let object = &self.objects[&self.key(piece.segment)].body;
             let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
             place(piece, &unpack(&piece.frame, stored).expect("segments are not damaged"), &mut bytes);
         }
@@ -337,8 +338,8 @@ impl Store {
         read
     }
 
-    fn key(&self, segment: &SegmentRef) -> String {
-        ObjectKey::Segment(self.volume.clone(), segment.id).to_string()
+    fn key(&self, segment: SegmentId) -> String {
+        ObjectKey::Segment(self.volume.clone(), segment).to_string()
     }
 }
 

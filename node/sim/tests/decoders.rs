@@ -11,10 +11,13 @@
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its parts too
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
+use holdfast_engine::index::merge::{Input, Merge, Step};
+use holdfast_engine::index::{RunHead, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Displaced, Record};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
@@ -23,7 +26,7 @@ use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_sim::world::{Faults, World};
 use holdfast_sim::{Rng, drive};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Epoch, Nonce, SectorRange, Seq, VolumeId};
+use holdfast_types::{Block, Epoch, Nonce, RunId, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 40_000;
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
@@ -33,7 +36,7 @@ const SLOT: usize = 4096;
 const CHANGES: u64 = 3000;
 
 /// The targets, by the names of their directories.
-const TARGETS: [&str; 10] = [
+const TARGETS: [&str; 12] = [
     "checkpoint",
     "frame",
     "live-map",
@@ -42,6 +45,8 @@ const TARGETS: [&str; 10] = [
     "map-page",
     "object-key",
     "pending",
+    "run-head",
+    "run-page",
     "segment-index",
     "volume-id",
 ];
@@ -219,6 +224,62 @@ fn checkpoints() {
 fn segment_indexes() {
     let corpus = with_kept("segment-index", some(life().segments().map(index_of)));
     withstands(&corpus, 0, |bytes| FrameIndex::decode(bytes).ok());
+}
+
+/// The object that a merge of all segments of a life makes, its reference and its head.
+fn merged() -> (RunRef, RunHead, Vec<u8>) {
+    let world = life();
+    let mut inputs: Vec<Input> =
+        world.segments().map(|object| Input::Segment(named(object), index(object))).collect();
+    inputs.reverse();
+    let mut merge = Merge::new(inputs, false);
+    while merge.advance() != Step::Ended {}
+    let (run, head) = merge.close(RunId::new(Seq(70), 1, [2; 10]), 1);
+    let object = merge.take(usize::MAX);
+    (run, head, object)
+}
+
+fn index(object: &[u8]) -> Arc<FrameIndex> {
+    Arc::new(FrameIndex::decode(index_of(object)).unwrap())
+}
+
+/// A segment, named after its size.
+fn named(object: &[u8]) -> SegmentObject {
+    let trailer = &object[object.len() - 16..];
+    let bytes = object.len() as u64;
+    SegmentObject {
+        id: SegmentId::new(Seq(bytes), 1, [1; 10]),
+        bytes,
+        index_offset: u64::from_le_bytes(trailer[8..].try_into().unwrap()),
+        index_bytes: u32::from_le_bytes(trailer[4..8].try_into().unwrap()),
+    }
+}
+
+#[test]
+fn run_heads() {
+    let (run, head, object) = merged();
+    let stored = object[run.head_offset as usize..][..run.head_bytes as usize].to_vec();
+    renew("run-head/merged", &stored);
+    assert!(head.segments().len() > 1);
+    withstands(&with_kept("run-head", vec![stored]), 0, |bytes| RunHead::decode_alone(bytes).ok());
+}
+
+/// A page is read through its head, which names its first block and the segments.
+#[test]
+fn run_pages() {
+    let (_run, head, object) = merged();
+    assert_eq!(head.pages(), 1);
+    let range = head.page_range(0);
+    let stored = object[range.start as usize..range.end as usize].to_vec();
+    renew("run-page/merged", &stored);
+    withstands(&with_kept("run-page", vec![stored]), 0, |bytes| {
+        let page = head.page(0, bytes).ok()?;
+        for block in (0..SECTORS / 32 + 1).chain([u64::from(u32::MAX), u64::MAX]) {
+            let found = page.find(Block(block));
+            assert!(found.iter().all(|entry| (u64::from(entry.frame.block)..entry.end()).contains(&block)));
+        }
+        Some(page)
+    });
 }
 
 #[test]

@@ -95,7 +95,7 @@ fn stored(frames: u64) -> (MemoryStore, VolumeId, Layers) {
     }
     let (segment, object) = builder.finish(SegmentId::new(Seq(1), 1, [0; 10]));
     let mut parts = ReadyParts::from(Bytes::from(object));
-    store.put_segment(&key(&volume, &segment), &mut parts).now_or_never().unwrap().unwrap();
+    store.put_segment(&key(&volume, segment.id), &mut parts).now_or_never().unwrap().unwrap();
     (store, volume, [Arc::new(segment)].into())
 }
 

@@ -86,7 +86,7 @@ mod tests {
     use std::io;
     use std::os::unix::fs::FileExt;
 
-    use holdfast_engine::compose::compose;
+    use holdfast_engine::compose::{Layer, compose};
     use holdfast_types::{Block, Mask, SegmentId, Seq};
 
     use super::*;
@@ -98,7 +98,7 @@ mod tests {
         let at = segment.index_offset as usize;
         let index = &object[at..at + segment.index_bytes as usize];
         let index = holdfast_engine::segment::FrameIndex::decode(index).unwrap();
-        compose(Block(0), Mask::FULL, [(&Arc::new(segment), &index)]).key
+        compose(Block(0), Mask::FULL, [Layer::Segment(segment.id, &index)]).key
     }
 
     fn block(fill: u8) -> HeapBuffer {

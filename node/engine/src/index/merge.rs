@@ -1,0 +1,231 @@
+//! Merges neighbouring runs into one that says the same.
+//!
+//! Owns: the order of entries, what of them is kept, the bytes of the output. Does not own: the reading of
+//! inputs and the storing of the output; the caller feeds pages where they are asked for.
+//! Memory: the pages fed and not used, a page of output, the indexes of level 0, the heads of the others.
+//! Invariant: a block composed of a list has the same bytes and the same content key when neighbours of the
+//! list are replaced by their merge.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use holdfast_types::{Mask, RunId};
+
+use super::RunRef;
+use super::entry::Entry;
+use super::head::{RunHead, SegmentObject};
+use super::page::RunPage;
+use super::writer::RunWriter;
+use crate::segment::FrameIndex;
+
+/// One run to merge.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// A segment with its own index.
+    Segment(SegmentObject, Arc<FrameIndex>),
+    /// A merged run, whose pages are fed.
+    Merged(Arc<RunHead>),
+}
+
+/// Outcome of a step of a merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It continues once this page was fed; it asks for the pages of an input in order.
+    NeedsPage {
+        /// The input, by its place in the list.
+        input: usize,
+        /// Its page.
+        page: usize,
+    },
+    /// A page of output was added.
+    Wrote,
+    /// All inputs were read: `close` it.
+    Ended,
+}
+
+/// A merge in progress.
+#[derive(Debug)]
+pub struct Merge {
+    /// Newest first.
+    cursors: Vec<Cursor>,
+    drops_zeros: bool,
+    writer: RunWriter,
+    /// The entries of the block that is merged.
+    group: Vec<Entry>,
+}
+
+impl Merge {
+    /// The merge of `inputs`: neighbours of a list, newest first. Where the oldest of them `is_oldest` of the
+    /// list, zeros are left out: they hide nothing.
+    pub fn new(inputs: impl IntoIterator<Item = Input>, is_oldest: bool) -> Self {
+        let cursors = inputs.into_iter().map(Cursor::new).collect();
+        Self { cursors, drops_zeros: is_oldest, writer: RunWriter::default(), group: Vec::new() }
+    }
+
+    /// Merges until a page is full or one is needed.
+    pub fn advance(&mut self) -> Step {
+        let before = self.writer.ready();
+        loop {
+            let mut lacking = self.cursors.iter().enumerate();
+            if let Some((input, page)) = lacking.find_map(|(at, cursor)| Some((at, cursor.lacks_page()?))) {
+                return Step::NeedsPage { input, page };
+            }
+            let Some(block) = self.cursors.iter().filter_map(|cursor| Some(cursor.next()?.0)).min() else {
+                return Step::Ended;
+            };
+            self.merge_at(block);
+            if self.writer.ready() > before {
+                return Step::Wrote;
+            }
+        }
+    }
+
+    /// Takes the page that `input` needs, or the one after those that it was fed.
+    ///
+    /// # Panics
+    /// If it has all its pages.
+    pub fn feed(&mut self, input: usize, page: RunPage) {
+        let cursor = &mut self.cursors[input];
+        assert!(cursor.fed < cursor.pages(), "no more pages are needed than there are");
+        cursor.fed += 1;
+        cursor.fresh.push_back(page);
+    }
+
+    /// Merges the entries of `block`, and of those behind it where all inputs have zeros.
+    fn merge_at(&mut self, block: u32) {
+        let (mut missing, mut zero) = (Mask::FULL, Mask::EMPTY);
+        let mut blocks = u32::MAX;
+        self.group.clear();
+        for cursor in &mut self.cursors {
+            let Some((at, run)) = cursor.next() else { continue };
+            if at != block {
+                blocks = blocks.min(at - block);
+                continue;
+            }
+            blocks = blocks.min(run);
+            let covered = missing;
+            for nth in 0..cursor.group() {
+                let entry = cursor.entry(nth).expect("the group has it");
+                let visible = entry.visible.intersect(covered);
+                missing = missing.minus(visible);
+                if visible.is_empty() {
+                    continue;
+                }
+                if entry.is_zero() {
+                    zero = zero.union(visible);
+                } else {
+                    let segment = cursor.ordinal(entry.segment, &mut self.writer);
+                    self.group.push(Entry { visible, segment, ..entry });
+                }
+            }
+        }
+        if !zero.is_empty() && !self.drops_zeros {
+            // Fewer sectors than all are those of one block.
+            self.group.push(Entry::zero(block, blocks, zero));
+        }
+        self.writer.push(&self.group);
+        for cursor in &mut self.cursors {
+            if cursor.next().is_some_and(|(at, _)| at == block) {
+                cursor.skip(blocks);
+            }
+        }
+    }
+
+    /// Bytes of the output that can be taken.
+    pub fn ready(&self) -> usize {
+        self.writer.ready()
+    }
+
+    /// Takes the next `length` bytes of the output, or all that are ready.
+    pub fn take(&mut self, length: usize) -> Vec<u8> {
+        self.writer.take(length)
+    }
+
+    /// Adds the end of the output, after [`Step::Ended`]: the last bytes to take.
+    pub fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
+        self.writer.close(id, level)
+    }
+}
+
+/// A place in an input.
+#[derive(Debug)]
+struct Cursor {
+    input: Input,
+    /// Ordinals in the output of the segments of which it has an entry.
+    ordinals: Vec<Option<u32>>,
+    /// Pages that were fed and not used up.
+    fresh: VecDeque<RunPage>,
+    /// Number of pages fed.
+    fed: usize,
+    /// The next entry, in the first fresh page or the segment's index.
+    at: usize,
+    /// Blocks of that entry that were merged.
+    skipped: u32,
+}
+
+impl Cursor {
+    fn new(input: Input) -> Self {
+        let segments = match &input {
+            Input::Segment(..) => 1,
+            Input::Merged(head) => head.segments().len(),
+        };
+        let ordinals = vec![None; segments];
+        Self { input, ordinals, fresh: VecDeque::new(), fed: 0, at: 0, skipped: 0 }
+    }
+
+    fn pages(&self) -> usize {
+        match &self.input {
+            Input::Segment(..) => 0,
+            Input::Merged(head) => head.pages(),
+        }
+    }
+
+    /// The page without which the next entry is not known.
+    fn lacks_page(&self) -> Option<usize> {
+        (self.fresh.is_empty() && self.fed < self.pages()).then_some(self.fed)
+    }
+
+    /// The entry so many behind the next.
+    fn entry(&self, nth: usize) -> Option<Entry> {
+        match &self.input {
+            Input::Segment(_, index) => index.frames().get(self.at + nth).map(Entry::of),
+            Input::Merged(_) => self.fresh.front()?.entries().get(self.at + nth).copied(),
+        }
+    }
+
+    /// The next block, and the number of blocks that are like it.
+    fn next(&self) -> Option<(u32, u32)> {
+        let frame = self.entry(0)?.frame;
+        Some((frame.block + self.skipped, frame.run - self.skipped))
+    }
+
+    /// Number of entries of the next block.
+    fn group(&self) -> usize {
+        let first = self.entry(0).map(|entry| entry.frame.block);
+        (0..).take_while(|nth| self.entry(*nth).is_some_and(|entry| Some(entry.frame.block) == first)).count()
+    }
+
+    /// Ordinal in the output of the segment that has this one here.
+    fn ordinal(&mut self, segment: u32, writer: &mut RunWriter) -> u32 {
+        let object = match &self.input {
+            Input::Segment(object, _) => *object,
+            Input::Merged(head) => head.segments()[segment as usize],
+        };
+        *self.ordinals[segment as usize].get_or_insert_with(|| writer.add_segment(object))
+    }
+
+    /// Moves `blocks` blocks on, at most as many as are like the next one.
+    fn skip(&mut self, blocks: u32) {
+        let Some((_, run)) = self.next() else { return };
+        if blocks < run {
+            self.skipped += blocks;
+            return;
+        }
+        self.at += self.group();
+        self.skipped = 0;
+        if self.fresh.front().is_some_and(|page| page.entries().len() == self.at) {
+            self.fresh.pop_front();
+            self.at = 0;
+        }
+    }
+}

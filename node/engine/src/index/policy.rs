@@ -1,0 +1,139 @@
+//! Chooses the runs to merge.
+//!
+//! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level become one of
+//! the next. The oldest run, once it is of level 2 or above, is the *base*: all runs of those levels above it
+//! are merged into it when they have half as many entries as it has. So each entry is written about once a
+//! level, and a list is at most seven runs for each level below the base's, and the base.
+
+use std::ops::Range;
+
+#[cfg(feature = "simulation")]
+use std::cell::Cell;
+
+/// Runs of one level that become one of the next.
+const FAN_OUT: usize = 8;
+/// The lowest level of a base, and of what is merged into it.
+const BASE_LEVEL: u8 = 2;
+/// A base is merged when the runs above it have one entry for this many of its own.
+const BASE_TIMES: u64 = 2;
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static SCALED: Cell<usize> = const { Cell::new(FAN_OUT) };
+}
+
+/// From now on so many runs make one of the next level in this thread; `None` is what programs have.
+#[cfg(feature = "simulation")]
+pub fn scale(fan_out: Option<usize>) {
+    SCALED.set(fan_out.unwrap_or(FAN_OUT));
+}
+
+/// Runs of one level that become one of the next: 8.
+#[cfg(feature = "simulation")]
+pub fn fan_out() -> usize {
+    SCALED.get()
+}
+
+/// Runs of one level that become one of the next: 8.
+#[cfg(not(feature = "simulation"))]
+pub const fn fan_out() -> usize {
+    FAN_OUT
+}
+
+/// A run, as far as the choice depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// 0 for a segment's own index.
+    pub level: u8,
+    /// Number of entries.
+    pub entries: u64,
+}
+
+/// The runs of a list to merge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// Neighbours in the list, at least two; 0 is the newest run.
+    pub inputs: Range<usize>,
+    /// Level of the run that takes their place.
+    pub level: u8,
+}
+
+/// The next merge for a list of runs, newest first, if one is due.
+pub fn next_merge(runs: &[Shape]) -> Option<Choice> {
+    let base = runs.len().checked_sub(1).filter(|last| runs[*last].level >= BASE_LEVEL);
+    let above = &runs[..base.unwrap_or(runs.len())];
+    level_merge(above).or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
+}
+
+/// The next merge of runs of one level, for the runs above a base or above those that are merged into it.
+pub fn level_merge(above: &[Shape]) -> Option<Choice> {
+    let mut end = 0;
+    while let Some(run) = above.get(end) {
+        let start = end;
+        end += above[start..].iter().take_while(|other| other.level == run.level).count();
+        if end - start >= fan_out() {
+            // The oldest of them stand beside the next level.
+            let inputs = start.max(end.saturating_sub(2 * fan_out()))..end;
+            return Some(Choice { inputs, level: run.level.saturating_add(1) });
+        }
+    }
+    None
+}
+
+fn base_merge(above: &[Shape], base: &Shape) -> Option<Choice> {
+    let start = above.iter().position(|run| run.level >= BASE_LEVEL)?;
+    let entries: u64 = above[start..].iter().map(|run| run.entries).sum();
+    let level = above[start..].iter().map(|run| run.level).fold(base.level, u8::max);
+    let is_due = entries.saturating_mul(BASE_TIMES) >= base.entries;
+    is_due.then_some(Choice { inputs: start..above.len() + 1, level })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shapes(runs: &[(u8, u64)]) -> Vec<Shape> {
+        runs.iter().map(|(level, entries)| Shape { level: *level, entries: *entries }).collect()
+    }
+
+    #[test]
+    fn eight_runs_of_a_level_become_one_of_the_next() {
+        assert_eq!(next_merge(&[]), None);
+        assert_eq!(next_merge(&shapes(&[(0, 1); 7])), None);
+        assert_eq!(next_merge(&shapes(&[(0, 1); 8])), Some(Choice { inputs: 0..8, level: 1 }));
+        let older = [vec![(0, 1); 3], vec![(1, 8); 8], vec![(2, 64)]].concat();
+        assert_eq!(next_merge(&shapes(&older)), Some(Choice { inputs: 3..11, level: 2 }));
+    }
+
+    /// A writer whose merges failed for long has more than eight of a level.
+    #[test]
+    fn a_backlog_is_merged_from_its_oldest_end() {
+        assert_eq!(next_merge(&shapes(&[(0, 1); 12])), Some(Choice { inputs: 0..12, level: 1 }));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 40])), Some(Choice { inputs: 24..40, level: 1 }));
+    }
+
+    #[test]
+    fn the_base_takes_in_half_of_its_entries() {
+        let list = |above| shapes(&[(0, 1), (1, 8), (2, above), (2, 100)]);
+        assert_eq!(next_merge(&list(49)), None);
+        assert_eq!(next_merge(&list(50)), Some(Choice { inputs: 2..4, level: 2 }));
+        let higher = shapes(&[(2, 10), (3, 40), (2, 100)]);
+        assert_eq!(next_merge(&higher), Some(Choice { inputs: 0..3, level: 3 }));
+    }
+
+    /// Each choice keeps neighbours together and the order of levels, and it comes to rest.
+    #[test]
+    fn a_list_stays_in_order_and_short() {
+        let mut runs: Vec<Shape> = Vec::new();
+        for _ in 0..100_000 {
+            runs.insert(0, Shape { level: 0, entries: 10 });
+            while let Some(Choice { inputs, level }) = next_merge(&runs) {
+                assert!(inputs.len() >= 2 && inputs.len() <= 2 * FAN_OUT + 24);
+                let entries = runs[inputs.clone()].iter().map(|run| run.entries).sum();
+                runs.splice(inputs, [Shape { level, entries }]);
+            }
+            let (base, above) = runs.split_last().unwrap();
+            assert!(above.is_sorted_by_key(|run| run.level) && above.len() <= 40, "{above:?} on {base:?}");
+        }
+    }
+}

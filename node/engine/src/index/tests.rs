@@ -1,0 +1,222 @@
+use std::sync::Arc;
+
+use holdfast_types::{Block, Mask, RunId, SegmentId, Seq};
+use proptest::prelude::*;
+
+use super::merge::{Input, Merge, Step};
+use super::page::PAGE_ENTRIES;
+use super::*;
+use crate::compose::{Composition, Layer, compose};
+use crate::segment::{Codec, Frame, FrameIndex};
+
+const BLOCKS: u64 = 48;
+
+/// A run of a list, with all that can be read of it.
+#[derive(Debug, Clone)]
+enum Stored {
+    Segment(SegmentObject, Arc<FrameIndex>),
+    Merged(RunRef, Arc<RunHead>, Vec<u8>),
+}
+
+impl Stored {
+    /// The segment number `n` with these frames.
+    fn segment(n: u64, frames: Vec<Frame>) -> Self {
+        let id = SegmentId::new(Seq(n), n, [0; 10]);
+        let object = SegmentObject { id, bytes: 1 << 20, index_offset: 1 << 19, index_bytes: 1 << 10 };
+        Self::Segment(object, Arc::new(FrameIndex::of(frames)))
+    }
+
+    fn input(&self) -> Input {
+        match self {
+            Self::Segment(object, index) => Input::Segment(*object, Arc::clone(index)),
+            Self::Merged(_, head, _) => Input::Merged(Arc::clone(head)),
+        }
+    }
+
+    fn page(&self, page: usize) -> RunPage {
+        let Self::Merged(_, head, object) = self else { panic!("it has no pages") };
+        let range = head.page_range(page);
+        head.page(page, &object[range.start as usize..range.end as usize]).unwrap()
+    }
+}
+
+/// The merge of `inputs`, taken in small pieces.
+fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
+    let mut merge = Merge::new(inputs.iter().map(Stored::input), is_oldest);
+    let mut object = Vec::new();
+    loop {
+        match merge.advance() {
+            Step::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
+            Step::Wrote => object.extend(merge.take(1000)),
+            Step::Ended => break,
+        }
+    }
+    let (run, head) = merge.close(RunId::new(Seq(1), 1, [1; 10]), 1);
+    while merge.ready() > 0 {
+        object.extend(merge.take(5000));
+    }
+    assert_eq!(run.bytes, object.len() as u64);
+    let at = run.head_offset as usize;
+    let stored = &object[at..at + run.head_bytes as usize];
+    assert_eq!(RunHead::decode(&run, stored).as_ref(), Ok(&head));
+    assert_eq!(object[at + run.head_bytes as usize..], trailer(&run));
+    Stored::Merged(run, Arc::new(head), object)
+}
+
+fn read(list: &[Stored], block: u64, wanted: Mask) -> Composition {
+    let block = Block(block);
+    let pages: Vec<Option<RunPage>> = list
+        .iter()
+        .map(|run| match run {
+            Stored::Segment(..) => None,
+            Stored::Merged(_, head, _) => head.page_of(block).map(|page| run.page(page)),
+        })
+        .collect();
+    let layers = list.iter().zip(&pages).filter_map(|(run, page)| match run {
+        Stored::Segment(object, index) => Some(Layer::Segment(object.id, index)),
+        Stored::Merged(_, head, _) => Some(Layer::Merged(head, page.as_ref()?)),
+    });
+    compose(block, wanted, layers)
+}
+
+/// Returns true if every block reads the same of both lists, by its pieces (hence its bytes) and its content
+/// key.
+fn says_the_same(one: &[Stored], other: &[Stored]) -> bool {
+    let masks = [Mask::FULL, Mask(0b1), Mask(0b1110), Mask(0x8001_0000)];
+    let mut cases = (0..BLOCKS).flat_map(|block| masks.map(|mask| (block, mask)));
+    cases.all(|(block, wanted)| {
+        let (one, other) = (read(one, block, wanted), read(other, block, wanted));
+        one.pieces == other.pieces && one.key == other.key
+    })
+}
+
+fn data(block: u32, mask: u32, content: u8) -> Frame {
+    let hash = [content; 16];
+    Frame { block, run: 1, mask: Mask(mask), offset: 7, stored: 9, codec: Codec::Raw, hash }
+}
+
+fn zeros(block: u32, run: u32, mask: u32) -> Frame {
+    Frame { block, run, mask: Mask(mask), offset: 7, stored: 0, codec: Codec::Zero, hash: [0; 16] }
+}
+
+/// Frames of one segment: each step moves on by a gap and adds data, zeros or a run of zeros.
+fn frames() -> impl Strategy<Value = Vec<Frame>> {
+    let mask =
+        prop_oneof![Just(u32::MAX), Just(0b1), Just(0b11), Just(0b110), Just(0xffff_0000), any::<u32>()];
+    let step = (0..6u32, 0..4u8, 1..20u32, mask, any::<u8>());
+    proptest::collection::vec(step, 0..20).prop_map(|steps| {
+        let mut frames = Vec::new();
+        let mut block = 0;
+        for (gap, kind, run, mask, content) in steps {
+            block += gap;
+            let frame = match kind {
+                0 => zeros(block, run, u32::MAX),
+                1 => zeros(block, 1, mask | 1 << (run % 32)),
+                _ => data(block, mask | 1 << (run % 32), content),
+            };
+            block += frame.run;
+            frames.push(frame);
+        }
+        frames
+    })
+}
+
+fn list() -> impl Strategy<Value = Vec<Stored>> {
+    proptest::collection::vec(frames(), 1..9)
+        .prop_map(|all| (1..).zip(all).map(|(n, frames)| Stored::segment(n, frames)).collect())
+}
+
+proptest! {
+    /// Invariant 28, over any series of merges of neighbours.
+    #[test]
+    fn merges_say_what_their_inputs_said(
+        before in list(),
+        ranges in proptest::collection::vec((any::<prop::sample::Index>(), 1..5usize), 1..6),
+    ) {
+        let mut after = before.clone();
+        for (start, length) in ranges {
+            let start = start.index(after.len());
+            let end = (start + length).min(after.len());
+            let merged = merge(&after[start..end], end == after.len());
+            let Stored::Merged(run, head, _) = &merged else { unreachable!() };
+            let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
+            let entries: Vec<Entry> = pages.iter().flat_map(RunPage::entries).copied().collect();
+            prop_assert_eq!(run.entries, entries.len() as u64);
+            for entry in &entries {
+                for block in [u64::from(entry.frame.block), entry.end() - 1] {
+                    prop_assert!(run.chunks.may_hold(Block(block).chunk()));
+                }
+                prop_assert!(end < after.len() || !entry.is_zero(), "zeros that hide nothing are kept");
+            }
+            let named: std::collections::BTreeSet<u32> =
+                entries.iter().filter(|entry| !entry.is_zero()).map(|entry| entry.segment).collect();
+            prop_assert_eq!(named.len(), head.segments().len(), "a segment is named that no entry needs");
+            after.splice(start..end, [merged]);
+            prop_assert!(says_the_same(&before, &after));
+        }
+    }
+}
+
+/// The mistakes that the property must notice, each made on purpose.
+#[test]
+fn a_wrong_merge_says_something_else() {
+    let newest = Stored::segment(3, vec![data(0, 0b11, 3), zeros(4, 8, u32::MAX)]);
+    let middle = Stored::segment(2, vec![data(0, 0b10, 2), data(6, 0b1, 2)]);
+    let oldest = Stored::segment(1, vec![data(0, u32::MAX, 1), data(5, u32::MAX, 1)]);
+    let list = [newest.clone(), middle.clone(), oldest.clone()];
+    assert!(says_the_same(&list, &[merge(&list, true)]));
+    assert!(says_the_same(&list, &[merge(&list[..2], false), oldest.clone()]));
+    let out_of_order = merge(&[middle.clone(), newest.clone()], false);
+    assert!(!says_the_same(&list, &[out_of_order, oldest.clone()]));
+    let without_zeros = merge(&list[..2], true);
+    assert!(!says_the_same(&list, &[without_zeros, oldest.clone()]));
+    let not_neighbours = merge(&[newest, oldest], false);
+    assert!(!says_the_same(&list, &[middle, not_neighbours]));
+}
+
+#[test]
+fn zeros_are_cut_by_data_and_joined_again() {
+    let newest = Stored::segment(2, vec![data(10, u32::MAX, 1), zeros(20, 1, 0b1), zeros(21, 1, u32::MAX)]);
+    let oldest = Stored::segment(1, vec![zeros(0, 30, u32::MAX)]);
+    let merged = merge(&[newest, oldest], false);
+    let entries: Vec<(u32, u32, bool)> = merged
+        .page(0)
+        .entries()
+        .iter()
+        .map(|entry| (entry.frame.block, entry.frame.run, entry.is_zero()))
+        .collect();
+    assert_eq!(entries, [(0, 10, true), (10, 1, false), (11, 19, true)]);
+}
+
+#[test]
+fn pages_are_full_and_a_block_stands_in_one() {
+    let layers: Vec<Stored> = (0..3)
+        .map(|layer| {
+            let frames = (0..3000).map(|block| data(block, 0b1 << layer, layer)).collect();
+            Stored::segment(u64::from(layer) + 1, frames)
+        })
+        .collect();
+    let merged = merge(&layers, true);
+    let Stored::Merged(run, head, object) = &merged else { unreachable!() };
+    let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
+    assert_eq!((run.entries, pages.len()), (9000, 9000_usize.div_ceil(PAGE_ENTRIES)));
+    let (_last, full) = pages.split_last().unwrap();
+    assert!(full.iter().all(|page| page.entries().len() > PAGE_ENTRIES - 3));
+    for block in [0, 545, 546, 2999] {
+        let page = head.page_of(Block(block)).unwrap();
+        assert_eq!(pages[page].find(Block(block)).len(), 3, "block {block}");
+    }
+    assert_eq!(pages[head.page_of(Block(5000)).unwrap()].find(Block(5000)), []);
+    assert!(object.len() as u64 <= run.entries * 40 + 4096);
+    let other = head.page_range(1);
+    let bytes = &object[other.start as usize..other.end as usize];
+    assert!(head.page(1, bytes).is_ok() && head.page(0, bytes).is_err(), "a page is taken for another");
+}
+
+#[test]
+fn a_merge_of_zeros_alone_is_empty() {
+    let merged = merge(&[Stored::segment(1, vec![zeros(0, u32::MAX, u32::MAX)])], true);
+    let Stored::Merged(run, head, _) = &merged else { unreachable!() };
+    assert_eq!((run.entries, head.pages(), run.chunks.runs()), (0, 0, &[][..]));
+    assert_eq!(head.page_of(Block(0)), None);
+}

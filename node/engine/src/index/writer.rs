@@ -1,0 +1,102 @@
+//! Writes a run: entries in, the bytes of the object out, while it grows.
+
+use holdfast_types::{CHUNK_BLOCKS, Mask, RunId};
+
+use super::RunRef;
+use super::entry::Entry;
+use super::head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
+use super::page::{PAGE_ENTRIES, RunPage};
+use crate::fence::Fence;
+
+/// Collects the entries of a run, lowest block first. Memory: the entries of one page, what was not taken,
+/// and 8 bytes for each page before.
+#[derive(Debug, Default)]
+pub(super) struct RunWriter {
+    /// Bytes of the object that were not taken yet.
+    body: Vec<u8>,
+    /// Number of bytes that were taken.
+    taken: u64,
+    /// Entries of the page that is not full yet.
+    page: Vec<Entry>,
+    /// First block and bytes of each page before.
+    pages: Vec<(u32, u32)>,
+    entries: u64,
+    segments: Vec<SegmentObject>,
+    /// Chunks as runs, exact.
+    chunks: Vec<(u32, u32)>,
+}
+
+impl RunWriter {
+    /// Adds a segment that entries can name. Returns its ordinal.
+    pub(super) fn add_segment(&mut self, segment: SegmentObject) -> u32 {
+        self.segments.push(segment);
+        u32::try_from(self.segments.len() - 1).expect("a log has fewer than 2^32 segments in use")
+    }
+
+    /// Adds all entries of a block, newest first, its zero entry last, or a zero entry of many blocks. Blocks
+    /// ascend.
+    pub(super) fn push(&mut self, group: &[Entry]) {
+        let Some(first) = group.first() else { return };
+        let (block, run) = (first.frame.block, first.frame.run);
+        self.include_chunks(block, run);
+        if let ([zero], Some(last)) = (group, self.page.last_mut())
+            && [&*last, zero].iter().all(|entry| entry.is_zero() && entry.visible == Mask::FULL)
+            && last.end() == u64::from(block)
+            && let Some(joined) = last.frame.run.checked_add(run)
+        {
+            last.frame.run = joined;
+            return;
+        }
+        if self.page.len() + group.len() > PAGE_ENTRIES {
+            self.end_page();
+        }
+        self.page.extend_from_slice(group);
+        self.entries += group.len() as u64;
+    }
+
+    fn include_chunks(&mut self, block: u32, run: u32) {
+        let first = block / CHUNK_BLOCKS as u32;
+        let count = (block + (run - 1)) / CHUNK_BLOCKS as u32 + 1 - first;
+        match self.chunks.last_mut() {
+            Some((start, length)) if first <= *start + *length => {
+                *length = (*length).max(first + count - *start);
+            }
+            Some(_) | None => self.chunks.push((first, count)),
+        }
+    }
+
+    fn end_page(&mut self) {
+        let Some(first) = self.page.first() else { return };
+        let start = self.body.len();
+        RunPage::encode_at_end(&self.page, &mut self.body);
+        let bytes = u32::try_from(self.body.len() - start).expect("a page has some 64 KiB");
+        self.pages.push((first.frame.block, bytes));
+        self.page.clear();
+    }
+
+    /// Bytes that can be taken.
+    pub(super) fn ready(&self) -> usize {
+        self.body.len()
+    }
+
+    /// Takes the next `length` bytes of the object, or all that are ready.
+    pub(super) fn take(&mut self, length: usize) -> Vec<u8> {
+        let length = length.min(self.body.len());
+        let rest = self.body.split_off(length);
+        self.taken += length as u64;
+        std::mem::replace(&mut self.body, rest)
+    }
+
+    /// Adds the head and the trailer, the last bytes to take. Nothing may be pushed afterwards.
+    pub(super) fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
+        self.end_page();
+        let head = RunHead::new(std::mem::take(&mut self.pages), std::mem::take(&mut self.segments));
+        let head_offset = self.taken + self.body.len() as u64;
+        let head_bytes = head.encode_at_end(&mut self.body);
+        let bytes = head_offset + u64::from(head_bytes) + TRAILER_BYTES;
+        let chunks = Fence::around(self.chunks.iter().copied());
+        let run = RunRef { id, level, bytes, head_offset, head_bytes, entries: self.entries, chunks };
+        self.body.extend_from_slice(&trailer(&run));
+        (run, head)
+    }
+}
