@@ -7,7 +7,7 @@ use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::read::read_record;
+use crate::read::{read_manifest_to_end, read_record};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
 
 /// Checkpoints kept: the newest, and the one before it for readers that saw it last.
@@ -46,11 +46,11 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
 }
 
 /// Creates the volume: one PUT. Again with the same size it changes nothing, whatever nonce and time it
-/// brings.
+/// brings; that reads the log, whose end says that the volume was not removed.
 ///
 /// # Errors
 /// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; [`LogFailure::Broken`]
-/// when the record there is of another volume; else why the store did not do it.
+/// when the record there is of another volume; else why the store did not do it, or cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -73,6 +73,9 @@ pub async fn provision(
     if there.volume != *volume {
         let source = LogError::Volume { seq: Seq::FIRST, found: there.volume, expected: volume.clone() };
         return Err(LogFailure::Broken { volume: volume.clone(), source });
+    }
+    if read_manifest_to_end(objects, volume).await?.is_deleted() {
+        return Err(LogFailure::WasDeleted(volume.clone()));
     }
     match there.body {
         Body::Create { sectors: there } if there == sectors => Ok(()),

@@ -1,6 +1,13 @@
 //! Removing a volume: the tombstone first, then everything else.
+//!
+//! Three objects stay, so that the id is never used again:
+//! - the tombstone, at the end of the log;
+//! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
+//! - the first truncation marker. Records are deleted here too, and a reader whose LIST shows only the first
+//!   record must not take that for the log of a new volume ([`crate::was_truncated_after`]).
 
 use futures::future::try_join_all;
+use holdfast_engine::log_length::mark_after;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, volume_prefix};
@@ -9,11 +16,11 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use crate::create::{CreateOutcome, create_record};
 use crate::limit::{PARALLEL_DELETES, TRIES};
 use crate::read::{read_record, records_after};
-use crate::truncate::was_truncated_after;
+use crate::truncate::{store_marker, was_truncated_after};
 use crate::{LogFailure, store};
 
-/// Ends the volume's log with its tombstone (which fences any writer), then deletes its other objects. May be
-/// called again after it failed half-way. Without a log there is nothing to remove.
+/// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but three.
+/// May be called again after it failed half-way. Without a log there is nothing to remove.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is removed by the next call.
@@ -24,7 +31,14 @@ pub async fn remove(
     unix_ms: u64,
 ) -> Result<(), LogFailure> {
     let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else { return Ok(()) };
-    let tombstone = ObjectKey::Log(volume.clone(), tombstone).to_string();
+    let marker = mark_after(Seq(0));
+    store_marker(objects, volume, marker).await?;
+    let kept = [
+        ObjectKey::Log(volume.clone(), Seq::FIRST),
+        ObjectKey::Log(volume.clone(), tombstone),
+        ObjectKey::TruncationMarker(volume.clone(), marker),
+    ];
+    let kept = kept.map(|key| key.to_string());
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is
@@ -35,8 +49,12 @@ pub async fn remove(
             .list(&prefix, start_after.as_deref(), MAX_PAGE_ENTRIES)
             .await
             .map_err(store("list the objects", volume))?;
-        let unneeded: Vec<&str> =
-            page.entries.iter().map(|entry| entry.key.as_str()).filter(|key| *key != tombstone).collect();
+        let unneeded: Vec<&str> = page
+            .entries
+            .iter()
+            .map(|entry| entry.key.as_str())
+            .filter(|key| !kept.iter().any(|kept| kept == key))
+            .collect();
         for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
                 .await

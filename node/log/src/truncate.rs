@@ -131,7 +131,11 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
     }
 }
 
-async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<(), LogFailure> {
+pub(crate) async fn store_marker(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    marker: Seq,
+) -> Result<(), LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     match objects.create(&key, Bytes::new()).await {
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),

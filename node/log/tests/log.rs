@@ -179,7 +179,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
         "its attach is still there"
     );
     remove(&store, &volume(), NONCE, 0).await.unwrap();
-    assert_eq!(store.keys(), ["volumes/v/log/00000000000000000301"]);
+    assert_eq!(store.keys(), left_of_removed(301));
 }
 
 /// The next truncation completes one that failed half-way.
@@ -266,13 +266,53 @@ async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
         .unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     remove(&store, &volume(), NONCE, 0).await.unwrap();
-    let left = store.list("volumes/", None, 100).await.unwrap().entries;
-    assert_eq!(
-        left.iter().map(|e| e.key.as_str()).collect::<Vec<_>>(),
-        ["volumes/v/log/00000000000000000006"]
-    );
+    assert_eq!(store.keys(), left_of_removed(6));
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
     assert_eq!(create_record(&store, &commit(6)).await.unwrap(), CreateOutcome::Lost);
+}
+
+/// The keys that stay after the removal of a volume whose tombstone is at `seq`.
+fn left_of_removed(seq: u64) -> Vec<String> {
+    [1, seq]
+        .map(|seq| format!("volumes/v/log/{seq:020}"))
+        .into_iter()
+        .chain(["volumes/v/trimmed/00000000000000000064".to_owned()])
+        .collect()
+}
+
+/// The first place of the log was free again: a second volume was created over the first one's tombstone,
+/// with success, and no node could attach it.
+#[tokio::test]
+async fn a_removed_id_is_not_provisioned_again() {
+    for (records, sectors) in [(1, 1000), (5, 1000), (5, 2000)] {
+        let store = log_of(records).await;
+        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        let left = store.keys();
+        let refused = provision(&store, &volume(), sectors, Nonce([4; 16]), 5).await.unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "volume v was deleted and its id cannot be used again: choose another id"
+        );
+        assert!(!refused.is_transient());
+        assert_eq!(store.keys(), left);
+        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        assert_eq!(store.keys(), left, "a removal that is repeated changes nothing");
+    }
+}
+
+/// What is left of the log without its tombstone looks like a new volume's.
+#[tokio::test]
+async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
+    let store = log_of(5).await;
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone() };
+    for answer in [
+        read_manifest_to_end(&behind, &volume()).await.map(drop),
+        provision(&behind, &volume(), 1000, Nonce([4; 16]), 5).await,
+    ] {
+        let failed = answer.unwrap_err();
+        assert!(matches!(failed, LogFailure::Contended(_)), "{failed}");
+    }
 }
 
 #[tokio::test]
@@ -281,7 +321,7 @@ async fn a_volume_with_a_damaged_last_record_can_be_removed() {
     store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
-    assert_eq!(store.keys(), ["volumes/v/log/00000000000000000004"]);
+    assert_eq!(store.keys(), left_of_removed(4));
 }
 
 #[tokio::test]

@@ -190,6 +190,16 @@ mod tests {
         assert!(first != second && first != Nonce::default() && second != Nonce::default());
     }
 
+    /// A cluster restored from a backup brings back the Volume, with its uid, after its objects were removed.
+    #[tokio::test]
+    async fn a_removed_volume_is_not_provisioned_again() {
+        let store = MemoryStore::new();
+        provision(&store, &volume(), 100).await.expect("created");
+        holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0).await.expect("removed");
+        let again = provision(&store, &volume(), 100).await;
+        assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
+    }
+
     /// The operator may die between the PUT and the status, or never see the answer of the PUT.
     #[tokio::test]
     async fn a_repeated_provision_keeps_the_first_identity() {

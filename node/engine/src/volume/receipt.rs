@@ -2,7 +2,7 @@
 //! before.
 //!
 //! ```text
-//! side syncs ──► SidesSynced ──► map writes ──► map sync ──► MapSynced ──► FLUSH
+//! side syncs ──► SidesSynced ──► pages, map sync ──► PagesSynced ──► header, map sync ──► MapSynced ──► FLUSH
 //! ```
 //!
 //! Upholds invariants 1 and 13 (`docs/invariants.md`).
@@ -17,7 +17,11 @@ pub(super) struct SideSyncs(SideSet);
 #[derive(Debug)]
 pub(super) struct SidesSynced(());
 
-/// Proof: the durable map says what the round was to make it say. A flush needs it.
+/// Receipt: the pages of the round are synced in the durable map. The header may be written.
+#[derive(Debug)]
+pub(super) struct PagesSynced(());
+
+/// Proof: the durable map says what the round was to make it say, header included. A flush needs it.
 #[derive(Debug)]
 pub(super) struct MapSynced(());
 
@@ -44,13 +48,25 @@ impl SideSyncs {
 }
 
 impl SidesSynced {
-    /// The durable map was synced after the writes that this receipt allowed.
-    pub(super) fn map_synced(self) -> MapSynced {
+    /// The durable map was synced after the page writes that this receipt allowed.
+    pub(super) fn pages_synced(self) -> PagesSynced {
+        PagesSynced(())
+    }
+
+    /// No page of the durable map changed: it names all of it already.
+    pub(super) fn no_page_changed(self) -> PagesSynced {
+        PagesSynced(())
+    }
+}
+
+impl PagesSynced {
+    /// The durable map was synced after the header write that this receipt allowed.
+    pub(super) fn header_synced(self) -> MapSynced {
         MapSynced(())
     }
 
-    /// No page of the durable map changed: it says all of it already.
-    pub(super) fn nothing_to_write(self) -> MapSynced {
+    /// The header did not change: the synced one holds.
+    pub(super) fn header_unchanged(self) -> MapSynced {
         MapSynced(())
     }
 }
@@ -67,6 +83,15 @@ mod tests {
         assert!(std::panic::catch_unwind(|| SideSyncs::of(SideSet::only(Side::A)).receipt()).is_err());
         syncs.answered(Side::A);
         let _receipt = syncs.receipt();
+    }
+
+    /// The proof was made before the header was synced: only the order of the code kept a FLUSH waiting.
+    #[test]
+    fn a_flush_needs_the_receipt_of_the_header() {
+        let pages = || SideSyncs::of(SideSet::NONE).receipt().pages_synced();
+        let _written: MapSynced = pages().header_synced();
+        let _unchanged: MapSynced =
+            SideSyncs::of(SideSet::NONE).receipt().no_page_changed().header_unchanged();
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The whole volume in the store, at the end of a run: what a scrub says of it, and what its removal leaves.
 
+use holdfast_engine::log_length::mark_after;
 use holdfast_log::{remove, scrub};
-use holdfast_types::Nonce;
+use holdfast_types::key::ObjectKey;
+use holdfast_types::{Nonce, Seq};
 
 use super::World;
 use crate::calls::{Answer, Ask, Calls};
@@ -20,14 +22,20 @@ impl World {
             .check(findings.is_empty(), || format!("a scrub finds {findings:?}"));
     }
 
-    /// Nothing but its tombstone is left of a volume that is removed.
+    /// Nothing is left of a volume that is removed but what bars its id: the first record, the tombstone, and
+    /// the truncation marker that says that records between them are missing.
     pub(crate) fn check_removal(&mut self) {
-        let volume = self.store.volume().clone();
+        let (volume, marker) = (self.store.volume().clone(), mark_after(Seq(0)));
+        let named = volume.clone();
         let removed =
-            self.ask_soundly(|objects| async move { remove(&objects, &volume, Nonce::default(), 0).await });
+            self.ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
         removed.expect("this store answers");
         let left = self.store.keys();
-        Invariant::LogIsAChain.check(left.len() == 1 && self.store.manifest().is_deleted(), || {
+        let expected =
+            [ObjectKey::Log(volume.clone(), Seq::FIRST), ObjectKey::TruncationMarker(volume, marker)];
+        let is_left = |key: &ObjectKey| left.contains(&key.to_string().as_str());
+        let is_all = expected.iter().all(is_left) && left.len() == 3;
+        Invariant::LogIsAChain.check(is_all && self.store.manifest().is_deleted(), || {
             format!("of a removed volume are left {left:?}")
         });
     }
