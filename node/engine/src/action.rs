@@ -59,9 +59,9 @@ pub enum Report {
     /// The detach record is in the log and the local state is closed.
     Detached,
     /// The device of a fenced writer is gone: its sides may be preserved.
-    Kept {
+    Preserved {
         /// The durable map tells all that they hold. Where it does not, it may even name nothing.
-        whole: bool,
+        complete: bool,
     },
     /// The data with which this node repairs the object store is stored and committed.
     Repaired,

@@ -160,9 +160,11 @@ pub enum Event {
         written: bool,
     },
     /// The device is gone and takes no more requests: commit what is dirty and release the volume. A fenced
-    /// writer commits nothing, but its durable map is brought up to date ([`crate::action::Report::Kept`]).
+    /// writer commits nothing, but its durable map is brought up to date
+    /// ([`crate::action::Report::Preserved`]). A detach that comes again gets the same report again.
     Detach,
-    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`].
+    /// Something in the object store is damaged. Answer: [`crate::action::Report::Repaired`], at
+    /// once where the volume is fenced.
     Repair {
         /// The bytes stored for these sectors are lost: what of them is clean here is stored again.
         ranges: Vec<SectorRange>,

@@ -13,8 +13,8 @@
 //! - a commit is created only after a round that began when the sealed side was still (1, 4); after a failed
 //!   sync it needs none (`volume/durability.rs`).
 //!
-//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O but a flush whose
-//! round is in progress; what is dirty stays where it is.
+//! On failure: a failed map write fails the flushes that needed it; fencing fails all I/O; what is dirty
+//! stays where it is.
 //!
 //! An event changes the state of its owner, and its direct effects on others are written here, beside each
 //! other. What follows from the state (rounds, evictions, seals, checkpoints, the detach) is done afterwards
@@ -279,6 +279,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::Detach => {
                 assert!(self.data.requests.is_empty(), "a device is gone before its detach");
                 self.lives_on(LifecycleEvent::Detach);
+                out.extend(self.core.lifecycle.end().map(Action::Report));
+            }
+            // Nothing can be repaired any more.
+            Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
+                out.push(Action::Report(Report::Repaired));
             }
             Event::Repair { ranges, checkpoint } => self.repair.ask(ranges, checkpoint),
             Event::Tick => {
@@ -394,9 +399,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn flush_by_commit(&mut self, id: RequestId, out: &mut Vec<Action>) {
         let seal = self.covering_seal();
         self.sealer.seals.want(seal);
-        let answer =
-            self.sealer.seals.wait_for_commit(FlushWaiter { id, seal }, self.core.lifecycle.is_fenced());
-        self.answer_flush(id, answer, out);
+        if self.sealer.seals.wait_for_commit(FlushWaiter { id, seal }) {
+            self.data.requests.complete(id, Ok(()), out);
+        }
     }
 
     /// The seal with which everything that has completed is committed.
@@ -406,12 +411,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let is_covered = self.core.dirty[active].pages.is_empty() || self.gate().holds_active;
         let needs_next = !is_covered && (safeguard(FlushInNextSeal) || self.sealer.is_open());
         self.sealer.seals.begun() + u64::from(needs_next)
-    }
-
-    fn answer_flush(&mut self, id: RequestId, answer: Option<Result<(), Errno>>, out: &mut Vec<Action>) {
-        if let Some(result) = answer {
-            self.data.requests.complete(id, result, out);
-        }
     }
 
     fn begin_round(&mut self, out: &mut Vec<Action>) {
@@ -433,8 +432,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn round_ended(&mut self, end: Option<RoundEnd>, out: &mut Vec<Action>) {
         let Some(RoundEnd { result, waiters, unserved }) = end else { return };
-        let is_fenced = self.core.lifecycle.is_fenced();
-        let seals_first = !unserved.is_empty() && !is_fenced;
+        let seals_first = !unserved.is_empty();
         for waiter in unserved {
             self.flush_by_commit(waiter.id, out);
         }
@@ -443,10 +441,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         for waiter in waiters {
             let answer = match &result {
-                Ok(proof) => self.sealer.seals.locally_durable(waiter, proof, is_fenced),
-                Err(errno) => Some(Err(*errno)),
+                Ok(proof) if self.sealer.seals.locally_durable(waiter, proof) => Ok(()),
+                Ok(_waits_for_a_commit) => continue,
+                Err(errno) => Err(*errno),
             };
-            self.answer_flush(waiter.id, answer, out);
+            self.data.requests.complete(waiter.id, answer, out);
         }
     }
 
@@ -730,8 +729,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         while let Some(id) = self.data.requests.unpark() {
             self.data.requests.complete(id, Err(Errno::EIO), out);
         }
-        for waiter in self.sealer.seals.fenced() {
+        for waiter in self.sealer.seals.fenced().into_iter().chain(self.rounds.fenced()) {
             self.data.requests.complete(waiter.id, Err(Errno::EIO), out);
+        }
+        if std::mem::take(&mut self.repair).is_asked() {
+            out.push(Action::Report(Report::Repaired));
         }
         out.push(Action::Report(Report::Fenced));
     }
@@ -761,8 +763,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 RoundProgress::Failed => self.want_last_round(),
                 RoundProgress::Ended => {
                     reach(CrashPoint::Closed);
-                    self.lives_on(LifecycleEvent::Closed);
-                    out.push(Action::Report(Report::Detached));
+                    self.lives_on(LifecycleEvent::Closed { complete: true });
+                    out.extend(self.core.lifecycle.end().map(Action::Report));
                 }
             },
             Lifecycle::Recovering { .. }
@@ -789,15 +791,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn advance_last_round(&mut self, out: &mut Vec<Action>) {
         let Lifecycle::Fenced(step) = self.core.lifecycle else { return };
-        let whole = match step {
+        let complete = match step {
             FencedStep::Leaving if safeguard(LastRoundOfFenced) => return self.want_last_round(),
             FencedStep::Leaving => true,
             FencedStep::LastRound(number) if self.rounds.is_over(number) => {
                 self.rounds.progress(number, self.core.now) == RoundProgress::Ended
             }
-            FencedStep::Serving | FencedStep::LastRound(_) | FencedStep::Ended => return,
+            FencedStep::Serving | FencedStep::LastRound(_) | FencedStep::Ended { .. } => return,
         };
-        self.lives_on(LifecycleEvent::Closed);
-        out.push(Action::Report(Report::Kept { whole }));
+        self.lives_on(LifecycleEvent::Closed { complete });
+        out.extend(self.core.lifecycle.end().map(Action::Report));
     }
 }

@@ -3,12 +3,14 @@
 
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
+use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId, Unprepared};
+use holdfast_engine::fence::Fence;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
+use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::volume::{Delay, DirtyLimits, Durability, Setup, Volume};
-use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
+use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 8192;
 
@@ -86,4 +88,107 @@ fn times_follow_a_clock_that_is_set_later() {
     assert_eq!(volume.status().durable_until_unix_ms, Some(1000));
     volume.set_time_of_day(1_700_000_000_000);
     assert_eq!(volume.status().durable_until_unix_ms, Some(1_700_000_001_000));
+}
+
+type Completed = Vec<(RequestId, Result<(), Errno>)>;
+
+/// Tells the volume of `event` and answers all that it asks for; syncs of sides end with `synced`. Returns
+/// the requests that completed, and how many ranges were evicted.
+fn drive(
+    volume: &mut Volume<Vec<u8>>,
+    now: u64,
+    event: Event,
+    synced: Result<(), Errno>,
+) -> (Completed, usize) {
+    let (mut events, mut completed, mut evicted) = (vec![event], Vec::new(), 0);
+    while let Some(event) = events.pop() {
+        let mut answers = Vec::new();
+        for action in tell(volume, now, event) {
+            let result = Ok(());
+            answers.push(match action {
+                Action::Write { id, .. } | Action::Read { id, .. } | Action::Punch { id, .. } => {
+                    Event::IoCompleted { id, result }
+                }
+                Action::Evict { .. } => {
+                    evicted += 1;
+                    Event::Evicted { result }
+                }
+                Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
+                Action::SyncSide { side } => Event::SideSynced { side, result: synced },
+                Action::WriteMap(_) => Event::MapWritten { result },
+                Action::SyncMap => Event::MapSynced { result },
+                Action::NextTurn => Event::NextTurn,
+                Action::Upload { place, .. } => {
+                    let id = SegmentId::new(place, 1, [0; 10]);
+                    let chunks = Fence::around([(0, 1)]);
+                    Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
+                }
+                Action::StorePending { .. } => Event::PendingStored { result },
+                Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+                Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
+                Action::WriteCheckpoint { seq, .. } => Event::CheckpointWritten { seq, written: true },
+                Action::Complete { id, result } => {
+                    completed.push((id, result));
+                    continue;
+                }
+                Action::Report(_) => continue,
+                Action::ReadCold { .. } => unreachable!("{action:?}"),
+            });
+        }
+        events.splice(0..0, answers.into_iter().rev());
+    }
+    (completed, evicted)
+}
+
+fn request(id: u32, op: Op, start: u64, sectors: u64) -> Event {
+    Event::Request { id: RequestId(id), op, range: SectorRange::new(start, sectors) }
+}
+
+/// A volume with clean data alone, whose next sync of a side failed.
+fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
+    let mut volume = volume();
+    drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
+    drive(&mut volume, 62_000, Event::Tick, Ok(()));
+    assert_eq!((volume.status().dirty_bytes, volume.status().seal.begun), (0, 1));
+    // A write that fails where nothing lies dirties nothing, and still the side is to be synced.
+    tell(&mut volume, 62_000, request(0, Op::Write, 4096, 8));
+    tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
+    let (completed, _) = drive(&mut volume, 62_000, request(0, Op::Flush, 0, 0), Err(Errno::EIO));
+    assert_eq!(completed, [(RequestId(0), Err(Errno::EIO))]);
+    let status = volume.status();
+    assert!(status.sync_failed && status.dirty_bytes == 0 && status.oldest_dirty_ms.is_none());
+    volume
+}
+
+/// Clean data could not be evicted without a commit, nothing was dirty that could be committed, and no write
+/// was let in that would have been: writes waited until the next attach.
+#[test]
+fn after_a_failed_sync_a_full_cache_takes_the_write_it_needs() {
+    let mut volume = clean_with_a_failed_sync();
+    let (mut now, mut evictions) = (63_000, 0);
+    let mut completed = Vec::new();
+    let full = Event::Space { excess_bytes: 1 << 20, room_bytes: 0 };
+    drive(&mut volume, now, full.clone(), Ok(()));
+    for id in 0..2 {
+        completed.extend(drive(&mut volume, now, request(id, Op::Write, 600 + u64::from(id), 1), Ok(())).0);
+    }
+    assert_eq!(completed, [(RequestId(0), Ok(()))], "one write is committed first");
+    for _ in 0..4 {
+        now += 1000;
+        evictions += drive(&mut volume, now, Event::Tick, Ok(())).1;
+    }
+    assert!(evictions > 0, "its commit lets clean data be evicted");
+    let room = Event::Space { excess_bytes: 0, room_bytes: 1 << 20 };
+    assert_eq!(drive(&mut volume, now, room, Ok(())).0, [(RequestId(1), Ok(()))]);
+}
+
+/// A batch that changes no map page needs a round with nothing to write: no event would come that continues
+/// the eviction, and the space would wait for the next tick.
+#[test]
+fn an_eviction_whose_round_ends_at_once_punches_at_once() {
+    let mut volume = volume();
+    drive(&mut volume, 1000, request(0, Op::Flush, 0, 0), Ok(()));
+    let excess = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 };
+    let whole = SectorRange::new(0, SECTORS);
+    assert_eq!(tell(&mut volume, 1000, excess), [Action::Evict { range: whole, side: Side::B }]);
 }

@@ -128,6 +128,16 @@ impl Bench {
         }
     }
 
+    /// Another writer's record is found at the next place of the log.
+    fn fence(&mut self) {
+        self.volume.handle(1 << 41, Event::Tick, &mut self.asked);
+        let probe = |action: &Action| matches!(action, Action::ReadRecord { .. });
+        let at = self.asked.iter().position(probe).expect("an idle writer looks");
+        self.asked.remove(at);
+        self.tell(Event::RecordRead { seq: Seq(3), bytes: Some(b"another's".to_vec()) });
+        assert!(self.fenced);
+    }
+
     /// Answers what belongs to rounds, until one is over.
     fn finish_round(&mut self) {
         let of_round = |action: &Action| {
@@ -283,11 +293,25 @@ fn a_fua_write_beside_a_discard_is_durable() {
 fn a_fua_write_stored_after_the_fencing_fails() {
     let mut bench = Bench::new(Durability::Local);
     bench.ask(0, Op::WriteFua, 3);
-    bench.volume.handle(1 << 41, Event::Tick, &mut bench.asked);
-    bench.asked.retain(|action| matches!(action, Action::Write { .. }));
-    bench.tell(Event::RecordRead { seq: Seq(3), bytes: Some(b"another's".to_vec()) });
-    assert!(bench.fenced);
+    bench.fence();
     bench.store(0);
     assert_eq!(bench.completed, [(0, Err(Errno::EIO))]);
     assert_eq!(bench.asked, []);
+}
+
+/// The round synced everything, so a flush that it served succeeded, although the volume was another writer's
+/// by then and a successful flush promises that the volume keeps what it covered.
+#[test]
+fn flushes_of_a_round_that_runs_at_the_fencing_fail() {
+    let mut bench = Bench::new(Durability::Local);
+    bench.ask(0, Op::Write, 3);
+    bench.store(0);
+    bench.completed.clear();
+    bench.ask(1, Op::Flush, 0);
+    bench.ask(2, Op::Flush, 0);
+    bench.fence();
+    let failed = |id| (id, Err(Errno::EIO));
+    assert_eq!(bench.completed, [failed(1), failed(2)], "the next round's fail with it");
+    bench.finish();
+    assert_eq!(bench.completed.len(), 2, "each is completed once");
 }

@@ -28,6 +28,8 @@ struct Host {
     reads: Vec<Source>,
     /// The record at the next place of the log, if any.
     late: Option<Vec<u8>>,
+    /// Another writer takes each place of the log first.
+    answers_exist: bool,
     /// Uploads are answered only while this is set.
     store_answers: bool,
     now: u64,
@@ -74,7 +76,8 @@ impl Host {
         let map = vec![0; file_bytes(1) as usize];
         let (uploads, reports, reads) = (Vec::new(), Vec::new(), Vec::new());
         let checkpoints = Vec::new();
-        Self { volume, map, uploads, reports, checkpoints, reads, late: None, store_answers: true, now: 0 }
+        let (late, answers_exist, store_answers) = (None, false, true);
+        Self { volume, map, uploads, reports, checkpoints, reads, late, answers_exist, store_answers, now: 0 }
     }
 
     fn write(&mut self, start: u64, sectors: u64) {
@@ -130,6 +133,7 @@ impl Host {
                 return self.store_answers.then(segment);
             }
             Action::StorePending { .. } => Event::PendingStored { result: done },
+            Action::CreateRecord { .. } if self.answers_exist => Event::CreateAnswered(CreateAnswer::Exists),
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.late.clone() },
             Action::Report(report) => {
@@ -235,9 +239,12 @@ fn the_map_of_a_fenced_writer_tells_what_was_never_flushed() {
     host.tell(Event::RecordRead { seq: Seq(5), bytes: Some(b"another's".to_vec()) });
     assert_eq!(host.reports, [Report::Fenced]);
     host.tell(Event::Detach);
-    assert_eq!(host.reports, [Report::Fenced, Report::Kept { whole: true }]);
+    assert_eq!(host.reports, [Report::Fenced, Report::Preserved { complete: true }]);
     host.tell(Event::Tick);
     assert_eq!(host.reports.len(), 2, "it is said once");
+    host.tell(Event::Detach);
+    assert_eq!(host.reports.len(), 3, "each detach is answered");
+    assert_eq!(host.reports[2], host.reports[1]);
     let (_, header) = Header::newest(&host.map[..8192]).unwrap().unwrap();
     let pages = newest_pages(&header, &[(0, host.map[page_offset(0, 0) as usize..].to_vec())]).unwrap();
     assert_eq!(
@@ -292,4 +299,23 @@ fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     host.tell(Event::Detach);
     assert_eq!(host.reports.last(), Some(&Report::Detached));
     assert_eq!(host.uploads.len(), 1, "the store has what was written, and no more");
+}
+
+/// Each pass of a scrub asked, nothing was repaired any more, and the ranges stayed in memory.
+#[test]
+fn a_fenced_writer_answers_repairs_at_once() {
+    let mut host = Host::with_clean_sectors_on_both_sides();
+    host.store_answers = false;
+    host.write(20, 1);
+    host.commit();
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
+    host.reports.clear();
+    host.store_answers = true;
+    host.late = Some(b"another's".to_vec());
+    host.answers_exist = true;
+    host.tell(segment());
+    assert_eq!(host.reports, [Report::Repaired, Report::Fenced], "what waited does not wait any longer");
+    host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: true });
+    assert_eq!(host.reports[2..], [Report::Repaired]);
+    assert!(!host.volume.status().repairing);
 }

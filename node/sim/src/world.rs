@@ -276,8 +276,8 @@ impl World {
                     });
             }
             Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
-            Report::Kept { whole } => {
-                if whole {
+            Report::Preserved { complete } => {
+                if complete {
                     self.check_kept(host);
                     let here = &mut self.hosts[host];
                     here.disk_past.set_keeps(here.disk.lock().holds_dirty());

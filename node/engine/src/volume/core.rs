@@ -128,6 +128,16 @@ impl<M: Memory> Core<M> {
             && self.manifest.as_ref().is_some_and(|manifest| manifest.invalidated() == SideSet::BOTH)
     }
 
+    /// Returns true if clean data is evicted only after a commit that makes both sides invalid, and there is
+    /// nothing to commit: a write has to come first, whatever the cache holds.
+    pub(super) fn lacks_commit_to_evict(&self) -> bool {
+        self.is_sync_failed()
+            && self.manifest.is_some()
+            && !self.is_invalidated()
+            && self.dirty_sides() == SideSet::NONE
+            && self.is_still(SideSet::BOTH)
+    }
+
     /// The sides that a commit of these makes invalid.
     pub(super) fn invalidated_with(&self, sealed: SideSet) -> SideSet {
         if self.is_sync_failed() && safeguard(InvalidateUnsynced) {

@@ -163,10 +163,10 @@ impl DataPath {
     }
 
     /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
-    /// reached.
+    /// reached, or nothing can be evicted before this write is committed.
     pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
         let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.most_bytes;
-        commit_may_wait && !self.evictor.is_full()
+        commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
 
     /// All parts of a read ended.
@@ -315,8 +315,11 @@ impl DataPath {
 
 #[cfg(test)]
 mod tests {
+    use holdfast_types::SECTOR_BYTES;
+
     use super::super::core::tests::{core, sector_of};
     use super::*;
+    use crate::sector_map::{PAGE_SECTORS, SectorMap, SideSet, map_bytes};
 
     const OPEN: Gate = Gate { is_open: true, holds_active: false };
     const ID: RequestId = RequestId(0);
@@ -354,6 +357,58 @@ mod tests {
         let mut core = core(2);
         let (mut data, _) = begun(Op::WriteFua, &mut core, OPEN);
         assert_eq!(end(&mut data, &mut core, Ok(())), (StoreEnd::MakeDurable, vec![]));
+    }
+
+    /// Ends the discard that was planned as a punch of `punched`.
+    fn end_punch(data: &mut DataPath, core: &mut Core<Vec<u8>>, out: &[Action], punched: SectorRange) {
+        assert_eq!(out, [Action::Punch { id: ID, range: punched, side: Side::A }]);
+        assert_eq!(core.dirty[Side::A].in_flight, 1);
+        let (left, out) = end(data, core, Ok(()));
+        assert_eq!((left, out), (StoreEnd::Nothing, vec![Action::Complete { id: ID, result: Ok(()) }]));
+        assert_eq!(core.dirty[Side::A].in_flight, 0);
+    }
+
+    #[test]
+    fn a_discard_punches_the_active_side_and_marks_what_held_data() {
+        let mut core = core(2);
+        core.record_write(SectorRange::new(PAGE_SECTORS, 8), Side::A);
+        assert_eq!(core.dirty_bytes(Side::A), 8 * SECTOR_BYTES);
+        let (mut data, out) = begun(Op::Discard, &mut core, OPEN);
+        end_punch(&mut data, &mut core, &out, sector_of(1));
+        assert_eq!(core.dirty_bytes(Side::A), 7 * SECTOR_BYTES, "zeros take no space");
+        assert_eq!(core.map.newest(PAGE_SECTORS), Some(Side::A));
+    }
+
+    /// What is stored last in a sector that is zeroed and written at once is unknown.
+    #[test]
+    fn a_sector_written_while_it_is_zeroed_counts_as_data() {
+        let (other, mut core) = (RequestId(1), core(2));
+        let (mut data, out) = begun(Op::WriteZeroes, &mut core, OPEN);
+        data.requests.begin(other, Op::Write, sector_of(1), Side::A);
+        data.plan(other, &mut core, OPEN, &mut Vec::new());
+        let request = data.requests.io_completed(other, Ok(())).unwrap();
+        data.store_ended(other, request, &mut core, &mut Vec::new());
+        end_punch(&mut data, &mut core, &out, sector_of(1));
+        assert_eq!(core.dirty_bytes(Side::A), SECTOR_BYTES);
+    }
+
+    #[test]
+    fn zeroing_touches_only_chunks_that_may_hold_data() {
+        let mut core = core(3 * CHUNK_SECTORS / PAGE_SECTORS);
+        let volume = core.header.volume.clone();
+        let memory = vec![0; usize::try_from(map_bytes(core.map.sectors())).unwrap()];
+        core.map = SectorMap::format(memory, core.map.sectors(), &volume);
+        let begin = |core: &mut Core<Vec<u8>>| {
+            let (mut data, mut out) = (DataPath::new(4, core.map.pages()), Vec::new());
+            data.requests.begin(ID, Op::Discard, SectorRange::new(8, 2 * CHUNK_SECTORS), Side::A);
+            data.plan(ID, core, OPEN, &mut out);
+            (data, out)
+        };
+        assert_eq!(begin(&mut core).1, [Action::Complete { id: ID, result: Ok(()) }], "it is zero already");
+        core.map.set_prepared(Chunk(1));
+        let (mut data, out) = begin(&mut core);
+        end_punch(&mut data, &mut core, &out, SectorRange::new(CHUNK_SECTORS, CHUNK_SECTORS));
+        assert_eq!(core.dirty_sides(), SideSet::NONE, "nothing was there");
     }
 
     #[test]

@@ -13,6 +13,8 @@
 //! else the one in progress, else none. The wait makes the engine seal at once; flushes that come while a
 //! seal is in progress share the next. An object store that is away makes flushes wait, never fail. A FLUSH
 //! that a dead process did not answer is issued again and starts over.
+//! After the fencing none succeeds, not even one whose round is in progress: what it synced is on a disk that
+//! no longer holds the volume.
 //!
 //! # After a failed sync
 //!
@@ -29,6 +31,7 @@
 //!    forgets what they hold. So a commit needs no round before it: what it holds is never hidden by what the
 //!    disk has of it.
 //! 4. clean data is evicted once both sides are invalid, and not before: the durable map may call it dirty.
+//!    Where the cache is full and nothing is dirty, one write is let through, so that there is a commit.
 //! 5. the last round of a detach names nothing dirty, and that of a fenced writer is not for a loss of the
 //!    host: they run.
 //!
@@ -37,7 +40,6 @@
 
 use super::flush::FlushWaiter;
 use super::receipt::MapSynced;
-use crate::event::Errno;
 
 /// Seals by number, and the flushes that wait for one.
 #[derive(Debug, Default)]
@@ -73,31 +75,20 @@ impl Seals {
         self.wanted > self.begun
     }
 
-    /// The local disk has what a flush covers. Returns its answer, or `None` while it waits for a commit too.
-    pub(super) fn locally_durable(
-        &mut self,
-        waiter: FlushWaiter,
-        _proof: &MapSynced,
-        is_fenced: bool,
-    ) -> Option<Result<(), Errno>> {
-        self.wait_for_commit(waiter, is_fenced)
+    /// The local disk has what a flush covers. Returns true if that completes it, false while it waits for a
+    /// commit too.
+    pub(super) fn locally_durable(&mut self, waiter: FlushWaiter, _proof: &MapSynced) -> bool {
+        self.wait_for_commit(waiter)
     }
 
-    /// The local disk does not count for a flush, since a sync failed. Returns its answer, or `None` while it
-    /// waits for a commit.
-    pub(super) fn wait_for_commit(
-        &mut self,
-        waiter: FlushWaiter,
-        is_fenced: bool,
-    ) -> Option<Result<(), Errno>> {
-        if waiter.seal <= self.committed {
-            Some(Ok(()))
-        } else if is_fenced {
-            Some(Err(Errno::EIO))
-        } else {
+    /// The local disk does not count for a flush, since a sync failed. Returns true if the commit that it
+    /// needs is in the log, false while it waits.
+    pub(super) fn wait_for_commit(&mut self, waiter: FlushWaiter) -> bool {
+        let is_committed = waiter.seal <= self.committed;
+        if !is_committed {
             self.waiting.push(waiter);
-            None
         }
+        is_committed
     }
 
     /// The commit of the newest seal is in the log. Returns the flushes that it answers: every flush that
@@ -131,24 +122,23 @@ mod tests {
     #[test]
     fn a_flush_waits_for_the_commit_of_its_seal() {
         let mut seals = Seals::default();
-        assert_eq!(seals.wait_for_commit(waiter(0, 0), false), Some(Ok(())));
+        assert!(seals.wait_for_commit(waiter(0, 0)));
         seals.want(1);
         assert!(seals.is_wanted());
         seals.begin();
         assert!(!seals.is_wanted());
-        assert_eq!(seals.wait_for_commit(waiter(1, 1), false), None);
-        assert_eq!(seals.wait_for_commit(waiter(2, 2), false), None);
+        assert!(!seals.wait_for_commit(waiter(1, 1)));
+        assert!(!seals.wait_for_commit(waiter(2, 2)));
         assert_eq!(seals.committed(), [waiter(1, 1)]);
         assert_eq!((seals.waiting(), seals.begun()), (1, 1));
-        assert_eq!(seals.wait_for_commit(waiter(3, 1), false), Some(Ok(())));
+        assert!(seals.wait_for_commit(waiter(3, 1)));
     }
 
     #[test]
     fn a_fenced_writer_fails_what_waits_for_a_commit() {
         let mut seals = Seals::default();
-        assert_eq!(seals.wait_for_commit(waiter(1, 1), false), None);
+        assert!(!seals.wait_for_commit(waiter(1, 1)));
         assert_eq!(seals.fenced(), [waiter(1, 1)]);
-        assert_eq!(seals.wait_for_commit(waiter(2, 1), true), Some(Err(Errno::EIO)));
-        assert_eq!(seals.wait_for_commit(waiter(3, 0), true), Some(Ok(())));
+        assert_eq!(seals.waiting(), 0);
     }
 }

@@ -239,13 +239,15 @@ impl Evictor {
         out.extend(self.ranges.drain(..).map(|range| Action::Evict { range, side }));
     }
 
-    /// With nothing dirty there is nothing to seal: the sides swap roles at once.
+    /// With nothing dirty there is nothing to seal: the sides swap roles at once, if anything can be evicted
+    /// then.
     fn swap_clean_sides<M: Memory>(&mut self, core: &mut Core<M>, seal_is_open: bool) {
         let active = core.map.active();
         if seal_is_open
             && core.manifest.is_some()
             && core.dirty[active].in_flight == 0
             && core.dirty[active].pages.is_empty()
+            && !core.lacks_commit_to_evict()
             && self.wants_other_side(core, seal_is_open)
         {
             core.swap_sides();

@@ -30,7 +30,7 @@
 //! (`volume/durability.rs`).
 
 use super::core::{Core, Memory};
-use super::receipt::{MapSynced, SideSyncs, SidesSynced};
+use super::receipt::{MapSynced, PagesSynced, SideSyncs, SidesSynced};
 use crate::action::{Action, MapWrite, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{Header, encode_page, header_offset, page_offset};
@@ -61,8 +61,8 @@ enum RoundStep {
     /// Step 5.
     SyncingPages(SidesSynced),
     /// Step 6.
-    WritingHeader(MapSynced),
-    SyncingHeader(MapSynced),
+    WritingHeader(PagesSynced),
+    SyncingHeader(PagesSynced),
 }
 
 /// A flush, or a FUA write whose data is stored, that takes part in a round.
@@ -192,6 +192,13 @@ impl FlushRounds {
         self.waiters.push(waiter);
     }
 
+    /// The volume was fenced: no flush succeeds any more. Returns those of the round in progress, and those
+    /// that wait for the next.
+    pub(super) fn fenced(&mut self) -> Vec<FlushWaiter> {
+        self.waiters.append(&mut self.next_waiters);
+        std::mem::take(&mut self.waiters)
+    }
+
     /// Asks for a round begun from now on; returns the number it will have.
     pub(super) fn want(&mut self) -> u64 {
         self.wanted = true;
@@ -311,7 +318,7 @@ impl FlushRounds {
     ) -> Option<RoundEnd> {
         reach(CrashPoint::SidesSynced);
         if self.group.pages.is_empty() {
-            return self.write_header(sides.nothing_to_write(), core, out);
+            return self.write_header(sides.no_page_changed(), core, out);
         }
         self.write_pages(sides, 0, core, out);
         None
@@ -344,11 +351,13 @@ impl FlushRounds {
     /// Step 6, if the header is to be written.
     fn write_header<M: Memory>(
         &mut self,
-        map: MapSynced,
+        pages: PagesSynced,
         core: &mut Core<M>,
         out: &mut Vec<Action>,
     ) -> Option<RoundEnd> {
-        let Some(header) = &mut self.round.header else { return Some(self.end(Ok(map), core, out)) };
+        let Some(header) = &mut self.round.header else {
+            return Some(self.end(Ok(pages.header_unchanged()), core, out));
+        };
         if core.is_sync_failed() && header.closed_clean {
             // Nothing is dirty, and what is clean may not be what the store has.
             header.invalidated = SideSet::BOTH;
@@ -358,7 +367,7 @@ impl FlushRounds {
         let slot = u8::from(generation % 2 == 1);
         let bytes = header.encode(generation);
         out.push(Action::WriteMap(vec![MapWrite { offset: header_offset(slot), bytes }]));
-        self.step = RoundStep::WritingHeader(map);
+        self.step = RoundStep::WritingHeader(pages);
         None
     }
 
@@ -380,9 +389,9 @@ impl FlushRounds {
                 reach(CrashPoint::PagesWritten);
                 RoundStep::SyncingPages(sides)
             }
-            (RoundStep::WritingHeader(map), Ok(())) => {
+            (RoundStep::WritingHeader(pages), Ok(())) => {
                 reach(CrashPoint::HeaderWritten);
-                RoundStep::SyncingHeader(map)
+                RoundStep::SyncingHeader(pages)
             }
             (step, _) => unreachable!("no map write was asked for in {step:?}"),
         };
@@ -407,18 +416,18 @@ impl FlushRounds {
             (RoundStep::SyncingPages(sides), Ok(())) => {
                 self.swap_slots(core);
                 if self.round.pages.is_empty() {
-                    self.write_header(sides.map_synced(), core, out)
+                    self.write_header(sides.pages_synced(), core, out)
                 } else {
                     self.copy_group(core, out)
                 }
             }
-            (RoundStep::SyncingHeader(map), Ok(())) => {
+            (RoundStep::SyncingHeader(pages), Ok(())) => {
                 reach(CrashPoint::HeaderSynced);
                 self.header_generation += 1;
                 if let Some(header) = &self.round.header {
                     self.durable_generation = header.synced_generation;
                 }
-                Some(self.end(Ok(map), core, out))
+                Some(self.end(Ok(pages.header_synced()), core, out))
             }
             (step, _) => unreachable!("no map sync was asked for in {step:?}"),
         }

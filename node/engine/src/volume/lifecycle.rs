@@ -19,6 +19,8 @@
 //! LastRound; Detached stays.
 //! ```
 
+use crate::action::Report;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lifecycle {
     /// After host loss: what was dirty is being committed, no request comes.
@@ -47,7 +49,11 @@ pub(super) enum FencedStep {
     Leaving,
     /// The round with this number, the last one, runs or waits to.
     LastRound(u64),
-    Ended,
+    /// That round is over, however it ended.
+    Ended {
+        /// The durable map is up to date.
+        complete: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +68,10 @@ pub(super) enum LifecycleEvent {
     /// The last round was asked for, and has this number.
     LastRound(u64),
     /// The last round ended, of a fenced writer however it did.
-    Closed,
+    Closed {
+        /// It brought the durable map up to date.
+        complete: bool,
+    },
     /// Another writer's record is in the log.
     Fenced,
 }
@@ -78,16 +87,18 @@ impl Lifecycle {
             (Self::Recovering { detach: true }, E::Recovered) | (Self::Serving, E::Detach) => Self::Detaching,
             (Self::Detaching, E::Clean) => Self::Releasing,
             (Self::Releasing | Self::Closing(_), E::LastRound(number)) => Self::Closing(number),
-            (Self::Closing(_), E::Closed) => Self::Detached,
+            (Self::Closing(_), E::Closed { .. }) => Self::Detached,
             (Self::Recovering { detach: false } | Self::Serving, E::Fenced) => Self::Fenced(F::Serving),
             (Self::Recovering { detach: true } | Self::Detaching | Self::Releasing, E::Fenced)
             | (Self::Fenced(F::Serving), E::Detach) => Self::Fenced(F::Leaving),
             (Self::Closing(number), E::Fenced) => Self::Fenced(F::LastRound(number)),
             (Self::Fenced(F::Leaving), E::LastRound(number)) => Self::Fenced(F::LastRound(number)),
-            (Self::Fenced(F::Leaving | F::LastRound(_)), E::Closed) => Self::Fenced(F::Ended),
+            (Self::Fenced(F::Leaving | F::LastRound(_)), E::Closed { complete }) => {
+                Self::Fenced(F::Ended { complete })
+            }
             // The device is gone once, and the volume is fenced once.
             (state @ (Self::Detaching | Self::Releasing | Self::Closing(_) | Self::Detached), E::Detach)
-            | (state @ Self::Fenced(F::Leaving | F::LastRound(_) | F::Ended), E::Detach)
+            | (state @ Self::Fenced(F::Leaving | F::LastRound(_) | F::Ended { .. }), E::Detach)
             | (state @ (Self::Detached | Self::Fenced(_)), E::Fenced) => state,
             (state, event) => unreachable!("{event:?} in {state:?}"),
         }
@@ -101,6 +112,20 @@ impl Lifecycle {
         matches!(self, Self::Recovering { .. })
     }
 
+    /// The report that answers a detach, once the volume reached its end.
+    pub(super) fn end(self) -> Option<Report> {
+        match self {
+            Self::Detached => Some(Report::Detached),
+            Self::Fenced(FencedStep::Ended { complete }) => Some(Report::Preserved { complete }),
+            Self::Recovering { .. }
+            | Self::Serving
+            | Self::Detaching
+            | Self::Releasing
+            | Self::Closing(_)
+            | Self::Fenced(FencedStep::Serving | FencedStep::Leaving | FencedStep::LastRound(_)) => None,
+        }
+    }
+
     /// The last round, once it was asked for.
     pub(super) fn last_round(self) -> Option<u64> {
         match self {
@@ -110,7 +135,7 @@ impl Lifecycle {
             | Self::Detaching
             | Self::Releasing
             | Self::Detached
-            | Self::Fenced(FencedStep::Serving | FencedStep::Leaving | FencedStep::Ended) => None,
+            | Self::Fenced(FencedStep::Serving | FencedStep::Leaving | FencedStep::Ended { .. }) => None,
         }
     }
 }
@@ -123,9 +148,11 @@ mod tests {
     fn every_event_in_every_state() {
         use Lifecycle::{Closing, Detached, Detaching, Fenced, Recovering, Releasing, Serving};
         use {FencedStep as F, LifecycleEvent as E};
-        let events = [E::Detach, E::Recovered, E::Clean, E::LastRound(2), E::Closed, E::Fenced];
+        let events =
+            [E::Detach, E::Recovered, E::Clean, E::LastRound(2), E::Closed { complete: true }, E::Fenced];
         let (waiting, leaving) = (Recovering { detach: false }, Recovering { detach: true });
         let kept = Fenced(F::LastRound(2));
+        let ended = Fenced(F::Ended { complete: true });
         // In the order of `events`; none where the event cannot happen.
         let table = [
             (waiting, [Some(leaving), Some(Serving), None, None, None, Some(Fenced(F::Serving))]),
@@ -151,17 +178,10 @@ mod tests {
             ),
             (
                 Fenced(F::Leaving),
-                [
-                    Some(Fenced(F::Leaving)),
-                    None,
-                    None,
-                    Some(kept),
-                    Some(Fenced(F::Ended)),
-                    Some(Fenced(F::Leaving)),
-                ],
+                [Some(Fenced(F::Leaving)), None, None, Some(kept), Some(ended), Some(Fenced(F::Leaving))],
             ),
-            (kept, [Some(kept), None, None, None, Some(Fenced(F::Ended)), Some(kept)]),
-            (Fenced(F::Ended), [Some(Fenced(F::Ended)), None, None, None, None, Some(Fenced(F::Ended))]),
+            (kept, [Some(kept), None, None, None, Some(ended), Some(kept)]),
+            (ended, [Some(ended), None, None, None, None, Some(ended)]),
         ];
         for (state, expected) in table {
             for (event, expected) in events.into_iter().zip(expected) {

@@ -48,7 +48,7 @@ impl Lines {
     /// Tells of what the planner reports, where there is something to tell.
     pub(super) fn report(&self, report: &Report, now: Millis) {
         match report {
-            Report::Ready | Report::Detached | Report::Kept { .. } | Report::Repaired => {}
+            Report::Ready | Report::Detached | Report::Preserved { .. } | Report::Repaired => {}
             Report::Fenced => {
                 self.label.span().in_scope(|| {
                     tracing::error!("another writer holds the volume: all I/O fails from here on");

@@ -18,7 +18,7 @@ impl Served {
             | Report::UploadReadable
             | Report::Committed(_) => {}
             Report::Detached => self.board.report(Writer::Detached),
-            Report::Kept { whole } => self.board.report(Writer::Preserved { complete: whole }),
+            Report::Preserved { complete } => self.board.report(Writer::Preserved { complete }),
             Report::Repaired => self.board.repaired(),
         }
         self.show();
