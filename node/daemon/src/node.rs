@@ -16,6 +16,7 @@ mod local;
 mod off_runtime;
 mod ring;
 mod store;
+mod tasks;
 mod volume;
 
 use std::collections::BTreeMap;
@@ -61,6 +62,7 @@ use ring::thread;
 use store::block_cache::Slab;
 use store::clients::Stores;
 use store::cold_reads::ColdReads;
+use tasks::Tasks;
 use volume::present::Present;
 use volume::state::{State, StateCell, StateEvent};
 
@@ -182,6 +184,7 @@ struct Inner {
     pools: Pools,
     stores: Stores,
     volumes: Mutex<BTreeMap<VolumeId, Entry>>,
+    tasks: Tasks,
     /// The right to use the directories, until [`Node::shutdown`].
     owner: Mutex<Option<Owner>>,
 }
@@ -242,21 +245,24 @@ impl Node {
             pools,
             stores: Stores::default(),
             volumes: Mutex::default(),
+            tasks: Tasks::new(),
             owner: Some(owner).into(),
         }));
         node.recover_all(within).await?;
-        let ticking = node.clone();
-        tokio::spawn(async move {
-            let mut ticks = ticks();
-            loop {
-                ticks.tick().await;
-                for ring in ticking.0.rings.iter() {
-                    ring.offer(Message::Tick);
-                }
-            }
-        });
-        tokio::spawn(node.clone().keep_quota());
+        node.0.tasks.spawn(node.clone().keep_ticking());
+        node.0.tasks.spawn(node.clone().keep_quota());
         Ok(node)
+    }
+
+    /// Has the volumes look at their limits and publish their figures.
+    async fn keep_ticking(self) {
+        let mut ticks = ticks();
+        loop {
+            ticks.tick().await;
+            for ring in self.0.rings.iter() {
+                ring.offer(Message::Tick);
+            }
+        }
     }
 
     /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet.
@@ -306,10 +312,11 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. Returns the right to use the
+    /// Stops serving and leaves every device quiesced, for a successor. No task of the node is left. Returns the right to use the
     /// directories, to be released once nothing else of this process can touch them: the process should end
     /// now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
+        self.0.tasks.stop().await;
         // A ring thread whose inbox is full holds up no other.
         join_all(self.0.rings.iter().map(|ring| ring.send(Message::Leave))).await;
         let threads = std::mem::take(&mut *self.0.threads.lock());

@@ -7,6 +7,7 @@ pub(super) mod host;
 pub(super) mod kernel;
 pub(super) mod logged;
 mod rings;
+mod stopped;
 mod stores;
 mod takeover;
 

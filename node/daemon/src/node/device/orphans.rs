@@ -50,7 +50,7 @@ impl Node {
         }
         let devices = self.0.devices.clone();
         // The deletion waits for the last use of the device.
-        tokio::spawn(async move {
+        self.0.tasks.spawn(async move {
             let deleted = blocking(move || {
                 let device = devices.find(id, &Expected { tag: orphan.tag, sectors: 0 })?;
                 Ok(devices.delete(device)?)

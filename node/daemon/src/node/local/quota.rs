@@ -37,7 +37,7 @@ impl Node {
         let trash = Arc::new(Notify::new());
         // What an earlier process did not come to delete.
         trash.notify_one();
-        tokio::spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
+        self.0.tasks.spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
         let mut needed = Needed::default();
         let mut ticks = ticks();
         loop {

@@ -3,26 +3,34 @@
 use std::sync::mpsc;
 
 use holdfast_ring::RingError;
-use holdfast_ublk::QueueError;
+use holdfast_ublk::{Command, QueueError};
+use tokio::sync::oneshot;
 
 use super::*;
-use crate::node::ring::handle::RingHandle;
 use crate::node::ring::message::OpenQueues;
+use crate::node::ring::operation::{InFlight, Ring, VolumeKey};
+
+/// Runs `act` on a volume's ring thread.
+async fn on_ring(present: &Present, act: impl FnOnce(&mut Ring, VolumeKey) + Send + 'static) {
+    let queues: OpenQueues = Box::new(move |ring, key| {
+        act(ring, key);
+        Err(QueueError::Ring(RingError::FilesExhausted { capacity: 0 }))
+    });
+    let (done, _answer) = oneshot::channel();
+    let (key, device) = (present.key, present.device().unwrap());
+    present.ring.send(Message::Open { key, device, queues, done }).await;
+}
 
 /// Keeps a ring thread busy until the sender is dropped, and fills its inbox.
 async fn fill(present: &Present) -> mpsc::Sender<()> {
-    let ring: &RingHandle = &present.ring;
     let (release, released) = mpsc::channel();
-    let queues: OpenQueues = Box::new(move |_ring, _key| {
+    on_ring(present, move |_ring, _key| {
         let _ended = released.recv();
-        Err(QueueError::Ring(RingError::FilesExhausted { capacity: 0 }))
-    });
-    let (done, _answer) = tokio::sync::oneshot::channel();
-    let device = present.device().unwrap();
-    ring.send(Message::Open { key: present.key, device, queues, done }).await;
-    let full = ring.status().full_inbox;
-    while ring.status().full_inbox < full + 2 {
-        ring.offer(Message::Tick);
+    })
+    .await;
+    let full = present.ring.status().full_inbox;
+    while present.ring.status().full_inbox < full + 2 {
+        present.ring.offer(Message::Tick);
         tokio::task::yield_now().await;
     }
     release
@@ -50,14 +58,17 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
         }
         let stuck = node.present(&"stuck".parse().unwrap()).unwrap();
         let release = fill(&stuck).await;
-        let full_before = stuck.ring.status().full_inbox;
-
         let meanwhile = async {
-            // Each round of ticks meets the full inbox.
-            while stuck.ring.status().full_inbox < full_before + 3 {
+            let good: VolumeId = "good".parse().unwrap();
+            let serves = node.present(&good).unwrap();
+            // A tick publishes that it came late.
+            on_ring(&serves, |ring, owner| {
+                ring.no_operation(InFlight::Command(Command { owner, queue_id: 9, tag: 0 }));
+            })
+            .await;
+            while serves.ring.status().late_completions == 0 {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
-            let good: VolumeId = "good".parse().unwrap();
             node.detach(&good).await.unwrap();
             node.attach(asked("good")).await.unwrap();
         };

@@ -298,7 +298,7 @@ impl Node {
             ring: ring.clone(),
             key,
         };
-        tokio::spawn(Arc::new(work).run(receiver));
+        self.0.tasks.spawn(Arc::new(work).run(receiver));
         let place = RingPlace { ring, key, board };
         let present = Arc::new(Present::new(Arc::clone(&state), local, store, place, terms));
         self.volumes().insert(volume, Entry { state, present: Some(Arc::clone(&present)) });

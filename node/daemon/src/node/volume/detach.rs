@@ -134,7 +134,7 @@ impl Node {
         closed.map_err(refused(present))?;
         present.release_device()?;
         let (devices, present) = (Arc::clone(&self.0.devices), Arc::clone(present));
-        tokio::spawn(async move {
+        self.0.tasks.spawn(async move {
             off_runtime(move || delete_stopped(&*devices, device)).await;
             present.state.apply(&StateEvent::DeviceDeleted);
         });

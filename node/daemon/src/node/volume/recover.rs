@@ -13,6 +13,7 @@ use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
 use holdfast_types::VolumeId;
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
+use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use crate::node::clock::NodeTime;
@@ -133,7 +134,15 @@ impl Node {
         let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
         let tries: Vec<_> = volumes
             .iter()
-            .map(|volume| tokio::spawn(self.clone().recover(self.recovery(volume.clone()))))
+            .map(|volume| {
+                let (ends, ended) = oneshot::channel::<()>();
+                let recovery = self.clone().recover(self.recovery(volume.clone()));
+                self.0.tasks.spawn(async move {
+                    let _at_the_end = ends;
+                    recovery.await;
+                });
+                ended
+            })
             .collect();
         let first = async {
             // No attach adds a device yet.
@@ -160,7 +169,8 @@ impl Node {
         let Err(error) = self.try_recover(&mut one).await else { return };
         one.failed(&error);
         one.quiesce_within = QUIESCE_AGAIN_WITHIN;
-        tokio::spawn(self.recover_again(one).in_current_span());
+        let node = self.clone();
+        self.0.tasks.spawn(node.recover_again(one).in_current_span());
     }
 
     async fn recover_again(self, mut one: Recovery) {
@@ -323,7 +333,7 @@ impl Node {
 
     /// Reads the log once the store answers; reads of remote blocks wait until then.
     pub(in crate::node) fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
-        tokio::spawn(async move {
+        self.0.tasks.spawn(async move {
             let _alone = EndsProcess("the reading of a volume's log");
             tokio::select! {
                 manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
@@ -340,7 +350,7 @@ impl Node {
     /// detach is called off.
     pub(in crate::node) fn detach_in_background(&self, present: Arc<Present>) {
         let node = self.clone();
-        tokio::spawn(async move {
+        self.0.tasks.spawn(async move {
             let volume = present.local.volume();
             let [mut pause, longest] = AGAIN_AFTER;
             let mut known = String::new();
