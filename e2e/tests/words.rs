@@ -135,6 +135,49 @@ fn comments_and_documents_are_narrow() {
     assert!(wide.is_empty(), "more than {COLUMNS} columns:\n{}", wide.join("\n"));
 }
 
+/// Words with which a doc comment does not begin.
+const QUESTIONS: &[&str] =
+    &["what", "how", "when", "where", "whether", "which", "who", "whom", "whose", "why"];
+
+/// The lines of a source file at which a doc comment begins with a question word.
+fn questions(text: &str) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut is_inside = false;
+    for (line, text) in (1..).zip(text.lines()) {
+        let text = text.trim_start();
+        let doc = text.strip_prefix("///").or_else(|| text.strip_prefix("//!"));
+        if let (false, Some(doc)) = (is_inside, doc)
+            && words(doc).first().is_some_and(|first| QUESTIONS.contains(&first.as_str()))
+        {
+            found.push(line);
+        }
+        is_inside = doc.is_some();
+    }
+    found
+}
+
+#[test]
+fn doc_comments_begin_with_no_question_word() {
+    let mut found = Vec::new();
+    for path in READ_FROM {
+        let mut read = Vec::new();
+        files(&root().join(path), &mut read);
+        for file in read.iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs")) {
+            let text = fs::read_to_string(file).unwrap();
+            found.extend(questions(&text).iter().map(|line| format!("{}:{line}", file.display())));
+        }
+    }
+    assert!(found.is_empty(), "CONTRIBUTING.md, Language, rule 2:\n{}", found.join("\n"));
+}
+
+#[test]
+fn questions_are_found_where_a_comment_begins() {
+    let text =
+        "/// Whether it is.\nfn a() {}\n    /// Volume.\n    /// When it was made.\n//! How.\n// What.\n";
+    assert_eq!(questions(text), [1]);
+    assert_eq!(questions("fn a() {}\n//! How it works.\n"), [2]);
+}
+
 #[test]
 fn words_are_found_in_identifiers() {
     assert_eq!(words("fn let_go(NotTakenUp: u8)"), ["fn", "let", "go", "not", "taken", "up", "u8"]);

@@ -1,5 +1,5 @@
-//! The proof's figures that need machines: power cuts, a store that is away for minutes, what that leaves
-//! dirty, and many ends of the daemon.
+//! The proof's figures that need machines: power cuts, a store that is unreachable for minutes, what that
+//! leaves dirty, and many ends of the daemon.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{Bar, Figure};
 const POWER_CUTS: usize = 20;
 /// Lines of each log that are shown when something else fails.
 const LOG_LINES: usize = 60;
-/// Dirty data that an outage leaves, in MiB: `data.most_dirty` unless set.
+/// Dirty data that an outage leaves, in MiB: `data.max_dirty` unless set.
 const DIRTY_MIB: u64 = 4096;
 const OUTAGE: Duration = Duration::from_secs(180);
 /// Ends of the daemon with each transport.

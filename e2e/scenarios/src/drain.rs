@@ -12,7 +12,7 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "drain";
 const NAME: &str = "disk";
-const DATA: &str = "slab_size = \"64Mi\"\nmost_dirty = \"8Gi\"";
+const DATA: &str = "slab_size = \"64Mi\"\nmax_dirty = \"8Gi\"";
 /// Memory that the daemon may use, in MiB: `MemoryMax=` of a unit.
 pub const MEMORY_MIB: u64 = 512;
 /// Dirty bytes of the scenario, in MiB.
@@ -29,8 +29,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Has `dirty_mib` written while the store is away and uploaded when it is back. Returns the most memory that
-/// the daemon had resident, in MiB.
+/// Has `dirty_mib` written while the store is unreachable and uploaded when it is back. Returns the most
+/// memory that the daemon had resident, in MiB.
 ///
 /// # Errors
 /// If the daemon ends, or not all is uploaded.
@@ -44,7 +44,7 @@ pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
     let device = node.cli(&["attach", NAME, "--store", "store"])?.trim().to_owned();
     vm.wait_block_device(&device, LIMIT)?;
 
-    report::step(format_args!("the store goes away, and {dirty_mib} MiB are written"));
+    report::step(format_args!("the store becomes unreachable, and {dirty_mib} MiB are written"));
     s3.stop();
     vm.spawn(
         "write",

@@ -1,4 +1,4 @@
-//! Forced writes to a volume of `durability: object` wait for a store that is away, until they hold every
+//! Forced writes to a volume of `durability: object` wait for an unreachable store, until they hold every
 //! request that the device has. Reads are served as long as one is free, and wait then; nothing fails. The
 //! node's other volumes are served, a detach is refused, and the daemon ends on SIGTERM and is killed with
 //! all of them waiting.
@@ -47,7 +47,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
         "head -c 4M /dev/urandom > /tmp/noise; dd if=/tmp/noise of={device} bs=1M oflag=direct conv=fsync status=none"
     ))?;
 
-    report::step("the store goes away; forced writes wait, reads continue");
+    report::step("the store becomes unreachable; forced writes wait, reads continue");
     s3.stop();
     force_writes(vm, &device, 0)?;
     holds(vm, &device, SENT[0])?;

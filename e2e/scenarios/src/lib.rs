@@ -194,7 +194,7 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario {
         name: "s3-outage",
-        about: "while the store is away nothing fails, writes wait at the quota, the Volumes say so; then all catches up, without a herd",
+        about: "while the store is unreachable nothing fails, writes wait at the quota, the Volumes say so; then all catches up, without a herd",
         expected: Duration::from_secs(170),
         alone: true,
         run: s3_outage::run,

@@ -37,7 +37,7 @@ const FILES: &str = "files";
 const LOAD: &str = "load";
 const VOLUMES: [(&str, &str); 3] = [(STAMPS, "4Mi"), (FILES, "64Mi"), (LOAD, "2Mi")];
 /// Seals and commits all the time.
-const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"8Mi\"\nmax_dirty_age = \"1s\"";
 /// Least distance between two cuts: rounds of the stamp writers.
 const ROUNDS_APART: usize = 15;
 /// Least number of writes and flushes of a moment.

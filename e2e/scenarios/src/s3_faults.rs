@@ -72,7 +72,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         ensure!(faults.contains_key(&fault), "no request of {name} was hit: {faults:?}");
     }
     report::step(format_args!("requests hit: {faults:?}"));
-    report::step("a flush that is to reach the store waits while it is away");
+    report::step("a flush that is to reach the store waits while it is unreachable");
     flush_waits(&node, &proxy)?;
     node.terminate()
 }

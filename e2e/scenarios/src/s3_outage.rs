@@ -1,6 +1,6 @@
-//! The store is away for minutes while volumes are written: nothing fails, writes wait at the quota, flushes
-//! continue, cold reads wait, and the Volumes say so. When it is back everything catches up, and not all at
-//! once.
+//! The store is unreachable for minutes while volumes are written: nothing fails, writes wait at the quota,
+//! flushes continue, cold reads wait, and the Volumes say so. When it is back everything catches up, and not
+//! all at once.
 
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,10 @@ const BUCKET: &str = "outage";
 const BUSY: &str = "busy";
 /// Written a little during the outage.
 const CALM: [&str; 6] = ["calm-1", "calm-2", "calm-3", "calm-4", "calm-5", "calm-6"];
-/// Only in the store when that goes away.
+/// Only in the store when that becomes unreachable.
 const COLD: &str = "cold";
 /// A small quota: the load reaches it soon.
-const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"4Mi\"";
+const DATA: &str = "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"4Mi\"";
 /// Conditions of a Volume.
 const STORE_REACHABLE: &str = "StoreReachable";
 const WRITABLE: &str = "Writable";
@@ -36,7 +36,7 @@ const SHORT: Duration = Duration::from_secs(45);
 /// Longer than the scenario, in seconds of the machine's time.
 const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
-/// Attempts to reach a store that is away, a second, of all volumes together: one is made every half a
+/// Attempts to reach an unreachable store, a second, of all volumes together: one is made every half a
 /// second.
 const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
 /// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
@@ -48,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Plays it with the store away for `away` and returns how many requests of guests failed.
+/// Plays it with the store unreachable for `away` and returns how many requests of guests failed.
 ///
 /// # Errors
 /// If a user would have noticed anything else.
@@ -70,8 +70,8 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     Ok(errors as u64)
 }
 
-/// The store goes away under load and comes back. `sum` is that of the first 4 MiB of [`COLD`]. Returns how
-/// many requests failed.
+/// The store becomes unreachable under load and comes back. `sum` is that of the first 4 MiB of [`COLD`].
+/// Returns how many requests failed.
 fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
@@ -88,7 +88,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     report::step("the store becomes unreachable; writes continue to the quota and wait there");
     proxy.go_away();
     for volume in calm {
-        // Written and flushed while the store is away.
+        // Written and flushed while the store is unreachable.
         vm.exec(&format!(
             "dd if=/dev/urandom of={} bs=64k count=4 oflag=direct conv=fsync status=none",
             volume.device
@@ -113,14 +113,14 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
         ))?;
         flushes += 1;
     }
-    ensure!(vm.status("cold-read")?.is_none(), "a cold read ended while the store was away");
+    ensure!(vm.status("cold-read")?.is_none(), "a cold read ended while the store was unreachable");
     let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
     ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
     for volume in [busy, calm[0]] {
         let reported = node.metric("holdfast_volume_store_unreachable_seconds", &volume.id)?;
         ensure!(
             reported >= Some(away.as_secs_f64()),
-            "{} says that the store is away for {reported:?} s",
+            "{} says that the store is unreachable for {reported:?} s",
             volume.id
         );
     }
@@ -134,7 +134,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
     ));
     ensure!(
         a_second <= MOST_ATTEMPTS_A_SECOND,
-        "{a_second:.1} attempts a second to reach a store that is away"
+        "{a_second:.1} attempts a second to reach an unreachable store"
     );
 
     report::step("the store is back");
@@ -170,7 +170,7 @@ fn check_reported(world: &World, before: &[Reported; 2]) -> Result<[Reported; 2]
             "{part:?} is not in {away:?}"
         );
     }
-    for part in ["none fails", "data.most_dirty"] {
+    for part in ["none fails", "data.max_dirty"] {
         ensure!(
             delayed.what == "False/DirtyLimit" && delayed.message.contains(part),
             "{part:?} is not in {delayed:?}"

@@ -67,8 +67,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let sum = sum(b.vm(), &device)?;
     until("the log to be truncated", LIMIT, || Ok((s3.keys(BUCKET, &log())?.len() < KEPT).then_some(())))?;
     ensure!(s3.keys(BUCKET, &next)?.is_empty(), "{next} was not truncated");
-    let markers = s3.keys(BUCKET, &format!("volumes/{VOLUME}/trimmed/"))?;
-    ensure!(markers == [format!("volumes/{VOLUME}/trimmed/{:020}", 64)], "markers: {markers:?}");
+    let markers = s3.keys(BUCKET, &format!("volumes/{VOLUME}/truncated/"))?;
+    ensure!(markers == [format!("volumes/{VOLUME}/truncated/{:020}", 64)], "markers: {markers:?}");
 
     report::step("node a resumes: it is fenced");
     a.vm().signal(PROGRAM, SIGCONT)?;

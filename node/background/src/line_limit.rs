@@ -71,7 +71,7 @@ mod tests {
         assert_eq!(lines.one(1010), Some(989));
         assert_eq!(lines.one(1011), None);
         assert_eq!(lines.rest(Rest::Due(2009)), None);
-        assert_eq!(lines.rest(Rest::Due(2010)), Some(1), "the last are told of too");
+        assert_eq!(lines.rest(Rest::Due(2010)), Some(1), "the last are counted too");
         assert_eq!(lines.rest(Rest::Due(9000)), None);
         assert_eq!(lines.one(9000), Some(0));
         assert_eq!((lines.one(9001), lines.rest(Rest::All), lines.rest(Rest::All)), (None, Some(1), None));

@@ -117,7 +117,7 @@ struct DataSection {
     slab_size: ByteSize,
     cache_size: Option<ByteSize>,
     seal_size: ByteSize,
-    most_dirty: ByteSize,
+    max_dirty: ByteSize,
     upload_memory: ByteSize,
     max_dirty_age: TimeSpan,
 }
@@ -130,7 +130,7 @@ impl Default for DataSection {
             slab_size: ByteSize(4 << 30),
             cache_size: None,
             seal_size: ByteSize(64 << 20),
-            most_dirty: ByteSize(4 << 30),
+            max_dirty: ByteSize(4 << 30),
             upload_memory: ByteSize(256 << 20),
             max_dirty_age: TimeSpan(Duration::from_secs(30)),
         }
@@ -236,7 +236,7 @@ fn node_config(
         slab_size,
         cache_size,
         seal_size,
-        most_dirty,
+        max_dirty,
         upload_memory,
         max_dirty_age,
     } = *data;
@@ -253,7 +253,7 @@ fn node_config(
         slab_bytes: slab_size.0,
         cache_bytes: cache_size.map(|size| size.0),
         seal_bytes: seal_size.0,
-        most_dirty_bytes: most_dirty.0,
+        max_dirty_bytes: max_dirty.0,
         upload_memory_bytes: upload_memory.0,
         max_dirty_age: max_dirty_age.0,
     })
@@ -261,7 +261,7 @@ fn node_config(
 
 /// Refuses sizes and times that cannot be used, alone or together.
 fn check_data(source: &Source, data: &DataSection) -> Result<(), ConfigError> {
-    let DataSection { ring_threads, slab_size, cache_size, seal_size, most_dirty, .. } = *data;
+    let DataSection { ring_threads, slab_size, cache_size, seal_size, max_dirty, .. } = *data;
     let refuse = |key: &str, problem: String| Err(source.error(key, problem));
     if !(1..=MAX_RING_THREADS).contains(&ring_threads) {
         let problem = format!("{ring_threads} is out of range; write 1 to {MAX_RING_THREADS}");
@@ -282,9 +282,9 @@ fn check_data(source: &Source, data: &DataSection) -> Result<(), ConfigError> {
         let problem = format!("{cache_size} is less than twice data.seal_size; write at least {least_cache}");
         return refuse("data.cache_size", problem);
     }
-    if most_dirty < seal_size {
-        let problem = format!("{most_dirty} is less than data.seal_size; write at least {seal_size}");
-        return refuse("data.most_dirty", problem);
+    if max_dirty < seal_size {
+        let problem = format!("{max_dirty} is less than data.seal_size; write at least {seal_size}");
+        return refuse("data.max_dirty", problem);
     }
     if !DIRTY_AGES.contains(&data.max_dirty_age.0) {
         return refuse(

@@ -4,7 +4,7 @@
 //! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: the API server is needed for changes only; without it everything that is served stays served.
-//! On failure: requests to the API server are repeated with jitter; failed operations are told in the
+//! On failure: requests to the API server are repeated with jitter; failed operations are shown in the
 //! condition `Attached` and tried again.
 
 mod event;

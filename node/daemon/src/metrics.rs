@@ -115,8 +115,8 @@ const VOLUME_METRICS: [VolumeMetric; 27] = [
         Some(Unit::Seconds),
         "How long the volume's store has not answered this node, 0 while it does",
         |v| {
-            let away = v.store.health.away().and_then(|away| away.since.elapsed().ok());
-            Some(away.map_or(0.0, |away| away.as_secs_f64()))
+            let outage = v.store.health.unreachable().and_then(|outage| outage.since.elapsed().ok());
+            Some(outage.map_or(0.0, |outage| outage.as_secs_f64()))
         },
     ),
     gauge(

@@ -8,13 +8,13 @@
 
 mod clock;
 mod device;
-mod ends_process;
 mod error;
+mod exit_on_panic;
 pub(crate) mod fenced;
 mod limit;
 mod local;
-mod off_runtime;
 mod ring;
+mod run_blocking;
 mod store;
 mod tasks;
 mod volume;
@@ -41,9 +41,9 @@ pub(crate) use error::{ErrorKind, NodeError};
 
 pub(crate) use local::owner::Owner;
 pub(crate) use local::state_disk::StateDisk;
-pub(crate) use off_runtime::off_runtime;
 pub(crate) use ring::board::ServedCounts;
 pub(crate) use ring::handle::RingStatus;
+pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
 #[cfg(test)]
@@ -114,7 +114,7 @@ pub(crate) struct NodeConfig {
     /// Dirty bytes of a volume at which they are uploaded.
     pub(crate) seal_bytes: u64,
     /// Dirty bytes of a volume at which writes wait.
-    pub(crate) most_dirty_bytes: u64,
+    pub(crate) max_dirty_bytes: u64,
     /// Memory for the uploads of all volumes, in bytes.
     pub(crate) upload_memory_bytes: u64,
     /// Age of the oldest dirty byte at which it is uploaded.
@@ -312,9 +312,9 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. No task of the node is left. Returns the right to use the
-    /// directories, to be released once nothing else of this process can touch them: the process should end
-    /// now.
+    /// Stops serving and leaves every device quiesced, for a successor. No task of the node is left. Returns
+    /// the right to use the directories, to be released once nothing else of this process can touch them: the
+    /// process should end now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {
         self.0.tasks.stop().await;
         // A ring thread whose inbox is full holds up no other.
@@ -360,7 +360,7 @@ impl Node {
 
     fn limits(&self, max_age_ms: u64) -> DirtyLimits {
         let config = &self.0.config;
-        DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.most_dirty_bytes, max_age_ms }
+        DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.max_dirty_bytes, max_age_ms }
     }
 }
 
@@ -394,7 +394,7 @@ fn refusal(volume: &VolumeId, state: &State) -> NodeError {
         State::Attaching { .. } | State::Serving { .. } => {
             NodeError::Busy { volume, doing: "being attached" }
         }
-        State::Evicting => NodeError::Busy { volume, doing: "putting its local files away" },
+        State::Evicting => NodeError::Busy { volume, doing: "having its local files cleared" },
         State::Detached => NodeError::NotAttached(volume),
     }
 }

@@ -32,7 +32,7 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// True if this node has files of a volume that it does not serve.
     fn keeps(&self, volume: &VolumeId) -> bool;
 
-    /// Clears away the files of a volume that another node holds: what was not uploaded is preserved.
+    /// Clears the files of a volume that another node holds: what was not uploaded is preserved.
     fn clear_outdated(
         &self,
         volume: &VolumeId,

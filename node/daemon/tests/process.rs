@@ -163,7 +163,7 @@ fn every_thread_of_the_daemon_is_an_io_flusher() {
     assert!(not_marked.is_empty(), "{not_marked:?}");
 }
 
-/// What a daemon does could be seen in more detail only after a restart, which quiesces its devices.
+/// More detail of a daemon could be seen only after a restart, which quiesces its devices.
 #[test]
 fn the_log_level_changes_without_a_restart() {
     let dirs = Dirs::new();

@@ -25,7 +25,7 @@ pub struct Piece {
     pub visible: Mask,
 }
 
-/// What one run knows of a block.
+/// Knowledge of a block in one run.
 #[derive(Debug, Clone, Copy)]
 pub enum Layer<'a> {
     /// A segment's own index.

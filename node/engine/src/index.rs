@@ -67,7 +67,7 @@ impl Run {
         }
     }
 
-    /// What the choice of merges depends on.
+    /// Figures that the choice of merges depends on.
     pub fn shape(&self) -> policy::Shape {
         match self {
             Self::Segment(segment) => policy::Shape { level: 0, entries: segment.entries() },

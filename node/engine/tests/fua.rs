@@ -240,7 +240,7 @@ fn with_durability_object_a_fua_write_waits_for_its_commit() {
     assert_eq!(bench.completed, [(0, Ok(()))]);
 }
 
-/// The store is away: FUA writes hold all requests but one.
+/// The store is unreachable: FUA writes hold all requests but one.
 #[test]
 fn reads_are_served_while_fua_writes_wait_for_the_store() {
     let mut bench = Bench::new(Durability::Object);

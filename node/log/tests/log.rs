@@ -165,7 +165,7 @@ async fn seqs_of(store: &MemoryStore, kind: &str) -> Vec<u64> {
 async fn truncation_keeps_what_readers_and_late_creators_need() {
     let store = long_log(300).await;
     assert_eq!(seqs_of(&store, "checkpoints").await, [256, 288]);
-    assert_eq!(seqs_of(&store, "trimmed").await, [64, 128, 192, 256]);
+    assert_eq!(seqs_of(&store, "truncated").await, [64, 128, 192, 256]);
     let kept: Vec<u64> = [1, 2, 40].into_iter().chain(257..=300).collect();
     assert_eq!(seqs_of(&store, "log").await, kept);
     let read = read_manifest_to_end(&store, &volume()).await.unwrap();
@@ -300,7 +300,7 @@ async fn a_removed_id_is_not_provisioned_again() {
     }
 }
 
-/// What is left of the log without its tombstone looks like a new volume's.
+/// The rest of a log without its tombstone looks like a new volume's.
 #[tokio::test]
 async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let store = log_of(5).await;
@@ -404,7 +404,7 @@ async fn a_proxys_answer_proves_nothing_about_a_marker() {
         let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();
         assert!(matches!(failed, LogFailure::Store { .. }), "{kind:?}: {failed}");
     }
-    store.corrupt("volumes/v/trimmed/00000000000000000064", |marker| {
+    store.corrupt("volumes/v/truncated/00000000000000000064", |marker| {
         marker.extend(b"<html>maintenance</html>")
     });
     let failed = was_truncated_after(&store, &volume(), Seq(49)).await.unwrap_err();

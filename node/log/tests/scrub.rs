@@ -175,7 +175,7 @@ async fn a_missing_object_and_one_cut_short_are_found() {
 }
 
 #[tokio::test]
-async fn damaged_frames_hurt_only_where_nothing_newer_hides_them() {
+async fn damaged_frames_affect_only_where_nothing_newer_hides_them() {
     let stored = Stored::new().await;
     stored.flip_frame(0, 1);
     let report = stored.scrub().await;
@@ -193,7 +193,7 @@ async fn damaged_frames_hurt_only_where_nothing_newer_hides_them() {
 }
 
 #[tokio::test]
-async fn a_record_hurts_only_while_no_checkpoint_replaces_it() {
+async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     for (seq, effect) in [(4, Effect::Harmless), (5, Effect::NoAttach)] {
         let stored = Stored::new().await;
         stored.store.corrupt(&log_key(seq), |bytes| bytes[40] ^= 1);

@@ -9,13 +9,13 @@ use crate::expect::{Cut, Expect};
 /// Allowed content of the volume at one host.
 #[derive(Default)]
 pub(crate) struct Content {
-    /// What each sector may read as.
+    /// Contents that each sector may read as.
     pub(crate) expect: Expect,
     /// Of the side now sealed.
     sealed: Option<Rc<Cut>>,
-    /// What the last commit captured.
+    /// Contents that the last commit captured.
     committed: Rc<Cut>,
-    /// What the last commit before its own writes, or of its own, captured.
+    /// Those that the last commit before its own writes, or of its own, captured.
     base: Rc<Cut>,
     /// The process was killed inside the engine: it may have begun a seal.
     killed_inside: bool,

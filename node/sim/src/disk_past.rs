@@ -62,7 +62,7 @@ impl DiskPast {
         self.snapshot = Some(snapshot);
     }
 
-    /// What it is, where it is not the one that the host's last attach left, until the host attaches.
+    /// The disk, where it is not the one that the host's last attach left, until the host attaches.
     pub(crate) fn other(&self) -> Option<OtherDisk> {
         self.other
     }

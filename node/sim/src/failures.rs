@@ -1,4 +1,4 @@
-//! What fails, and how often; and what of it ever did.
+//! Requests and jobs that fail, and how often; and which of them ever did.
 //!
 //! Owns: the fate of each request to the store and of each job of a disk. A check that holds only while
 //! something never failed asks here.

@@ -51,7 +51,7 @@ pub(crate) struct Host {
     pub(crate) nonce: Option<Nonce>,
     /// Allowed content of the volume here.
     pub(crate) content: Content,
-    /// When the process dies inside the engine.
+    /// Moment at which the process dies inside the engine.
     pub(crate) fuse: Fuse,
     /// Its current faults.
     pub(crate) fault: HostFault,

@@ -1,4 +1,4 @@
-//! What a host's client wrote and no commit captured yet, against the clock.
+//! Writes of a host's client that no commit captured yet, against the clock.
 //!
 //! Owns: the ages of those writes, and the limit of invariant 14 for them. Used in timely worlds only.
 
@@ -23,7 +23,7 @@ pub(crate) struct Lag {
     /// virtual one.
     uncommitted: VecDeque<(u64, Millis)>,
     /// Time until which its process did not run, or had not reached the log.
-    away_until: Millis,
+    down_until: Millis,
 }
 
 impl Lag {
@@ -51,16 +51,16 @@ impl Lag {
         self.uncommitted.clear();
     }
 
-    /// The process does not run, or has not reached the log.
-    pub(crate) fn is_away(&mut self, now: Millis) {
-        self.away_until = now;
+    /// Notes that the process does not run now, or has not reached the log.
+    pub(crate) fn down(&mut self, now: Millis) {
+        self.down_until = now;
     }
 
     /// The oldest write's end, and when it is to be in a commit at the latest, with dirty data of
     /// `max_age_ms`. After a takeover the commit that the dead process had begun comes first.
     pub(crate) fn oldest(&self, max_age_ms: Millis) -> Option<(Millis, Millis)> {
         let (_, ended) = self.uncommitted.front()?;
-        let due = (ended + max_age_ms).max(self.away_until + COMMIT_MS);
+        let due = (ended + max_age_ms).max(self.down_until + COMMIT_MS);
         Some((*ended, due + TICK_MS + JOB_MS + COMMIT_MS))
     }
 }

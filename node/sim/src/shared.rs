@@ -1,5 +1,5 @@
-//! What the daemon's process on a host has once for all its volumes: segment indexes, memory for uploads, the
-//! slab.
+//! Parts that the daemon's process on a host has once for all its volumes: segment indexes, memory for
+//! uploads, the slab.
 
 use std::sync::Arc;
 

@@ -33,8 +33,8 @@ fn an_unnoted_device_is_found_by_its_tag() {
     run(76..77, 4, 12_000);
 }
 
-/// Found by these seeds: the model did not note, while a store failed, that the process of a volume was away.
-/// Its commit counted as late once the store answered again.
+/// Found by these seeds: the model did not note, while a store failed, that the process of a volume had
+/// ended. Its commit counted as late once the store answered again.
 #[test]
 fn a_restart_during_an_outage_delays_a_commit() {
     for seed in [20, 26] {

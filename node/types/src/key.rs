@@ -5,7 +5,7 @@
 //! volumes/<volume>/checkpoints/<seq:020>
 //! volumes/<volume>/segments/<place:020>-<ulid>
 //! volumes/<volume>/runs/<place:020>-<ulid>
-//! volumes/<volume>/trimmed/<seq:020>
+//! volumes/<volume>/truncated/<seq:020>
 //! ```
 //! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and
 //! `a/b`).
@@ -54,7 +54,7 @@ impl ObjectKey {
         match kind {
             "log" => Some(Self::Log(volume, Seq::parse_padded(name)?)),
             "checkpoints" => Some(Self::Checkpoint(volume, Seq::parse_padded(name)?)),
-            "trimmed" => Some(Self::TruncationMarker(volume, Seq::parse_padded(name)?)),
+            "truncated" => Some(Self::TruncationMarker(volume, Seq::parse_padded(name)?)),
             "runs" => Some(Self::Run(volume, RunId::parse(name)?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
@@ -67,7 +67,7 @@ impl fmt::Display for ObjectKey {
         match self {
             Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
             Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
-            Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/trimmed/{:020}", seq.0),
+            Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/truncated/{:020}", seq.0),
             Self::Run(volume, id) => write!(f, "volumes/{volume}/runs/{id}"),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }

@@ -4,7 +4,7 @@
 //!            objectStore Ready           nodeName set                daemon reports node
 //! Pending ------------------------> Ready ------------> Attaching ---------------------> Attached
 //!    ^                               ^                                                      |
-//!    |  objectStore away (new only)  +---------------- Detaching <--------------------------+
+//!    |  objectStore lost (new only)  +---------------- Detaching <--------------------------+
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```

@@ -150,7 +150,7 @@ fn attach_figure(requests: &[S3Request]) -> Figure {
     let lists = requests.iter().filter(|request| request.operation.starts_with("List")).count();
     let (checkpoints, records) = (count("GetObject", "/checkpoints/"), count("GetObject", "/log/"));
     let puts = count("PutObject", "/log/");
-    let markers = count("GetObject", "/trimmed/");
+    let markers = count("GetObject", "/truncated/");
     let allowed =
         lists.min(MOST_LISTS) + checkpoints.min(1) + records.min(MOST_RECORDS) + puts.min(1) + markers.min(1);
     Figure {
@@ -197,7 +197,7 @@ mod tests {
             request("GetObject", "volumes/cold/checkpoints/00000000000000000033"),
             request("GetObject", "volumes/cold/log/00000000000000000034"),
             request("PutObject", "volumes/cold/log/00000000000000000035"),
-            request("GetObject", "volumes/cold/trimmed/00000000000000000064"),
+            request("GetObject", "volumes/cold/truncated/00000000000000000064"),
         ];
         let clears = |requests: &[S3Request]| {
             let figure = attach_figure(requests);

@@ -118,7 +118,7 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
                     None => Err(std::io::ErrorKind::BrokenPipe.into()),
                 }
             });
-            // A harness that went away is noticed by the watcher below.
+            // A harness that disconnected is noticed by the watcher below.
             drop((copied, sent));
         });
     }

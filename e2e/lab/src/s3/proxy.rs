@@ -4,7 +4,7 @@
 //! Runs on: one thread for each connection.
 //! Invariants: a request that no rule hits passes untouched; an answer is never passed while answers are
 //! held.
-//! On failure: a server that is away looks through the proxy as it is: the connection is refused or breaks.
+//! On failure: an unreachable server looks through the proxy as it is: the connection is refused or breaks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{BufReader, Write};
@@ -141,7 +141,7 @@ impl FaultProxy {
         state.asked.clear();
     }
 
-    /// Takes the store away, as a network does: connections break, new ones are reset.
+    /// Makes the store unreachable, as a network does: connections break, new ones are reset.
     pub fn go_away(&self) {
         let mut state = self.shared.lock();
         state.away = true;
@@ -185,7 +185,7 @@ impl FaultProxy {
         self.shared.lock().passed.clone()
     }
 
-    /// Connections that were reset so far because the store was away.
+    /// Connections that were reset so far because the store was unreachable.
     pub fn turned_away(&self) -> usize {
         self.shared.lock().turned_away
     }

@@ -40,7 +40,7 @@ pub(super) enum Request {
     Flush { cookie: u64 },
 }
 
-/// Agrees with the client on a disk of `size_bytes`; false if the client went away.
+/// Agrees with the client on a disk of `size_bytes`; false if the client disconnected.
 pub(super) fn greet(client: &mut TcpStream, size_bytes: u64) -> Result<bool> {
     let mut hello = Vec::new();
     hello.extend(MAGIC.to_be_bytes());

@@ -17,11 +17,11 @@ use crate::volumes::{release, reported, serve_all};
 
 /// A cache of half of what is written.
 pub(super) const DATA: &str =
-    "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmost_dirty = \"64Mi\"\ncache_size = \"8Mi\"";
+    "slab_size = \"64Mi\"\nseal_size = \"2Mi\"\nmax_dirty = \"64Mi\"\ncache_size = \"8Mi\"";
 const CACHE_BYTES: u64 = 8 << 20;
 const COLD_MIB: u32 = 4;
 const WIDE_MIB: u32 = 12;
-/// Written while the store is away.
+/// Written while the store is unreachable.
 const WIDE: &str = "wide";
 /// Directory of the node's volumes.
 const LOCAL: &str = "/var/lib/holdfast/volumes";

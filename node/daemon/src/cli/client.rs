@@ -72,7 +72,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
 }
 
 pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Failure> {
-    let away = |error: &dyn std::error::Error| Failure {
+    let unreachable = |error: &dyn std::error::Error| Failure {
         kind: ErrorKind::Unavailable,
         message: format!(
             "no daemon answers on {}; start it with `holdfast-node run`, or name its socket with --socket ({})",
@@ -80,8 +80,8 @@ pub(super) async fn connect(target: &Target) -> Result<NodeClient<Channel>, Fail
             chain(error)
         ),
     };
-    let endpoint = Endpoint::from_shared(address(&target.socket)).map_err(|error| away(&error))?;
-    let channel = endpoint.connect().await.map_err(|error| away(&error))?;
+    let endpoint = Endpoint::from_shared(address(&target.socket)).map_err(|error| unreachable(&error))?;
+    let channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
     Ok(NodeClient::new(channel))
 }
 

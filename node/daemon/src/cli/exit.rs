@@ -9,7 +9,7 @@
 //! | 4 | something else must end first |
 //! | 5 | another writer owns the volume, or one of this node whose local state is not here |
 //! | 6 | stored data is damaged |
-//! | 7 | something outside is away: the daemon, the store, the kernel's driver |
+//! | 7 | something outside is unreachable: the daemon, the store, the kernel's driver |
 
 use tonic::Code;
 

@@ -19,7 +19,7 @@ pub(super) trait Render {
     fn json(&self) -> Value;
 }
 
-/// Writes to standard output. A reader that has gone away is no error.
+/// Writes to standard output. A reader that has closed its end is no error.
 ///
 /// # Errors
 /// Standard output cannot be written.

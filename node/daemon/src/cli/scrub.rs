@@ -43,13 +43,13 @@ pub(super) async fn run(scrub: Scrub, out: &mut String) -> Result<(), Failure> {
 }
 
 fn verdict(report: &ScrubReport) -> Result<(), Failure> {
-    let hurts = |finding: &&ScrubFinding| {
+    let affects = |finding: &&ScrubFinding| {
         finding.effect() != ScrubEffect::Harmless && finding.repair() != ScrubRepair::Done
     };
-    match report.findings.iter().filter(hurts).count() {
+    match report.findings.iter().filter(affects).count() {
         0 => Ok(()),
         count => {
-            let message = format!("damage is left that hurts the volume (objects: {count})");
+            let message = format!("damage is left that affects the volume (objects: {count})");
             Err(Failure { kind: ErrorKind::Corrupt, message })
         }
     }

@@ -173,7 +173,7 @@ async fn a_scrub_that_finds_nothing_says_what_it_read() {
 }
 
 #[tokio::test]
-async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
+async fn damage_is_listed_by_object_and_fails_the_scrub_while_it_lasts() {
     let world = World::start().await;
     let finding = |object: &str, effect, repair, lost: &[(u64, u64)]| ScrubFinding {
         object: object.to_owned(),
@@ -196,7 +196,7 @@ async fn damage_is_told_object_by_object_and_fails_the_scrub_while_it_hurts() {
     let mut text = String::new();
     let failure = world.ask_into("scrub vol-1 --repair", &mut text).await.unwrap_err();
     assert_eq!((failure.kind, exit::code(failure.kind)), (ErrorKind::Corrupt, 6));
-    assert_eq!(failure.message, "damage is left that hurts the volume (objects: 1)");
+    assert_eq!(failure.message, "damage is left that affects the volume (objects: 1)");
     assert!(text.contains("  lost: 8Ki at byte 40960\n"), "{text}");
     assert!(text.contains("  lost: 2 more ranges; --json shows all\n"), "{text}");
     let mut json = String::new();

@@ -32,7 +32,7 @@ pub(super) const OVERRIDES: [(&str, &str, SettingType); 14] = [
     ("HOLDFAST_SLAB_SIZE", "data.slab_size", SettingType::Text),
     ("HOLDFAST_CACHE_SIZE", "data.cache_size", SettingType::Text),
     ("HOLDFAST_SEAL_SIZE", "data.seal_size", SettingType::Text),
-    ("HOLDFAST_MOST_DIRTY", "data.most_dirty", SettingType::Text),
+    ("HOLDFAST_MAX_DIRTY", "data.max_dirty", SettingType::Text),
     ("HOLDFAST_UPLOAD_MEMORY", "data.upload_memory", SettingType::Text),
     ("HOLDFAST_MAX_DIRTY_AGE", "data.max_dirty_age", SettingType::Text),
     ("HOLDFAST_API_SOCKET", "api.socket", SettingType::Text),

@@ -66,7 +66,7 @@ fn an_error_names_the_place_and_the_fix() {
         ("[data]\nseal_size = \"1Ki\"\n", &[], &["node.toml:2: data.seal_size", "at least 1Mi"]),
         ("[data]\nmax_dirty_age = 30\n", &[], &["node.toml:2: data.max_dirty_age", "30s"]),
         ("[data]\nmax_dirty_age = \"2h\"\n", &[], &["node.toml:2: data.max_dirty_age", "between 1s and 1h"]),
-        ("[data]\nmost_dirty = \"1Mi\"\n", &[], &["node.toml:2: data.most_dirty", "at least 64Mi"]),
+        ("[data]\nmax_dirty = \"1Mi\"\n", &[], &["node.toml:2: data.max_dirty", "at least 64Mi"]),
         ("[data]\nupload_memory = \"32Mi\"\n", &[], &["node.toml:2: data.upload_memory", "at least 64Mi"]),
         ("[data]\ncache_size = \"64Mi\"\n", &[], &["node.toml:2: data.cache_size", "at least 128Mi"]),
         ("[data]\nring_threads = 0\n", &[], &["node.toml:2: data.ring_threads", "1 to 64"]),

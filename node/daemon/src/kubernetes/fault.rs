@@ -92,22 +92,22 @@ fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> C
 
 /// True if a condition may be about to change.
 pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
-    here.store.health.away().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
+    here.store.health.unreachable().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
 }
 
 fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
     let store = &here.store.name;
     let said = find_condition(&facts.status.conditions, STORE_REACHABLE);
-    let away = match &here.store.health {
+    let outage = match &here.store.health {
         StoreHealth::Unknown => return said.cloned(),
         StoreHealth::Answers => None,
-        StoreHealth::Away(away) => {
-            let passed = SystemTime::from(now.0).duration_since(away.since);
+        StoreHealth::Unreachable(outage) => {
+            let passed = SystemTime::from(now.0).duration_since(outage.since);
             let is_lasting = passed.is_ok_and(|passed| passed >= REPORT_AFTER);
-            (is_lasting || said.is_some_and(|said| said.status == "False")).then_some(away)
+            (is_lasting || said.is_some_and(|said| said.status == "False")).then_some(outage)
         }
     };
-    Some(match away {
+    Some(match outage {
         None => {
             let answers = format!("ObjectStore {store} answers node {}", facts.me);
             let (reason, message) = match (&here.store.change_refused, &here.store.refused_deletes.newest) {
@@ -119,9 +119,9 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
             };
             facts.conditions(now).build(STORE_REACHABLE, ConditionStatus::True, reason, message)
         }
-        Some(away) => {
-            let reason = if away.is_denied { "AccessDenied" } else { "StoreUnreachable" };
-            let mut message = waits_for_store(facts, here, away);
+        Some(outage) => {
+            let reason = if outage.is_denied { "AccessDenied" } else { "StoreUnreachable" };
+            let mut message = waits_for_store(facts, here, outage);
             if let Some(why) = &here.store.change_refused {
                 message = format!("{message}. Its newest configuration is not in use: {why}");
             }
@@ -150,8 +150,8 @@ fn denied(facts: &Facts) -> String {
     }
 }
 
-fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreachable) -> String {
-    let since = seconds(away.since).map_or_else(String::new, |since| format!(" since {}", since.0));
+fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, outage: &StoreUnreachable) -> String {
+    let since = seconds(outage.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.dirty_bytes, here.durability) {
         (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
         (Some(0), _) => "Nothing waits to be uploaded".to_owned(),
@@ -160,19 +160,19 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, away: &StoreUnreach
             format!("{bytes} bytes wait to be uploaded, and flushes for them")
         }
     };
-    if away.is_denied {
+    if outage.is_denied {
         return format!(
             "ObjectStore {} denies the requests of node {}{since}. {waits}; reads of what is not on the node wait. {}. Last error: {}",
             here.store.name,
             facts.me,
             denied(facts),
-            away.error
+            outage.error
         );
     }
     format!(
         "ObjectStore {} has not answered node {}{since}. {waits}; reads of what is not on the node wait. Uploads resume \
          automatically once the store is reachable. Last error: {}",
-        here.store.name, facts.me, away.error
+        here.store.name, facts.me, outage.error
     )
 }
 
@@ -187,7 +187,7 @@ fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
         Delay::DirtyLimit => (
             "DirtyLimit",
             format!(
-                "the volume has {bytes} bytes to upload, and data.most_dirty allows no more; writes resume as these are uploaded"
+                "the volume has {bytes} bytes to upload, and data.max_dirty allows no more; writes resume as these are uploaded"
             ),
         ),
         Delay::CacheFull => (

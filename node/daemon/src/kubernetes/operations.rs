@@ -30,7 +30,7 @@ pub(crate) enum Doing {
     Attaching,
     /// It is being detached.
     Detaching,
-    /// Its files are being cleared away: another node holds it.
+    /// Its files are being cleared: another node holds it.
     Clearing,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Outcome {
     /// It was released without a final commit, because another writer had taken it; what was not uploaded is
     /// kept.
     Preserve,
-    /// This node's files of a volume that another node holds are cleared away.
+    /// This node's files of a volume that another node holds are cleared.
     Cleared,
     /// It failed.
     Failed(OperationFailure),

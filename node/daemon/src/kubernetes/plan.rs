@@ -81,7 +81,7 @@ pub(crate) enum Step {
     },
     /// Begin to detach.
     Detach,
-    /// Begin to clear away the files of a volume that another node holds.
+    /// Begin to clear the files of a volume that another node holds.
     Clear,
 }
 
@@ -275,7 +275,7 @@ fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
         node: Some(facts.me.clone()),
         device_path: device.map(|device| device.device_path.to_string_lossy().into_owned()),
         transport: device.map(|device| transport_name(device.transport).as_str().to_owned()),
-        // Kept while the device is away: it says that this node may hold the only copy of data, and how much.
+        // Kept while there is no device: it says that this node may hold the only copy of data, and how much.
         epoch: device.map(|device| device.epoch).or(mine.epoch),
         attached_size_bytes: device.map(|device| device.bytes),
         committed_seq: here.and_then(|here| here.committed_seq),

@@ -16,7 +16,7 @@ use kube::{Api, Client, Resource};
 use serde_json::json;
 
 use super::transport_name;
-use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, off_runtime};
+use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, run_blocking};
 use crate::volumes::Volumes;
 
 /// Condition: the daemon runs and at least one transport can be used.
@@ -27,7 +27,7 @@ const SECTORS_ATOMIC: &str = "SectorsAtomic";
 const KERNEL_TEARDOWN_FIXED: &str = "KernelTeardownFixed";
 /// Interval at which the node examines itself; an unchanged report is not written again.
 const EVERY: Backoff = Backoff::steady(Duration::from_secs(15));
-/// Free space is told in steps of this many bytes, so that it is not written at every look.
+/// Free space is published in steps of this many bytes, so that it is not written at every look.
 const SPACE_STEP_BYTES: u64 = 256 << 20;
 
 /// Runs until it is dropped.
@@ -63,7 +63,7 @@ async fn report<V: Volumes>(
     };
     let StorageNodeStatus { fenced: told, conditions, .. } = before;
     let directory = state_dir.to_owned();
-    let (space, fenced) = off_runtime(move || (space(&directory), fenced_data(&directory, &told))).await;
+    let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &told))).await;
     let facts =
         NodeFacts { capabilities: volumes.capabilities(), volumes: volumes.list(), state_dir, space, fenced };
     let now = Time(Timestamp::now());

@@ -72,7 +72,7 @@ impl Renewals {
             named.map(|volume| (volume.volume.clone(), volume.store.name.clone())).collect();
         self.failed.extend(there.difference(&self.volumes).map(|(_, store)| store.clone()));
         self.volumes = there;
-        let silent = volumes.iter().filter(|volume| volume.store.health.away().is_some());
+        let silent = volumes.iter().filter(|volume| volume.store.health.unreachable().is_some());
         let silent = silent.map(|volume| volume.store.name.clone());
         silent.chain(self.failed.iter().filter(|name| is_used(name, volumes)).cloned()).collect()
     }
@@ -206,7 +206,7 @@ mod tests {
         renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
-        volume.store.health = StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
+        volume.store.health = StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: true });
         assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
     }
 }

@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(core.map.newest(PAGE_SECTORS), Some(Side::A));
     }
 
-    /// What is stored last in a sector that is zeroed and written at once is unknown.
+    /// The last content of a sector that is zeroed and written at once is unknown.
     #[test]
     fn a_sector_written_while_it_is_zeroed_counts_as_data() {
         let (other, mut core) = (RequestId(1), core(2));

@@ -11,7 +11,7 @@
 //! A FLUSH covers what had completed before it was issued. That is dirty on the active side, or on the side
 //! that is sealed, or committed. So it waits for a seal, by number: the next one if the active side is dirty,
 //! else the one in progress, else none. The wait makes the engine seal at once; flushes that come while a
-//! seal is in progress share the next. An object store that is away makes flushes wait, never fail. A FLUSH
+//! seal is in progress share the next. An unreachable object store makes flushes wait, never fail. A FLUSH
 //! that a dead process did not answer is issued again and starts over.
 //! After the fencing none succeeds, not even one whose round is in progress: what it synced is on a disk that
 //! no longer holds the volume.

@@ -81,7 +81,7 @@ async fn a_wrong_region_is_named() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_may_come_back() {
+async fn an_unreachable_server_may_come_back() {
     let server = Server::start().await;
     // Bound and not listening: connections are refused, and no other process gets the port.
     let silent = tokio::net::TcpSocket::new_v4().unwrap();

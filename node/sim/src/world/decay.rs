@@ -1,4 +1,5 @@
-//! Something in the store decays, at the end of a run: a scrub names it and says whom it hurts, and so it is.
+//! Something in the store decays, at the end of a run: a scrub names it and says which volumes it affects,
+//! and so it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

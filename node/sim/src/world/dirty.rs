@@ -6,7 +6,7 @@ use crate::invariant::Invariant;
 
 const SECTOR_BYTES: u64 = 4096;
 
-/// When a writer's dirty bytes are looked at, and how strictly.
+/// Times at which a writer's dirty bytes are looked at, and how strictly.
 #[derive(Default)]
 pub(crate) struct DirtyCheck {
     /// Number of times that an engine got the time.

@@ -49,7 +49,7 @@ impl World {
         {
             let volume = here.process.as_ref().and_then(|process| process.volume.as_ref());
             if volume.is_none_or(|volume| volume.status().committed.is_none()) {
-                here.lag.is_away(self.clock.now());
+                here.lag.down(self.clock.now());
             }
             // A write that its seal captured before the client heard of it counts as younger than the seal.
             if volume.is_some_and(|volume| volume.status().dirty_bytes == 0) {

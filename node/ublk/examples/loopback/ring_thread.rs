@@ -15,7 +15,7 @@ use holdfast_ublk::{
     become_io_flusher,
 };
 
-/// What an operation in the ring is for. The number is that of the device.
+/// Purpose of an operation in the ring. The number is that of the device.
 enum InFlight {
     Command(Command<u16>),
     /// A part of a request, or its sync.

@@ -67,7 +67,7 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
             Step::Attach { grow: true, replaces: None } => "attach",
             Step::Attach { grow: false, replaces: None } => "attach as it is",
             Step::Detach => "detach",
-            Step::Clear => "clear away",
+            Step::Clear => "clear",
         })
         .collect()
 }
@@ -251,14 +251,14 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             &["report"],
         ),
         (
-            "taken by another node while this one was away",
+            "taken by another node while this one was down",
             absent(&|f| {
                 f.status.node = other();
                 f.status.assigned_node = other();
                 f.status.epoch = Some(4);
                 f.kept = true;
             }),
-            &["clear away"],
+            &["clear"],
         ),
         (
             "granted to another node that has not attached yet",
@@ -446,7 +446,7 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let away = |since| {
-        StoreHealth::Away(StoreUnreachable {
+        StoreHealth::Unreachable(StoreUnreachable {
             since,
             error: "connection refused".to_owned(),
             is_denied: false,
@@ -468,14 +468,14 @@ fn an_unreachable_store_is_reported_with_time_cause_and_pending_bytes() {
     assert_eq!(turned(&facts, "StoreReachable").0, "True");
 }
 
-/// Credentials that had expired were told as a store that is away, without a word on what to do.
+/// Credentials that had expired were shown as an unreachable store, without what to do.
 #[test]
 fn a_store_that_denies_is_told_with_its_secret() {
     let mut facts = served();
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
     facts.here.as_mut().unwrap().store.health =
-        StoreHealth::Away(StoreUnreachable { since, error, is_denied: true });
+        StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: true });
     let (status, reason, message) = turned(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
     for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
@@ -587,7 +587,7 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
-    let away = StoreHealth::Away(StoreUnreachable {
+    let away = StoreHealth::Unreachable(StoreUnreachable {
         since: since - Duration::from_secs(60),
         error: error.clone(),
         is_denied: false,
@@ -596,7 +596,7 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     reported(&mut facts);
     let before = find_condition(&facts.status.conditions, fault::STORE_REACHABLE).unwrap().clone();
     for store in
-        [StoreHealth::Unknown, StoreHealth::Away(StoreUnreachable { since, error, is_denied: false })]
+        [StoreHealth::Unknown, StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: false })]
     {
         facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
@@ -618,7 +618,7 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delayed = None;
     facts.here.as_mut().unwrap().store.health =
-        StoreHealth::Away(StoreUnreachable { since, error: "timed out".to_owned(), is_denied: false });
+        StoreHealth::Unreachable(StoreUnreachable { since, error: "timed out".to_owned(), is_denied: false });
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
 }
 
@@ -681,7 +681,7 @@ fn the_age_of_dirty_data_alone_is_written_once_a_minute() {
 }
 
 #[test]
-fn what_was_dirty_stays_said_while_the_device_is_away() {
+fn what_was_dirty_stays_published_without_the_device() {
     let mut facts = served();
     (facts.here, facts.last) = (None, None);
     let claim = written(&plan(&facts, &now())).unwrap();

@@ -14,7 +14,7 @@ use holdfast_ublk::{ControlError, DeviceInfo, DeviceState, Expected};
 use crate::node::Node;
 use crate::node::device::kernel::Devices;
 use crate::node::device::tag::Installation;
-use crate::node::off_runtime::blocking;
+use crate::node::run_blocking::blocking;
 
 impl Node {
     /// Deletes what is ours and was never served, and names what is ours and has no volume.

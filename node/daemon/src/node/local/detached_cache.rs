@@ -1,8 +1,8 @@
 //! Local files of volumes that were detached: kept as cache for their next attach, until others need the
 //! space.
 //!
-//! Owns: finding them and throwing them away, the longest unused first. Only what a clean detach left is
-//! thrown away: all of it is in the store.
+//! Owns: finding them and purging them, the longest unused first. Only what a clean detach left is
+//! purged: all of it is in the store.
 //! Runs on: threads that may block.
 //! Invariants: while the files of a volume are looked at and moved, its entry keeps attaches from them; no
 //! other volume waits.
@@ -23,7 +23,7 @@ use crate::node::local::file::random;
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
 use crate::node::volume::state::State;
 
-/// Directory of what is being thrown away.
+/// Directory of what is being purged.
 const TRASH: &str = "trash";
 
 /// The local files of a volume that is not attached.
@@ -34,7 +34,7 @@ struct Leftover {
     used: SystemTime,
 }
 
-/// Leftovers that cannot be thrown away, by when they were last written.
+/// Leftovers that cannot be purged, by when they were last written.
 #[derive(Default)]
 pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
 
@@ -84,14 +84,14 @@ impl<'a> Leftovers<'a> {
     }
 
     /// Moves leftovers to the trash until `excess_bytes` are evicted, or there is none left that is not
-    /// `needed`. Returns whether there is something to [`bury`].
+    /// `needed`. Returns whether there is something to [`purge`].
     pub(in crate::node) fn evict(&mut self, excess_bytes: u64, needed: &mut Needed) -> bool {
         let (mut evicted, mut has_trash) = (0, false);
         let mut kept = Vec::new();
         for leftover in std::mem::take(&mut self.found) {
             let is_needed = needed.0.get(&leftover.volume) == Some(&leftover.used);
             if evicted < excess_bytes && !is_needed {
-                match self.throw_away(&leftover) {
+                match self.trash(&leftover) {
                     Ok(true) => {
                         evicted += leftover.held_bytes;
                         has_trash = true;
@@ -111,8 +111,8 @@ impl<'a> Leftovers<'a> {
         has_trash
     }
 
-    /// Throws the leftover away. Returns false if it was not closed clean, or was used since.
-    fn throw_away(&self, leftover: &Leftover) -> Result<bool, NodeError> {
+    /// Moves the leftover to the trash. Returns false if it was not closed clean, or was used since.
+    fn trash(&self, leftover: &Leftover) -> Result<bool, NodeError> {
         let Leftover { volume, held_bytes, used } = leftover;
         let local = Local::new(self.state_dir, self.run_dir, volume);
         let closed_clean = match local.read_header() {
@@ -129,7 +129,7 @@ impl<'a> Leftovers<'a> {
         Ok(true)
     }
 
-    /// Takes the files away from the volume unless they were used since.
+    /// Moves the files of the volume to the trash unless they were used since.
     fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
         let trash = self.state_dir.join(TRASH);
         fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
@@ -140,7 +140,7 @@ impl<'a> Leftovers<'a> {
             let dir = local.dir();
             // What is being deleted under this volume's name does not stand in the way.
             let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-            fs::rename(&dir, trash.join(name)).map_err(file(&dir, "thrown away"))?;
+            fs::rename(&dir, trash.join(name)).map_err(file(&dir, "moved to the trash"))?;
             Ok(true)
         });
         moved.unwrap_or(Ok(false))
@@ -161,7 +161,7 @@ impl<'a> Leftovers<'a> {
 }
 
 /// Empties the trash, also of what an earlier process left there.
-pub(in crate::node) fn bury(state_dir: &Path) -> Result<(), NodeError> {
+pub(in crate::node) fn purge(state_dir: &Path) -> Result<(), NodeError> {
     let trash = state_dir.join(TRASH);
     let entries = match fs::read_dir(&trash) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -260,7 +260,7 @@ mod tests {
         assert_eq!(left(dirs), ["attached", "dirty", "live", "new"]);
         leftovers.evict(u64::MAX, &mut needed);
         assert_eq!(left(dirs), ["attached", "dirty", "live"]);
-        bury(dirs).unwrap();
+        purge(dirs).unwrap();
         assert_eq!(fs::read_dir(dirs.join(TRASH)).unwrap().count(), 0);
     }
 

@@ -24,8 +24,8 @@ impl Node {
         !attached && local.map_path().exists()
     }
 
-    /// Clears away the local files of a volume that another writer holds. An attach of it waits only while
-    /// they are put away.
+    /// Clears the local files of a volume that another writer holds: what was not uploaded is preserved. An
+    /// attach of it waits only for that.
     ///
     /// # Errors
     /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot

@@ -34,7 +34,7 @@ use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::{random, replace};
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
-use crate::node::off_runtime::blocking;
+use crate::node::run_blocking::blocking;
 
 /// Time between two reminders that another daemon holds a lock.
 const REMIND_EVERY: Duration = Duration::from_secs(300);
@@ -136,7 +136,7 @@ async fn lock(dir: &Path) -> Result<File, NodeError> {
     let (locked, mut answer) = oneshot::channel();
     // Not a thread of the runtime, whose end would wait for it.
     let waiting = std::thread::Builder::new().name("lock".to_owned()).spawn(move || {
-        // The receiver is gone when the daemon was told to stop meanwhile.
+        // The receiver is gone when the daemon was stopped meanwhile.
         drop(locked.send(lock.lock().map(|()| lock)));
     });
     waiting.map_err(file(&path, "waited for"))?;

@@ -15,11 +15,11 @@ use holdfast_engine::event::Event;
 use rustix::fs::StatVfs;
 use tokio::sync::Notify;
 
-use crate::node::ends_process::EndsProcess;
 use crate::node::error::{NodeError, file};
-use crate::node::local::detached_cache::{Leftovers, Needed, bury};
-use crate::node::off_runtime::blocking;
+use crate::node::exit_on_panic::ExitOnPanic;
+use crate::node::local::detached_cache::{Leftovers, Needed, purge};
 use crate::node::ring::message::Message;
+use crate::node::run_blocking::blocking;
 use crate::node::volume::present::Present;
 use crate::node::{Node, NodeConfig, ticks};
 
@@ -33,7 +33,7 @@ struct Space {
 impl Node {
     /// Measures all sides four times a second, and has deleted what makes room.
     pub(in crate::node) async fn keep_quota(self) {
-        let _alone = EndsProcess("the measurement of the cache");
+        let _alone = ExitOnPanic("the measurement of the cache");
         let trash = Arc::new(Notify::new());
         // What an earlier process did not come to delete.
         trash.notify_one();
@@ -58,7 +58,7 @@ impl Node {
         }
     }
 
-    /// Measures the sides of all volumes, makes room and tells each engine how it stands. Returns whether
+    /// Measures the sides of all volumes, makes room and sends each engine its share. Returns whether
     /// files wait to be deleted.
     fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
         let volumes: Vec<Arc<Present>> =
@@ -69,7 +69,7 @@ impl Node {
         let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
         let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
-        // Those who are attached give nothing up as long as others can.
+        // Attached volumes evict nothing as long as others can.
         let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
         let spaces = divide(quota.saturating_sub(leftovers.held_bytes()), &held);
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
@@ -85,11 +85,11 @@ impl Node {
 
 /// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
 async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
-    let _alone = EndsProcess("the deletion of caches");
+    let _alone = ExitOnPanic("the deletion of caches");
     loop {
         trash.notified().await;
         let state_dir = state_dir.clone();
-        if let Err(error) = blocking(move || bury(&state_dir)).await {
+        if let Err(error) = blocking(move || purge(&state_dir)).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "the cache of a detached volume was not deleted"
@@ -103,7 +103,7 @@ async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
 fn held_bytes(present: &Arc<Present>) -> u64 {
     let known = &present.board.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
-        // Several times a second: `debug`, for what the disk cannot do is told of elsewhere.
+        // Several times a second: `debug`, for errors of the disk are reported elsewhere.
         tracing::debug!(error = &error as &dyn std::error::Error, "the sides of a volume were not measured");
         known.load(Ordering::Relaxed)
     })

@@ -39,7 +39,7 @@ use crate::node::local::attached_record::{AttachedRecord, RECORD, attached_recor
 use crate::node::local::file::{allocated_bytes, open_direct, open_mode, replace, sync_dir};
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::record_file::{replace_reserved, spare};
-use crate::node::off_runtime::blocking;
+use crate::node::run_blocking::blocking;
 
 /// Paths of one volume's files.
 #[derive(Debug, Clone)]
@@ -254,7 +254,7 @@ impl Local {
         }
     }
 
-    /// Throws the local files away: nothing in them is the volume's newest data.
+    /// Discards the local files: nothing in them is the volume's newest data.
     pub(crate) fn discard(&self) -> Result<(), NodeError> {
         let dir = self.dir();
         match fs::remove_dir_all(&dir) {

@@ -73,7 +73,7 @@ pub(in crate::node) enum Message {
         queues: OpenQueues,
         done: Reply,
     },
-    /// Releases a device that was told to stop, once all its tags are back.
+    /// Releases a stopped device, once all its tags are back.
     Close {
         key: VolumeKey,
         done: Reply,

@@ -185,7 +185,7 @@ impl Served {
         self.board.show(self.volume.status(), self.tally);
     }
 
-    /// Releases the device's queues once all tags are back; the device was told to stop.
+    /// Releases the device's queues once all tags are back; the device was stopped.
     pub(in crate::node) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.queues.close(ring, done);
     }

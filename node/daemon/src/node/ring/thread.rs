@@ -16,8 +16,8 @@ use holdfast_ublk::{Command, Device};
 use tokio::sync::mpsc::{self, Receiver};
 
 use crate::node::clock::now;
-use crate::node::ends_process::{EndsProcess, end_process};
 use crate::node::error::NodeError;
+use crate::node::exit_on_panic::{ExitOnPanic, end_process};
 use crate::node::limit::RING_MESSAGES;
 use crate::node::ring::handle::{RingFigures, RingHandle};
 use crate::node::ring::message::{Message, NewVolume, OpenQueues, Reply, RingRefusal};
@@ -43,7 +43,7 @@ pub(in crate::node) fn spawn(
         match RingThread::new(&slab, &zeros, messages) {
             Ok(mut thread) => {
                 drop(ready.send(Ok((thread.ring.waker(), Arc::clone(&thread.figures)))));
-                let _alone = EndsProcess("a ring thread");
+                let _alone = ExitOnPanic("a ring thread");
                 if let Err(error) = thread.run() {
                     // Devices stay quiesced; a restarted daemon recovers them.
                     tracing::error!(error = &error as &dyn std::error::Error, "the I/O ring failed");

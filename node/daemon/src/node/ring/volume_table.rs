@@ -15,7 +15,7 @@ impl<V> VolumeTable<V> {
         Self { places: Vec::new(), next_serial: 0 }
     }
 
-    /// Gives what `make` makes a place; it is told its key.
+    /// Gives what `make` makes of its key a place.
     pub(super) fn insert(&mut self, make: impl FnOnce(VolumeKey) -> V) -> VolumeKey {
         let free = self.places.iter().position(Option::is_none).unwrap_or_else(|| {
             self.places.push(None);

@@ -15,7 +15,7 @@ use holdfast_types::BLOCK_BYTES;
 
 use crate::node::error::NodeError;
 use crate::node::local::file::open_direct;
-use crate::node::off_runtime::off_runtime;
+use crate::node::run_blocking::run_blocking;
 
 /// Slots beyond the index's own capacity: blocks being filled or read while they are evicted.
 const SPARE_SLOTS: u32 = 64;
@@ -65,7 +65,7 @@ impl Slab {
         let write = |slot: Slot, block: HeapBuffer| async move {
             let (file, offset) = (Arc::clone(&self.file), SlabSlot(slot.clone()).offset_bytes());
             let written =
-                off_runtime(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)).await;
+                run_blocking(move || std::os::unix::fs::FileExt::write_all_at(&*file, &block, offset)).await;
             if written.is_err() {
                 slot.set_failed();
             }

@@ -12,7 +12,7 @@
 //!    what it began with.
 //!
 //! On failure: the client stays as it was, and the caller tries again. Credentials that are wrong or not
-//! valid yet, and a server that is away, are failures; requests continue with the former configuration until
+//! valid yet, and an unreachable server, are failures; requests continue with the former configuration until
 //! then, or wait as they did.
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use holdfast_types::VolumeId;
 use crate::node::Node;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::AttachedRecord;
-use crate::node::off_runtime::blocking;
+use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
 use crate::node::store::{client::StoreClient, record::StoreRecord};
 use crate::node::volume::own_log::{OwnLog, Unproven};

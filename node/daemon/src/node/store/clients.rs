@@ -125,7 +125,7 @@ mod tests {
             assert_eq!(failed.kind(), holdfast_objects::ErrorKind::Unavailable);
             assert!(holdfast_service::chain(&failed).contains("caBundle"), "{failed:?}");
         }
-        assert!(store.health().away().is_some_and(|away| away.error.contains("caBundle")));
+        assert!(store.health().unreachable().is_some_and(|outage| outage.error.contains("caBundle")));
         assert_eq!(store.current().counts().total(), 0);
     }
 }

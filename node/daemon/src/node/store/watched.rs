@@ -43,15 +43,15 @@ pub(crate) enum StoreHealth {
     /// It answered last.
     Answers,
     /// It does not answer.
-    Away(StoreUnreachable),
+    Unreachable(StoreUnreachable),
 }
 
 impl StoreHealth {
     /// The outage in progress.
-    pub(crate) fn away(&self) -> Option<&StoreUnreachable> {
+    pub(crate) fn unreachable(&self) -> Option<&StoreUnreachable> {
         match self {
             Self::Unknown | Self::Answers => None,
-            Self::Away(away) => Some(away),
+            Self::Unreachable(outage) => Some(outage),
         }
     }
 }
@@ -160,10 +160,10 @@ impl<S> WatchedStore<S> {
             Err(error) if !is_answer(kind(error)) => {
                 // An answer to a later request says more.
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
-                    let since = known.health.away().map_or(sent.time, |away| away.since);
+                    let since = known.health.unreachable().map_or(sent.time, |outage| outage.since);
                     let is_denied = kind(error) == ErrorKind::Denied;
                     known.health =
-                        StoreHealth::Away(StoreUnreachable { since, error: chain(error), is_denied });
+                        StoreHealth::Unreachable(StoreUnreachable { since, error: chain(error), is_denied });
                 }
             }
             Ok(_) | Err(_) => {
@@ -249,10 +249,10 @@ mod tests {
         let before = SystemTime::now();
         memory.go_away();
         assert!(watched.put_segment("a", &mut ReadyParts::new([])).await.is_err());
-        let first = watched.health().away().cloned().expect("away");
+        let first = watched.health().unreachable().cloned().expect("unreachable");
         assert!(first.since >= before && !first.error.is_empty());
         assert!(watched.create("b", Bytes::new()).await.is_err());
-        assert_eq!(watched.health().away().expect("still").since, first.since);
+        assert_eq!(watched.health().unreachable().expect("still").since, first.since);
         memory.heal();
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         assert_eq!(watched.health(), StoreHealth::Answers);
@@ -265,7 +265,7 @@ mod tests {
         let watched = WatchedStore::new(Arc::clone(&old));
         old.fail_always(Verb::Put, Fault::Before(ErrorKind::Denied));
         assert!(watched.put_segment("a", &mut ReadyParts::new([])).await.is_err());
-        assert!(watched.health().away().is_some_and(|away| away.is_denied));
+        assert!(watched.health().unreachable().is_some_and(|outage| outage.is_denied));
         let asked = old.counts().total();
         watched.replace(Arc::clone(&new));
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
@@ -289,8 +289,8 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
         memory.heal();
         memory.fail_next(Verb::Delete, Fault::Before(ErrorKind::Unavailable));
-        watched.delete("a").await.expect_err("away");
-        assert!(watched.health().away().is_some() && watched.refused_deletes().newest.is_some());
+        watched.delete("a").await.expect_err("unreachable");
+        assert!(watched.health().unreachable().is_some() && watched.refused_deletes().newest.is_some());
         watched.delete("a").await.expect("deleted");
         assert_eq!(watched.refused_deletes(), RefusedDeletes { count: 2, newest: None });
     }
@@ -306,6 +306,6 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");
         let late = Sent::now();
         assert!(watched.note(late, StoreError::kind, failed()).is_err());
-        assert_eq!(watched.health().away().expect("away").since, late.time);
+        assert_eq!(watched.health().unreachable().expect("unreachable").since, late.time);
     }
 }

@@ -14,8 +14,8 @@ async fn rotated(dirs: &Dirs, bucket: &Bucket) -> (Node, S3Config) {
     let new = bucket.accept("new");
     let present = node.resumed(&volume()).await;
     node.load_manifest(volume(), present);
-    let denied = wait(&node, |status| status.store.health.away().is_some()).await;
-    assert!(denied.store.health.away().unwrap().is_denied, "{denied:?}");
+    let denied = wait(&node, |status| status.store.health.unreachable().is_some()).await;
+    assert!(denied.store.health.unreachable().unwrap().is_denied, "{denied:?}");
     assert_eq!(denied.dirty_bytes, Some(3 * SECTOR_BYTES));
     (node, new)
 }
@@ -372,8 +372,8 @@ fn a_volume_is_recovered_whatever_its_store_lacks() {
         let node = Node::start(dirs.config()).await.unwrap();
         // It is on its ring.
         wait(&node, |status| status.state == VolumeState::Detaching).await;
-        let waits = wait(&node, |status| status.store.health.away().is_some()).await;
-        let error = &waits.store.health.away().unwrap().error;
+        let waits = wait(&node, |status| status.store.health.unreachable().is_some()).await;
+        let error = &waits.store.health.unreachable().unwrap().error;
         assert!(error.contains("caBundle"), "{error}");
         // Corrected, it is asked.
         node.renew_store("main", &S3Config { ca_pem: None, endpoint: nowhere().endpoint, ..unusable })

@@ -15,12 +15,11 @@ use holdfast_ublk::{Device, DeviceSpec, Transport};
 use tokio::sync::mpsc;
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
-use crate::node::ends_process::EndsProcess;
 use crate::node::error::{Damage, NodeError, file};
+use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::file::random;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{AttachFiles, Local, VolumeFiles};
-use crate::node::off_runtime::blocking;
 use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
@@ -28,6 +27,7 @@ use crate::node::ring::message::{Message, NewVolume};
 use crate::node::ring::planned::Start;
 use crate::node::ring::room::Place;
 use crate::node::ring::shape::DeviceShape;
+use crate::node::run_blocking::blocking;
 use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
@@ -45,7 +45,7 @@ impl Node {
     /// [`NodeError`]; nothing of the volume is lost, and the same request may be made again.
     #[tracing::instrument(name = "attach", skip_all, fields(volume = %request.volume, epoch, device))]
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
-        let _alone = EndsProcess("an attach");
+        let _alone = ExitOnPanic("an attach");
         let volume = request.volume.clone();
         let state = match self.reserve(&request)? {
             Reserved::Attached(attached) => return Ok(attached),

@@ -25,14 +25,14 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::Instrument;
 
 use crate::node::clock::{NodeTime, now, unix_ms};
-use crate::node::ends_process::EndsProcess;
+use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
-use crate::node::off_runtime::off_runtime;
 use crate::node::ring::handle::RingHandle;
 use crate::node::ring::label::Label;
 use crate::node::ring::message::Message;
 use crate::node::ring::operation::VolumeKey;
 use crate::node::ring::work::{ColdRead, Work};
+use crate::node::run_blocking::run_blocking;
 use crate::node::store::cold_reads::ColdReads;
 
 /// Interval at which the counts of log lines that were held back are written.
@@ -57,7 +57,7 @@ impl Sides for LocalSides {
 
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let sides = SideFiles(self.sides.clone());
-        off_runtime(move || {
+        run_blocking(move || {
             let part = build.next_part(&sides);
             (build, part)
         })
@@ -66,7 +66,7 @@ impl Sides for LocalSides {
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
         let local = self.local.clone();
-        off_runtime(move || local.store_pending(&pending)).await.map_err(io::Error::other)
+        run_blocking(move || local.store_pending(&pending)).await.map_err(io::Error::other)
     }
 }
 
@@ -115,7 +115,7 @@ impl VolumeWork {
                     let this = Arc::clone(&self);
                     let span = this.label.span();
                     let performed = async move {
-                        let _unanswered = EndsProcess("background work of a volume");
+                        let _unanswered = ExitOnPanic("background work of a volume");
                         this.perform(piece).await;
                     };
                     in_progress.spawn(performed.instrument(span));
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::node::tests::logged::logged;
 
-    /// Found by reading: reads that failed within a second of the last line were never told of.
+    /// Found by reading: reads that failed within a second of the last line were never counted in a line.
     #[test]
     fn the_end_of_a_volume_logs_what_was_held_back() {
         let lines = WorkLines::default();

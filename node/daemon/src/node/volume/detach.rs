@@ -12,11 +12,11 @@ use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
 use crate::node::device::kernel::Devices;
-use crate::node::ends_process::EndsProcess;
 use crate::node::error::{NodeError, file};
+use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
-use crate::node::off_runtime::{blocking, off_runtime};
 use crate::node::ring::message::{Message, RingRefusal};
+use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, StateEvent, Writer};
 use crate::node::{Node, refusal};
@@ -42,7 +42,7 @@ impl Node {
         fields(volume = %present.volume(), epoch = present.terms.epoch, device = present.device().map(|device| device.id()))
     )]
     pub(in crate::node) async fn release(&self, present: &Arc<Present>) -> Result<(), NodeError> {
-        let _alone = EndsProcess("a detach");
+        let _alone = ExitOnPanic("a detach");
         let volume = present.volume();
         match present.state.get() {
             State::Attaching { .. } => {
@@ -135,7 +135,7 @@ impl Node {
         present.release_device()?;
         let (devices, present) = (Arc::clone(&self.0.devices), Arc::clone(present));
         self.0.tasks.spawn(async move {
-            off_runtime(move || delete_stopped(&*devices, device)).await;
+            run_blocking(move || delete_stopped(&*devices, device)).await;
             present.state.apply(&StateEvent::DeviceDeleted);
         });
         Ok(())

@@ -20,15 +20,15 @@ use crate::node::clock::NodeTime;
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::device::kernel::Devices;
 use crate::node::device::tag::{DeviceTag, Installation};
-use crate::node::ends_process::EndsProcess;
 use crate::node::error::{Damage, NodeError, file};
+use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::attached_record::AttachedRecord;
 use crate::node::local::live_map::LiveMap;
 use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
-use crate::node::off_runtime::{blocking, off_runtime};
 use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
 use crate::node::ring::shape::DeviceShape;
+use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::attach::Joining;
 use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
@@ -41,7 +41,7 @@ use crate::node::{Entry, Node};
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 /// The same once that has failed.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two tries to take a volume up, at first and at most.
+/// Time between two tries to recover a volume, at first and at most.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 /// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known
 /// to help.
@@ -87,7 +87,7 @@ impl Left {
                 // The contents of the device's sides are unknown.
                 return Err(file(&local.map_path(), "read")(io::ErrorKind::NotFound.into()));
             }
-            // The detach came as far as putting the files away.
+            // The detach came as far as clearing the files.
             local.forget_attached()?;
             return Ok(None);
         };
@@ -165,7 +165,7 @@ impl Node {
 
     #[tracing::instrument(skip_all, fields(volume = %one.volume, epoch, device))]
     async fn recover(self, mut one: Recovery) {
-        let _alone = EndsProcess("the recovery of a volume");
+        let _alone = ExitOnPanic("the recovery of a volume");
         let Err(error) = self.try_recover(&mut one).await else { return };
         one.failed(&error);
         one.quiesce_within = QUIESCE_AGAIN_WITHIN;
@@ -174,7 +174,7 @@ impl Node {
     }
 
     async fn recover_again(self, mut one: Recovery) {
-        let _alone = EndsProcess("the recovery of a volume");
+        let _alone = ExitOnPanic("the recovery of a volume");
         let [mut pause, longest] = AGAIN_AFTER;
         let mut was_flushed = false;
         loop {
@@ -203,7 +203,7 @@ impl Node {
     /// Tries the one thing that may free a device that the kernel has lost.
     async fn flush_lost(&self, id: u32) {
         let devices = Arc::clone(&self.0.devices);
-        match off_runtime(move || devices.flush_from_outside(id)).await {
+        match run_blocking(move || devices.flush_from_outside(id)).await {
             Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
             Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
         }
@@ -334,7 +334,7 @@ impl Node {
     /// Reads the log once the store answers; reads of remote blocks wait until then.
     pub(in crate::node) fn load_manifest(&self, volume: VolumeId, present: Arc<Present>) {
         self.0.tasks.spawn(async move {
-            let _alone = EndsProcess("the reading of a volume's log");
+            let _alone = ExitOnPanic("the reading of a volume's log");
             tokio::select! {
                 manifest = load_manifest(&*present.objects, &volume, &NodeTime) => {
                     let event = Event::ManifestLoaded(Box::new(manifest));

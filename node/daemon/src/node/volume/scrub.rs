@@ -5,7 +5,7 @@
 //! 2. damaged checkpoints give way to one made from the log;
 //! 3. where the volume is attached here, its engine stores again what it holds of the lost sectors and the
 //!    disk can read, and makes a checkpoint in place of damaged records;
-//! 4. everything is read again: what still hurts could not be repaired.
+//! 4. everything is read again: what is still damaged could not be repaired.
 //!
 //! On failure: a store that does not answer ends the scrub; a repair that began is finished by the next one.
 
@@ -26,8 +26,8 @@ use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 use crate::node::Node;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_mode;
-use crate::node::off_runtime::blocking;
 use crate::node::ring::message::Message;
+use crate::node::run_blocking::blocking;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
 

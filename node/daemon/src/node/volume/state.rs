@@ -14,7 +14,7 @@
 //!     v      v                                  |
 //!     Detached <--------------------------------'    nothing was served from it
 //!
-//!   Evicting: local files of a volume that is not attached are put away
+//!   Evicting: local files of a volume that is not attached are cleared
 //! ```
 //! The variants are what this process does with the volume. Each on a ring thread carries two things that
 //! move beside that: the [`Writer`], of which the ring thread reports, and the [`BlockDevice`].
@@ -69,7 +69,7 @@ pub(crate) enum State {
         /// Reason why the data that a fenced writer had not uploaded could not be preserved.
         preserve_error: Option<String>,
     },
-    /// It is not attached, and its local files are put away: no attach may touch them.
+    /// It is not attached, and its local files are cleared: no attach may touch them.
     Evicting,
     /// It is not on this node any more.
     Detached,

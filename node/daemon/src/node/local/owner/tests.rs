@@ -32,7 +32,7 @@ fn config(state: &TempDir, run: &TempDir) -> NodeConfig {
         slab_bytes: 8 << 20,
         cache_bytes: None,
         seal_bytes: 4 << 20,
-        most_dirty_bytes: 64 << 20,
+        max_dirty_bytes: 64 << 20,
         upload_memory_bytes: 256 << 20,
         max_dirty_age: Duration::from_secs(30),
     }

@@ -83,7 +83,7 @@ impl Queues {
         self.queues[usize::from(queue)].complete(ring, request, outcome);
     }
 
-    /// Releases the queues once all tags are back; the device was told to stop.
+    /// Releases the queues once all tags are back; the device was stopped.
     pub(super) fn close(&mut self, ring: &mut Ring, done: Reply) {
         self.closing = Some(done);
         self.finish_closing(ring);

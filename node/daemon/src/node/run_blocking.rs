@@ -2,16 +2,16 @@
 
 use super::error::NodeError;
 
-/// [`off_runtime`] for what fails as the node does.
+/// [`run_blocking`] for what fails as the node does.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, NodeError> + Send + 'static,
 ) -> Result<T, NodeError> {
-    off_runtime(work).await
+    run_blocking(work).await
 }
 
 /// Runs `work` on a thread that may block. Once the runtime ends, this never does: no task waits for it any
 /// more.
-pub(crate) async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await.map_err(tokio::task::JoinError::try_into_panic) {
         Ok(done) => done,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
@@ -26,13 +26,13 @@ mod tests {
 
     use super::*;
 
-    /// Found by a story: a daemon that was told to stop while it measured its cache died of a panic.
+    /// Found by a story: a daemon that was stopped while it measured its cache died of a panic.
     #[test]
     fn work_that_the_end_of_the_runtime_cancels_is_no_panic() {
         let ended = Runtime::new().unwrap();
         let handle = ended.handle().clone();
         ended.shutdown_background();
         let _inside = handle.enter();
-        assert!(off_runtime(|| 1).now_or_never().is_none());
+        assert!(run_blocking(|| 1).now_or_never().is_none());
     }
 }

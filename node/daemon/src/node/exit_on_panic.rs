@@ -11,9 +11,9 @@ pub(super) fn end_process() -> ! {
 }
 
 /// Held by what must not die alone; a panic that drops it ends the process. It says what died.
-pub(super) struct EndsProcess(pub(super) &'static str);
+pub(super) struct ExitOnPanic(pub(super) &'static str);
 
-impl Drop for EndsProcess {
+impl Drop for ExitOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(died = self.0, "a bug: the process ends, its devices wait for the next one");
@@ -34,14 +34,14 @@ mod tests {
     async fn a_panic_in_a_task_ends_the_process() {
         if std::env::var_os(CHILD).is_some() {
             let died = tokio::spawn(async {
-                let _alone = EndsProcess("a test");
+                let _alone = ExitOnPanic("a test");
                 tokio::task::yield_now().await;
                 panic!("planted");
             });
             drop(died.await);
             return;
         }
-        let name = "node::ends_process::tests::a_panic_in_a_task_ends_the_process";
+        let name = "node::exit_on_panic::tests::a_panic_in_a_task_ends_the_process";
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name])
             .env(CHILD, "1")
@@ -52,6 +52,6 @@ mod tests {
 
     #[test]
     fn an_ordinary_end_ends_nothing() {
-        drop(EndsProcess("a test"));
+        drop(ExitOnPanic("a test"));
     }
 }
