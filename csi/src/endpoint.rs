@@ -8,12 +8,10 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::service::Routes;
 use tonic::transport::Server;
-
-use crate::identity::Identity;
 
 /// Reasons for which the driver cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -82,14 +80,18 @@ pub(crate) fn listen(path: &Path) -> Result<Socket, ListenError> {
 }
 
 impl Socket {
-    /// Answers requests until `stop` ends and the requests in progress are done.
+    /// Answers the requests of these services until `stop` ends and the requests in progress are done.
     ///
     /// # Errors
     /// The socket failed.
-    pub(crate) async fn serve(self, stop: impl Future<Output = ()>) -> Result<(), tonic::transport::Error> {
+    pub(crate) async fn serve(
+        self,
+        services: Routes,
+        stop: impl Future<Output = ()>,
+    ) -> Result<(), tonic::transport::Error> {
         let Self { listener, file } = self;
         let served = Server::builder()
-            .add_service(IdentityServer::new(Identity))
+            .add_routes(services)
             .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop)
             .await;
         drop(file);

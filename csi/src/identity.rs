@@ -15,7 +15,7 @@ use tonic::{Request, Response, Status};
 pub(crate) const NAME: &str = "csi.holdfast.dev";
 
 /// The Identity service.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity;
 
 #[tonic::async_trait]

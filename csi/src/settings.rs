@@ -3,13 +3,29 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Parser;
+use clap::{Args, Parser, Subcommand};
 
 /// Speaks CSI for Holdfast.
 #[derive(Debug, Parser)]
 #[command(name = "holdfast-csi", version)]
 pub(crate) struct Settings {
-    /// Address to listen on: unix:// and the absolute path of a socket.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Processes of the driver.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Answers for the cluster: creates, deletes, publishes and expands volumes
+    Controller(Listen),
+    /// Asks the process that listens on the endpoint if it is ready: the probe of its pod
+    Probe(Listen),
+}
+
+/// A socket of the driver.
+#[derive(Debug, Args)]
+pub(crate) struct Listen {
+    /// Address of the CSI services: unix:// and the absolute path of a socket.
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
     pub(crate) endpoint: Endpoint,
 }

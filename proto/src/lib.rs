@@ -1,4 +1,5 @@
-//! gRPC interfaces: of the node daemon, and of CSI, which the kubelet and the CSI sidecars speak.
+//! gRPC interfaces: of the node daemon, of CSI, which the kubelet and the CSI sidecars speak, and of the
+//! registration of plugins with the kubelet.
 //!
 //! Owns: the `.proto` files and the Rust generated from them (`src/gen`), which is checked in so that a build
 //! needs no protobuf compiler.
@@ -22,5 +23,15 @@ pub mod node {
     #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
     pub mod v1 {
         include!("gen/holdfast.node.v1.rs");
+    }
+}
+
+/// Registration of plugins with the kubelet.
+pub mod pluginregistration {
+    /// Version 1: package `pluginregistration`.
+    #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated")]
+    #[allow(rustdoc::all, clippy::wildcard_enum_match_arm, clippy::missing_errors_doc, reason = "generated")]
+    pub mod v1 {
+        include!("gen/pluginregistration.rs");
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 const PRINTED: [&str; 2] = ["holdfast.node.v1.StoreRequests", "holdfast.node.v1.VolumeStats"];
 
 /// Every `.proto` file, relative to the crate.
-const FILES: [&str; 2] = ["csi/v1/csi.proto", "node/v1/node.proto"];
+const FILES: [&str; 3] = ["csi/v1/csi.proto", "node/v1/node.proto", "pluginregistration/v1/api.proto"];
 
 #[test]
 fn generated_code_is_what_the_proto_files_generate() {

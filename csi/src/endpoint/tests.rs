@@ -1,11 +1,13 @@
 //! The driver on a real socket, asked by a real client.
 
 use holdfast_proto::csi::v1::identity_client::IdentityClient;
+use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest};
 use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
 
 use super::*;
+use crate::identity::Identity;
 
 #[tokio::test]
 async fn the_driver_identifies_itself_and_removes_its_socket() {
@@ -13,7 +15,8 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     let path = directory.path().join("csi.sock");
     let (stop, stopped) = oneshot::channel::<()>();
     let socket = listen(&path).expect("listens");
-    let driver = tokio::spawn(socket.serve(async { stopped.await.expect("the stop signal") }));
+    let services = Routes::new(IdentityServer::new(Identity));
+    let driver = tokio::spawn(socket.serve(services, async { stopped.await.expect("the stop signal") }));
 
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
     let mut client = IdentityClient::new(endpoint.connect().await.expect("connects"));
@@ -24,7 +27,7 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     );
     let capabilities =
         client.get_plugin_capabilities(GetPluginCapabilitiesRequest {}).await.expect("capabilities");
-    assert!(capabilities.into_inner().capabilities.is_empty());
+    assert_eq!(capabilities.into_inner().capabilities.len(), 3);
     assert_eq!(client.probe(ProbeRequest {}).await.expect("probe").into_inner().ready, Some(true));
 
     drop(client);

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Subcommand;
 
 use crate::stamp::write;
-use crate::{churn, guest, report};
+use crate::{churn, guest, report, rpc};
 
 /// A command in a test machine, hidden from the host's command line.
 #[derive(Debug, Subcommand)]
@@ -44,6 +44,16 @@ pub enum Inside {
         /// Number of threads
         workers: u64,
     },
+    /// Send a gRPC request to a socket in a test machine, and print the answer
+    #[command(hide = true)]
+    Rpc {
+        /// The socket
+        socket: PathBuf,
+        /// Its method, as /package.Service/Method
+        method: String,
+        /// Time limit in milliseconds
+        limit_ms: u64,
+    },
     /// Check what is left of that in a test machine
     #[command(hide = true)]
     ChurnCheck {
@@ -67,6 +77,7 @@ impl Inside {
                 report::line(write::read(&device, lanes, seed)?.trim_end());
                 Ok(())
             }
+            Self::Rpc { socket, method, limit_ms } => rpc::print(&socket, &method, limit_ms),
             Self::Churn { directory, workers } => churn::run(&directory, workers),
             Self::ChurnCheck { directory } => churn::check(&directory),
         }

@@ -30,7 +30,7 @@ pub mod llvm;
 pub mod root_fs;
 
 /// Packages whose programs and examples are tested.
-const UNDER_TEST: &[&str] = &["holdfast-node", "holdfast-operator", "holdfast-ublk"];
+const UNDER_TEST: &[&str] = &["holdfast-csi", "holdfast-node", "holdfast-operator", "holdfast-ublk"];
 /// Time that cargo needs to build them where nothing is compiled yet.
 const PROGRAMS_EXPECTED: Duration = Duration::from_secs(160);
 /// Time that it then needs to build the workspace's tests.

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::command::output;
 use crate::control_plane::ControlPlane;
+use crate::csi::CsiController;
 use crate::node::{Control, Node};
 use crate::operator::{NAMESPACE, Operator};
 use crate::process::tail;
@@ -28,7 +29,7 @@ use crate::vm::{HOST, Vm};
 const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
 
 /// Templates of the chart that say who may do what.
-const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac"];
+const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac", "csi-rbac"];
 
 /// Resources of one scenario.
 #[derive(Debug)]
@@ -123,6 +124,26 @@ impl World {
         let started = Arc::new(Operator::start(&program, &kubeconfig, &self.dir().join("operator"))?);
         self.lock().operator = Some(Arc::clone(&started));
         Ok(started)
+    }
+
+    /// The CSI driver's Controller service, with the rights that the chart gives it. Only after
+    /// [`World::operator`].
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn csi_controller(&self) -> Result<CsiController> {
+        let program = self.programs()?.join("holdfast-csi");
+        report::step("start the CSI controller");
+        let config = self.csi_kubeconfig("127.0.0.1")?;
+        CsiController::start(&program, &config, &self.dir().join("csi"))
+    }
+
+    /// Text of the kubeconfig of the CSI controller. `host` is how the API is reached.
+    ///
+    /// # Errors
+    /// If the chart is not installed.
+    pub fn csi_kubeconfig(&self, host: &str) -> Result<String> {
+        self.control_plane()?.service_account_kubeconfig(NAMESPACE, "holdfast-csi-controller", host)
     }
 
     /// The storage node of that name.
@@ -277,7 +298,7 @@ impl World {
         for vm in vms {
             text.push_str(&vm.logs(lines));
         }
-        for part in ["control-plane", "s3", "operator"] {
+        for part in ["control-plane", "s3", "operator", "csi"] {
             let Ok(entries) = fs::read_dir(self.dir().join(part)) else {
                 continue;
             };

@@ -9,6 +9,7 @@ mod api_rules;
 mod cache_disk;
 mod chart;
 mod control_plane;
+mod csi_controller;
 mod damage;
 mod device_identity;
 pub mod drain;
@@ -100,6 +101,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(25),
         alone: false,
         run: provisioning::run,
+    },
+    Scenario {
+        name: "csi-controller",
+        about: "the CSI controller creates, publishes, withdraws, expands and deletes volumes, over its own death and the operator's",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: csi_controller::run,
     },
     Scenario {
         name: "ublk-devices",

@@ -122,7 +122,7 @@ pub(super) fn condition(world: &World, object: &str, kind: &str) -> Result<Strin
 }
 
 /// Creates in the bucket's volumes so far; the probes of a store are not among them.
-fn creates(s3: &S3Server) -> Result<usize> {
+pub(super) fn creates(s3: &S3Server) -> Result<usize> {
     let requests = s3.requests()?;
     let creates = requests.iter().filter(|one| one.operation == "PutObject" && one.key.contains("volumes/"));
     Ok(creates.count())

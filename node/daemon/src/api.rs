@@ -7,6 +7,7 @@
 //! caller that hears of nothing needs none); only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
+mod await_served;
 mod convert;
 mod scrub;
 mod socket;
@@ -16,9 +17,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use holdfast_proto::node::v1::{
-    AttachRequest, AttachResponse, CapabilitiesRequest, CapabilitiesResponse, CreateRequest, CreateResponse,
-    DetachRequest, DetachResponse, ListRequest, ListResponse, ScrubRequest, StatsRequest, StatsResponse,
-    node_server,
+    AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
+    CapabilitiesResponse, CreateRequest, CreateResponse, DetachRequest, DetachResponse, ListRequest,
+    ListResponse, ScrubRequest, StatsRequest, StatsResponse, node_server,
 };
 use holdfast_s3::S3Config;
 use parking_lot::RwLock;
@@ -128,6 +129,16 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let volumes = self.volumes.clone();
         to_the_end(async move { volumes.detach(&volume).await }).await?;
         Ok(Response::new(DetachResponse {}))
+    }
+
+    async fn await_served(
+        &self,
+        request: Request<AwaitServedRequest>,
+    ) -> Result<Response<AwaitServedResponse>, Status> {
+        let AwaitServedRequest { volume_id, min_epoch } = request.into_inner();
+        let volume = convert::volume_id(volume_id)?;
+        let served = await_served::wait(&self.volumes, &volume, min_epoch).await;
+        Ok(Response::new(AwaitServedResponse { volume: Some(served.into()) }))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {

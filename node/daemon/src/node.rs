@@ -166,6 +166,8 @@ pub(crate) struct Capabilities {
     pub(crate) transports: Vec<(Transport, Result<(), String>)>,
     /// The disk under the state directory, where the file system shows it.
     pub(crate) state_disk: Option<StateDisk>,
+    /// Volumes that the ring threads can serve at a time.
+    pub(crate) max_volumes: u32,
 }
 
 /// The running data plane. Clones share it.
@@ -309,6 +311,7 @@ impl Node {
             kernel_release: release.map_or_else(|error| error.to_string(), |release| release.to_string()),
             transports: Transport::ALL.into_iter().map(|transport| (transport, check(transport))).collect(),
             state_disk: self.0.state_disk.clone(),
+            max_volumes: self.0.rings.max_volumes(QUEUES, QUEUE_DEPTH),
         }
     }
 

@@ -288,6 +288,11 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[at] |= 1 << (chunk.0 % 8);
     }
 
+    /// Returns true if any chunk is prepared: nothing was ever written to the sectors of the others.
+    pub(crate) fn is_any_prepared(&self) -> bool {
+        self.memory.as_ref()[self.prepared_at..self.nibbles_at].iter().any(|byte| *byte != 0)
+    }
+
     /// Pages of the chunks that are prepared.
     pub(crate) fn prepared_pages(&self) -> impl Iterator<Item = u64> + '_ {
         (0..self.sectors.div_ceil(CHUNK_SECTORS))

@@ -93,6 +93,15 @@ pub mod plugin_capability {
             /// The presence of this capability determines whether the CO will
             /// attempt to invoke the OPTIONAL SnapshotMetadata service RPCs.
             SnapshotMetadataService = 4,
+            /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS indicates that the snapshots
+            /// for this plugin MAY NOT be equally usable from all
+            /// topologies in the cluster. A snapshot is usable from a location
+            /// if volumes created from that snapshot are guaranteed to be
+            /// accessible from that location. The CO MUST use the topology
+            /// information returned in the CreateSnapshotResponse to ensure
+            /// that a desired volume can be provisioned from a given snapshot
+            /// when scheduling workloads.
+            SnapshotAccessibilityConstraints = 5,
         }
         impl Type {
             /// String value of the enum field names used in the ProtoBuf definition.
@@ -108,6 +117,9 @@ pub mod plugin_capability {
                     }
                     Self::GroupControllerService => "GROUP_CONTROLLER_SERVICE",
                     Self::SnapshotMetadataService => "SNAPSHOT_METADATA_SERVICE",
+                    Self::SnapshotAccessibilityConstraints => {
+                        "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"
+                    }
                 }
             }
             /// Creates an enum from field names used in the ProtoBuf definition.
@@ -120,6 +132,9 @@ pub mod plugin_capability {
                     }
                     "GROUP_CONTROLLER_SERVICE" => Some(Self::GroupControllerService),
                     "SNAPSHOT_METADATA_SERVICE" => Some(Self::SnapshotMetadataService),
+                    "SNAPSHOT_ACCESSIBILITY_CONSTRAINTS" => {
+                        Some(Self::SnapshotAccessibilityConstraints)
+                    }
                     _ => None,
                 }
             }
@@ -1024,12 +1039,6 @@ pub mod list_volumes_response {
         /// reported by the SP. The CO MUST be resilient to that.
         #[prost(string, repeated, tag = "1")]
         pub published_node_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-        /// Information about the current condition of the volume.
-        /// This field is OPTIONAL.
-        /// This field MUST be specified if the
-        /// VOLUME_CONDITION controller capability is supported.
-        #[prost(message, optional, tag = "2")]
-        pub volume_condition: ::core::option::Option<super::VolumeCondition>,
     }
     #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Entry {
@@ -1042,6 +1051,126 @@ pub mod list_volumes_response {
         #[prost(message, optional, tag = "2")]
         pub status: ::core::option::Option<VolumeStatus>,
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerListVolumeHealthRequest {
+    /// If specified (non-zero value), the Plugin MUST NOT return more
+    /// entries than this number in the response. If the actual number of
+    /// entries is more than this number, the Plugin MUST set `next_token`
+    /// in the response which can be used to get the next page of entries
+    /// in the subsequent `ControllerListVolumeHealth` call. This field is
+    /// OPTIONAL. If not specified (zero value), it means there is no
+    /// restriction on the number of entries that can be returned.
+    /// The value of this field MUST NOT be negative.
+    #[prost(int32, tag = "1")]
+    pub max_entries: i32,
+    /// A token to specify where to start paginating. Set this field to
+    /// `next_token` returned by a previous `ControllerListVolumeHealth`
+    /// call to get the next page of entries. This field is OPTIONAL.
+    /// An empty string is equal to an unspecified field value.
+    #[prost(string, tag = "2")]
+    pub starting_token: ::prost::alloc::string::String,
+    /// Secrets required by plugin to complete the request.
+    /// This field is OPTIONAL. Refer to the `Secrets Requirements`
+    /// section on how to use this field.
+    #[prost(map = "string, string", tag = "3")]
+    pub secrets: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerListVolumeHealthResponse {
+    /// List of abnormal volume health entries.
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<VolumeHealth>,
+    /// This token allows you to get the next page of entries for
+    /// `ControllerListVolumeHealth` request. If the number of entries is
+    /// larger than `max_entries`, use the `next_token` as a value for the
+    /// `starting_token` field in the next request. This field is
+    /// OPTIONAL.
+    /// An empty string is equal to an unspecified field value.
+    #[prost(string, tag = "2")]
+    pub next_token: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct VolumeHealth {
+    /// The ID of the volume.
+    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Health statuses associated with the volume. An empty list means no
+    /// adverse health condition is known by the Plugin.
+    ///
+    /// The SP MAY report one or more health issues with the volume at the
+    /// same time. A future version of the CSI spec MAY introduce
+    /// additional VolumeHealthErrorType values. A Plugin that adopts a
+    /// newer spec version MAY report newer error types alongside existing
+    /// ones, but MUST NOT remove an older error entry from
+    /// health_statuses until that condition is no longer present.
+    ///
+    /// COs MUST ignore unknown VolumeHealthErrorType values, that they
+    /// don't know about.
+    ///
+    /// For example:
+    /// - CSI spec v1.12.3
+    ///    A Plugin reports an adverse health condition as DEGRADED.
+    /// - CSI spec v1.12.5
+    ///    A new VolumeHealthErrorType value MULTIPATH_LOSS is introduced.
+    ///    The Plugin upgrades and now reports \[DEGRADED, MULTIPATH_LOSS\]
+    ///    for this volume. An older CO that does not recognize
+    ///    MULTIPATH_LOSS still acts on DEGRADED as before and surfaces
+    ///    the unknown value for observability without taking automated
+    ///    action on it.
+    ///
+    /// This field is OPTIONAL.
+    #[prost(message, repeated, tag = "2")]
+    pub health_statuses: ::prost::alloc::vec::Vec<volume_health::VolumeHealthEntry>,
+}
+/// Nested message and enum types in `VolumeHealth`.
+pub mod volume_health {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct VolumeHealthEntry {
+        /// One or more health status values associated with the volume.
+        /// Adverse health conditions should only be removed from reporting
+        /// when the corresponding health problem is no longer happening.
+        /// This field is REQUIRED.
+        #[prost(enumeration = "super::VolumeHealthErrorType", tag = "1")]
+        pub status: i32,
+        /// A brief CamelCase string that describes the condition and is
+        /// suitable for machine parsing and concise CLI display.
+        /// The Plugin MUST NOT return multiple VolumeHealthEntry messages
+        /// for the same volume with the same (status, reason) combination.
+        /// This field is REQUIRED.
+        #[prost(string, tag = "2")]
+        pub reason: ::prost::alloc::string::String,
+        /// A user friendly description of the volume health condition.
+        /// This field is OPTIONAL.
+        #[prost(string, tag = "3")]
+        pub message: ::prost::alloc::string::String,
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerGetVolumeHealthRequest {
+    /// The ID of the volume to fetch health information for.
+    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Secrets required by plugin to complete the request.
+    /// This field is OPTIONAL. Refer to the `Secrets Requirements`
+    /// section on how to use this field.
+    #[prost(map = "string, string", tag = "2")]
+    pub secrets: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ControllerGetVolumeHealthResponse {
+    /// The health information for the requested volume.
+    /// This field is REQUIRED.
+    #[prost(message, optional, tag = "1")]
+    pub volume_health: ::core::option::Option<VolumeHealth>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ControllerGetVolumeRequest {
@@ -1072,12 +1201,6 @@ pub mod controller_get_volume_response {
         /// reported by the SP. The CO MUST be resilient to that.
         #[prost(string, repeated, tag = "1")]
         pub published_node_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-        /// Information about the current condition of the volume.
-        /// This field is OPTIONAL.
-        /// This field MUST be specified if the
-        /// VOLUME_CONDITION controller capability is supported.
-        #[prost(message, optional, tag = "2")]
-        pub volume_condition: ::core::option::Option<super::VolumeCondition>,
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1246,21 +1369,9 @@ pub mod controller_service_capability {
             /// ControllerGetVolumeResponse.published_node_ids field.
             /// The SP MUST also support PUBLISH_UNPUBLISH_VOLUME.
             ListVolumesPublishedNodes = 10,
-            /// Indicates that the Controller service can report volume
-            /// conditions.
-            /// An SP MAY implement `VolumeCondition` in only the Controller
-            /// Plugin, only the Node Plugin, or both.
-            /// If `VolumeCondition` is implemented in both the Controller and
-            /// Node Plugins, it SHALL report from different perspectives.
-            /// If for some reason Controller and Node Plugins report
-            /// misaligned volume conditions, CO SHALL assume the worst case
-            /// is the truth.
-            /// Note that, for alpha, `VolumeCondition` is intended be
-            /// informative for humans only, not for automation.
-            VolumeCondition = 11,
             /// Indicates the SP supports the ControllerGetVolume RPC.
             /// This enables COs to, for example, fetch per volume
-            /// condition after a volume is provisioned.
+            /// information after a volume is provisioned.
             GetVolume = 12,
             /// Indicates the SP supports the SINGLE_NODE_SINGLE_WRITER and/or
             /// SINGLE_NODE_MULTI_WRITER access modes.
@@ -1277,6 +1388,16 @@ pub mod controller_service_capability {
             /// Indicates the SP supports the GetSnapshot RPC.
             /// This enables COs to fetch an existing snapshot.
             GetSnapshot = 15,
+            /// Indicates the SP supports the ControllerGetVolumeHealth RPC.
+            /// This enables COs to fetch health information for a single
+            /// volume from the Controller Plugin's perspective.
+            GetVolumeHealth = 16,
+            /// Indicates the SP supports the ControllerListVolumeHealth RPC.
+            /// This enables COs to fetch volume health information from
+            /// the Controller Plugin's perspective.
+            /// A plugin which supports the LIST_VOLUME_HEALTH capability
+            /// MUST also support the GET_VOLUME_HEALTH capability.
+            ListVolumeHealth = 17,
         }
         impl Type {
             /// String value of the enum field names used in the ProtoBuf definition.
@@ -1296,11 +1417,12 @@ pub mod controller_service_capability {
                     Self::PublishReadonly => "PUBLISH_READONLY",
                     Self::ExpandVolume => "EXPAND_VOLUME",
                     Self::ListVolumesPublishedNodes => "LIST_VOLUMES_PUBLISHED_NODES",
-                    Self::VolumeCondition => "VOLUME_CONDITION",
                     Self::GetVolume => "GET_VOLUME",
                     Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
                     Self::ModifyVolume => "MODIFY_VOLUME",
                     Self::GetSnapshot => "GET_SNAPSHOT",
+                    Self::GetVolumeHealth => "GET_VOLUME_HEALTH",
+                    Self::ListVolumeHealth => "LIST_VOLUME_HEALTH",
                 }
             }
             /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1319,11 +1441,12 @@ pub mod controller_service_capability {
                     "LIST_VOLUMES_PUBLISHED_NODES" => {
                         Some(Self::ListVolumesPublishedNodes)
                     }
-                    "VOLUME_CONDITION" => Some(Self::VolumeCondition),
                     "GET_VOLUME" => Some(Self::GetVolume),
                     "SINGLE_NODE_MULTI_WRITER" => Some(Self::SingleNodeMultiWriter),
                     "MODIFY_VOLUME" => Some(Self::ModifyVolume),
                     "GET_SNAPSHOT" => Some(Self::GetSnapshot),
+                    "GET_VOLUME_HEALTH" => Some(Self::GetVolumeHealth),
+                    "LIST_VOLUME_HEALTH" => Some(Self::ListVolumeHealth),
                     _ => None,
                 }
             }
@@ -1373,8 +1496,23 @@ pub struct CreateSnapshotRequest {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// Specifies where (regions, zones, racks, etc.) the provisioned
+    /// snapshot MUST be usable from. A snapshot is usable from a location
+    /// if volumes created from that snapshot are guaranteed to be
+    /// accessible from that location.
+    /// An SP SHALL advertise the requirements for topological
+    /// accessibility information in documentation. COs SHALL only specify
+    /// topological accessibility information supported by the SP.
+    /// This field is OPTIONAL.
+    /// This field SHALL NOT be specified unless the SP has the
+    /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS plugin capability.
+    /// If this field is not specified and the SP has the
+    /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS plugin capability, the SP MAY
+    /// choose where the provisioned snapshot is usable from.
+    #[prost(message, optional, tag = "5")]
+    pub accessibility_requirements: ::core::option::Option<TopologyRequirement>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateSnapshotResponse {
     /// Contains all attributes of the newly created snapshot that are
     /// relevant to the CO along with information required by the Plugin
@@ -1383,7 +1521,7 @@ pub struct CreateSnapshotResponse {
     pub snapshot: ::core::option::Option<Snapshot>,
 }
 /// Information about a specific snapshot.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Snapshot {
     /// This is the complete size of the snapshot in bytes. The purpose of
     /// this field is to give CO guidance on how much space is needed to
@@ -1434,6 +1572,22 @@ pub struct Snapshot {
     /// MUST be the same as the group_snapshot_id in that message.
     #[prost(string, tag = "6")]
     pub group_snapshot_id: ::prost::alloc::string::String,
+    /// Specifies where (regions, zones, racks, etc.) the provisioned
+    /// snapshot is usable from. A snapshot is usable from a location if
+    /// volumes created from that snapshot are guaranteed to be accessible
+    /// from that location.
+    /// A plugin that returns this field MUST also set the
+    /// SNAPSHOT_ACCESSIBILITY_CONSTRAINTS plugin capability.
+    /// An SP MAY specify multiple topologies to indicate the snapshot is
+    /// usable from multiple locations.
+    /// COs MAY use this information to ensure that a desired volume can
+    /// be provisioned from a given snapshot when scheduling workloads.
+    /// This field is OPTIONAL. If it is not specified, the CO MAY assume
+    /// the snapshot is equally usable from all topologies in the
+    /// cluster and MAY provision volumes referencing the snapshot as a
+    /// source without topology constraints.
+    #[prost(message, repeated, tag = "7")]
+    pub accessible_topology: ::prost::alloc::vec::Vec<Topology>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DeleteSnapshotRequest {
@@ -1507,7 +1661,7 @@ pub struct ListSnapshotsResponse {
 }
 /// Nested message and enum types in `ListSnapshotsResponse`.
 pub mod list_snapshots_response {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Entry {
         #[prost(message, optional, tag = "1")]
         pub snapshot: ::core::option::Option<super::Snapshot>,
@@ -1528,7 +1682,7 @@ pub struct GetSnapshotRequest {
         ::prost::alloc::string::String,
     >,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetSnapshotResponse {
     /// This field is REQUIRED
     #[prost(message, optional, tag = "1")]
@@ -1774,12 +1928,6 @@ pub struct NodeGetVolumeStatsResponse {
     /// This field is OPTIONAL.
     #[prost(message, repeated, tag = "1")]
     pub usage: ::prost::alloc::vec::Vec<VolumeUsage>,
-    /// Information about the current condition of the volume.
-    /// This field is OPTIONAL.
-    /// This field MUST be specified if the VOLUME_CONDITION node
-    /// capability is supported.
-    #[prost(message, optional, tag = "2")]
-    pub volume_condition: ::core::option::Option<VolumeCondition>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct VolumeUsage {
@@ -1841,18 +1989,87 @@ pub mod volume_usage {
         }
     }
 }
-/// VolumeCondition represents the current condition of a volume.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct VolumeCondition {
-    /// Normal volumes are available for use and operating optimally.
-    /// An abnormal volume does not meet these criteria.
+pub struct NodeGetVolumeHealthRequest {
+    /// The ID of the volume.
     /// This field is REQUIRED.
-    #[prost(bool, tag = "1")]
-    pub abnormal: bool,
-    /// The message describing the condition of the volume.
-    /// This field is REQUIRED.
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// The path where the volume was published or CO attempted to
+    /// publish on the node. If not empty, it MUST be an absolute path
+    /// in the root filesystem of the process serving this request.
+    /// This field is OPTIONAL.
+    /// This field overrides the general CSI size limit.
+    /// SP SHOULD support the maximum path length allowed by the operating
+    /// system/filesystem, but, at a minimum, SP MUST accept a max path
+    /// length of at least 128 bytes.
     #[prost(string, tag = "2")]
-    pub message: ::prost::alloc::string::String,
+    pub volume_publish_path: ::prost::alloc::string::String,
+    /// The path where the volume was staged or CO attempted to
+    /// stage the volume, if the plugin has the
+    /// STAGE_UNSTAGE_VOLUME capability, otherwise empty.
+    /// If not empty, it MUST be an absolute path in the root
+    /// filesystem of the process serving this request.
+    /// This field is OPTIONAL.
+    /// This field overrides the general CSI size limit.
+    /// SP SHOULD support the maximum path length allowed by the operating
+    /// system/filesystem, but, at a minimum, SP MUST accept a max path
+    /// length of at least 128 bytes.
+    #[prost(string, tag = "3")]
+    pub staging_target_path: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeGetVolumeHealthResponse {
+    /// The health information for the requested volume.
+    /// This field is REQUIRED.
+    #[prost(message, optional, tag = "1")]
+    pub volume_health: ::core::option::Option<VolumeHealth>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeGetStorageHealthRequest {
+    /// Secrets required by the plugin to complete the request.
+    /// This field is OPTIONAL. Refer to the `Secrets Requirements`
+    /// section on how to use this field.
+    #[prost(map = "string, string", tag = "1")]
+    pub secrets: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeGetStorageHealthResponse {
+    /// Health information for storage backends or classes available from
+    /// this node.
+    /// This field is OPTIONAL.
+    #[prost(message, repeated, tag = "1")]
+    pub backend_health: ::prost::alloc::vec::Vec<
+        node_get_storage_health_response::StorageBackendHealth,
+    >,
+}
+/// Nested message and enum types in `NodeGetStorageHealthResponse`.
+pub mod node_get_storage_health_response {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct StorageBackendHealth {
+        /// Health status for this storage backend.
+        /// This field is REQUIRED.
+        #[prost(enumeration = "super::StorageHealthErrorType", tag = "1")]
+        pub status: i32,
+        /// A brief CamelCase string that describes the condition and is
+        /// suitable for machine parsing and concise CLI display.
+        /// The Plugin MUST NOT return multiple StorageBackendHealth messages
+        /// with the same (status, reason, volume_capability) combination.
+        /// This field is REQUIRED.
+        #[prost(string, tag = "2")]
+        pub reason: ::prost::alloc::string::String,
+        /// A user friendly description of the storage health condition.
+        /// This field is OPTIONAL.
+        #[prost(string, tag = "3")]
+        pub message: ::prost::alloc::string::String,
+        /// Volume capability affected by this storage health condition.
+        /// This field is OPTIONAL.
+        #[prost(message, optional, tag = "4")]
+        pub volume_capability: ::core::option::Option<super::VolumeCapability>,
+    }
 }
 /// Intentionally empty.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1900,18 +2117,6 @@ pub mod node_service_capability {
             GetVolumeStats = 2,
             /// See VolumeExpansion for details.
             ExpandVolume = 3,
-            /// Indicates that the Node service can report volume conditions.
-            /// An SP MAY implement `VolumeCondition` in only the Node
-            /// Plugin, only the Controller Plugin, or both.
-            /// If `VolumeCondition` is implemented in both the Node and
-            /// Controller Plugins, it SHALL report from different
-            /// perspectives.
-            /// If for some reason Node and Controller Plugins report
-            /// misaligned volume conditions, CO SHALL assume the worst case
-            /// is the truth.
-            /// Note that, for alpha, `VolumeCondition` is intended to be
-            /// informative for humans only, not for automation.
-            VolumeCondition = 4,
             /// Indicates the SP supports the SINGLE_NODE_SINGLE_WRITER and/or
             /// SINGLE_NODE_MULTI_WRITER access modes.
             /// These access modes are intended to replace the
@@ -1926,6 +2131,14 @@ pub mod node_service_capability {
             /// with provided volume group identifier during node stage
             /// or node publish RPC calls.
             VolumeMountGroup = 6,
+            /// Indicates the SP supports the NodeGetVolumeHealth RPC.
+            /// This enables COs to fetch per-volume health information from
+            /// the Node Plugin's perspective.
+            GetVolumeHealth = 7,
+            /// Indicates the SP supports the NodeGetStorageHealth RPC.
+            /// This enables COs to fetch health of entire storage subsystem
+            /// from node's perspective.
+            GetStorageHealth = 8,
         }
         impl Type {
             /// String value of the enum field names used in the ProtoBuf definition.
@@ -1938,9 +2151,10 @@ pub mod node_service_capability {
                     Self::StageUnstageVolume => "STAGE_UNSTAGE_VOLUME",
                     Self::GetVolumeStats => "GET_VOLUME_STATS",
                     Self::ExpandVolume => "EXPAND_VOLUME",
-                    Self::VolumeCondition => "VOLUME_CONDITION",
                     Self::SingleNodeMultiWriter => "SINGLE_NODE_MULTI_WRITER",
                     Self::VolumeMountGroup => "VOLUME_MOUNT_GROUP",
+                    Self::GetVolumeHealth => "GET_VOLUME_HEALTH",
+                    Self::GetStorageHealth => "GET_STORAGE_HEALTH",
                 }
             }
             /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1950,9 +2164,10 @@ pub mod node_service_capability {
                     "STAGE_UNSTAGE_VOLUME" => Some(Self::StageUnstageVolume),
                     "GET_VOLUME_STATS" => Some(Self::GetVolumeStats),
                     "EXPAND_VOLUME" => Some(Self::ExpandVolume),
-                    "VOLUME_CONDITION" => Some(Self::VolumeCondition),
                     "SINGLE_NODE_MULTI_WRITER" => Some(Self::SingleNodeMultiWriter),
                     "VOLUME_MOUNT_GROUP" => Some(Self::VolumeMountGroup),
+                    "GET_VOLUME_HEALTH" => Some(Self::GetVolumeHealth),
+                    "GET_STORAGE_HEALTH" => Some(Self::GetStorageHealth),
                     _ => None,
                 }
             }
@@ -2457,6 +2672,88 @@ pub struct GetMetadataDeltaResponse {
     /// This field is OPTIONAL.
     #[prost(message, repeated, tag = "3")]
     pub block_metadata: ::prost::alloc::vec::Vec<BlockMetadata>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum VolumeHealthErrorType {
+    UnknownVolumeHealthType = 0,
+    /// The volume is usable but is not operating optimally.
+    Degraded = 1,
+    /// The volume is not accessible.
+    /// When a volume is reported as INACCESSIBLE in
+    /// ControllerListVolumeHealth or ControllerGetVolumeHealth
+    /// RPC calls, the CO MAY interpret the result as
+    /// volume not being accessible from all nodes in the cluster.
+    ///
+    /// When a volume is reported as INACCESSIBLE in NodeGetVolumeHealth
+    /// RPC call the CO MAY interpret the result as volume not
+    /// being accessible from that node.
+    Inaccessible = 2,
+    /// Permanent data loss is known or strongly suspected on the
+    /// underlying volume. The CO MAY use this signal to inform
+    /// users to trigger recovery workflows such as restoring from
+    /// a snapshot or replica.
+    DataLoss = 3,
+}
+impl VolumeHealthErrorType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::UnknownVolumeHealthType => "UNKNOWN_VOLUME_HEALTH_TYPE",
+            Self::Degraded => "DEGRADED",
+            Self::Inaccessible => "INACCESSIBLE",
+            Self::DataLoss => "DATA_LOSS",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNKNOWN_VOLUME_HEALTH_TYPE" => Some(Self::UnknownVolumeHealthType),
+            "DEGRADED" => Some(Self::Degraded),
+            "INACCESSIBLE" => Some(Self::Inaccessible),
+            "DATA_LOSS" => Some(Self::DataLoss),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum StorageHealthErrorType {
+    UnknownStorageHealthErrorType = 0,
+    /// The storage backend is operating in a degraded
+    /// state (e.g. reduced path count, high latency).
+    /// Volumes using this backend may experience reduced performance.
+    StorageDegraded = 1,
+    /// The storage backend is completely unreachable from this node.
+    /// Volumes using this backend are expected to be unavailable.
+    StorageUnreachable = 2,
+}
+impl StorageHealthErrorType {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::UnknownStorageHealthErrorType => "UNKNOWN_STORAGE_HEALTH_ERROR_TYPE",
+            Self::StorageDegraded => "STORAGE_DEGRADED",
+            Self::StorageUnreachable => "STORAGE_UNREACHABLE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNKNOWN_STORAGE_HEALTH_ERROR_TYPE" => {
+                Some(Self::UnknownStorageHealthErrorType)
+            }
+            "STORAGE_DEGRADED" => Some(Self::StorageDegraded),
+            "STORAGE_UNREACHABLE" => Some(Self::StorageUnreachable),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -3171,6 +3468,58 @@ pub mod controller_client {
                 .insert(GrpcMethod::new("csi.v1.Controller", "ListVolumes"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn controller_list_volume_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ControllerListVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerListVolumeHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Controller/ControllerListVolumeHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("csi.v1.Controller", "ControllerListVolumeHealth"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn controller_get_volume_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ControllerGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerGetVolumeHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Controller/ControllerGetVolumeHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("csi.v1.Controller", "ControllerGetVolumeHealth"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn get_capacity(
             &mut self,
             request: impl tonic::IntoRequest<super::GetCapacityRequest>,
@@ -3444,6 +3793,20 @@ pub mod controller_server {
             request: tonic::Request<super::ListVolumesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListVolumesResponse>,
+            tonic::Status,
+        >;
+        async fn controller_list_volume_health(
+            &self,
+            request: tonic::Request<super::ControllerListVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerListVolumeHealthResponse>,
+            tonic::Status,
+        >;
+        async fn controller_get_volume_health(
+            &self,
+            request: tonic::Request<super::ControllerGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ControllerGetVolumeHealthResponse>,
             tonic::Status,
         >;
         async fn get_capacity(
@@ -3861,6 +4224,110 @@ pub mod controller_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListVolumesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/csi.v1.Controller/ControllerListVolumeHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct ControllerListVolumeHealthSvc<T: Controller>(pub Arc<T>);
+                    impl<
+                        T: Controller,
+                    > tonic::server::UnaryService<
+                        super::ControllerListVolumeHealthRequest,
+                    > for ControllerListVolumeHealthSvc<T> {
+                        type Response = super::ControllerListVolumeHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                super::ControllerListVolumeHealthRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Controller>::controller_list_volume_health(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ControllerListVolumeHealthSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/csi.v1.Controller/ControllerGetVolumeHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct ControllerGetVolumeHealthSvc<T: Controller>(pub Arc<T>);
+                    impl<
+                        T: Controller,
+                    > tonic::server::UnaryService<
+                        super::ControllerGetVolumeHealthRequest,
+                    > for ControllerGetVolumeHealthSvc<T> {
+                        type Response = super::ControllerGetVolumeHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                super::ControllerGetVolumeHealthRequest,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Controller>::controller_get_volume_health(
+                                        &inner,
+                                        request,
+                                    )
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ControllerGetVolumeHealthSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -5521,6 +5988,54 @@ pub mod node_client {
                 .insert(GrpcMethod::new("csi.v1.Node", "NodeGetVolumeStats"));
             self.inner.unary(req, path, codec).await
         }
+        pub async fn node_get_volume_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::NodeGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetVolumeHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Node/NodeGetVolumeHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("csi.v1.Node", "NodeGetVolumeHealth"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn node_get_storage_health(
+            &mut self,
+            request: impl tonic::IntoRequest<super::NodeGetStorageHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetStorageHealthResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/csi.v1.Node/NodeGetStorageHealth",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("csi.v1.Node", "NodeGetStorageHealth"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn node_expand_volume(
             &mut self,
             request: impl tonic::IntoRequest<super::NodeExpandVolumeRequest>,
@@ -5638,6 +6153,20 @@ pub mod node_server {
             request: tonic::Request<super::NodeGetVolumeStatsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::NodeGetVolumeStatsResponse>,
+            tonic::Status,
+        >;
+        async fn node_get_volume_health(
+            &self,
+            request: tonic::Request<super::NodeGetVolumeHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetVolumeHealthResponse>,
+            tonic::Status,
+        >;
+        async fn node_get_storage_health(
+            &self,
+            request: tonic::Request<super::NodeGetStorageHealthRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::NodeGetStorageHealthResponse>,
             tonic::Status,
         >;
         async fn node_expand_volume(
@@ -5948,6 +6477,96 @@ pub mod node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = NodeGetVolumeStatsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/csi.v1.Node/NodeGetVolumeHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct NodeGetVolumeHealthSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::UnaryService<super::NodeGetVolumeHealthRequest>
+                    for NodeGetVolumeHealthSvc<T> {
+                        type Response = super::NodeGetVolumeHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::NodeGetVolumeHealthRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::node_get_volume_health(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = NodeGetVolumeHealthSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/csi.v1.Node/NodeGetStorageHealth" => {
+                    #[allow(non_camel_case_types)]
+                    struct NodeGetStorageHealthSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::UnaryService<super::NodeGetStorageHealthRequest>
+                    for NodeGetStorageHealthSvc<T> {
+                        type Response = super::NodeGetStorageHealthResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::NodeGetStorageHealthRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::node_get_storage_health(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = NodeGetStorageHealthSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

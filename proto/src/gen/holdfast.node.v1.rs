@@ -72,6 +72,19 @@ pub struct DetachRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DetachResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AwaitServedRequest {
+    #[prost(string, tag = "1")]
+    pub volume_id: ::prost::alloc::string::String,
+    /// Least fencing number of the writer: an attach after a reset of the node has a higher one.
+    #[prost(uint64, tag = "2")]
+    pub min_epoch: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AwaitServedResponse {
+    #[prost(message, optional, tag = "1")]
+    pub volume: ::core::option::Option<Volume>,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -109,6 +122,9 @@ pub struct Volume {
     /// Every write that completed before then is committed; absent while unknown.
     #[prost(message, optional, tag = "10")]
     pub durable_through: ::core::option::Option<::prost_types::Timestamp>,
+    /// False if every byte of the volume reads as zero; true if some may not; absent while unknown.
+    #[prost(bool, optional, tag = "11")]
+    pub holds_data: ::core::option::Option<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatsRequest {
@@ -187,6 +203,9 @@ pub struct CapabilitiesResponse {
     /// Absent if the file system of the state directory shows no block device.
     #[prost(message, optional, tag = "4")]
     pub state_disk: ::core::option::Option<StateDisk>,
+    /// Number of volumes that the node can serve at a time.
+    #[prost(uint32, tag = "5")]
+    pub max_volumes: u32,
 }
 /// The block device under the state directory; of a stack of devices, the one with the smallest physical blocks.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -630,6 +649,31 @@ pub mod node_client {
                 .insert(GrpcMethod::new("holdfast.node.v1.Node", "Detach"));
             self.inner.unary(req, path, codec).await
         }
+        /// Waits until this node serves a volume with at least this epoch, as long as the caller's deadline allows.
+        pub async fn await_served(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AwaitServedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AwaitServedResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/holdfast.node.v1.Node/AwaitServed",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("holdfast.node.v1.Node", "AwaitServed"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists the volumes that this node serves.
         pub async fn list(
             &mut self,
@@ -755,6 +799,14 @@ pub mod node_server {
             &self,
             request: tonic::Request<super::DetachRequest>,
         ) -> std::result::Result<tonic::Response<super::DetachResponse>, tonic::Status>;
+        /// Waits until this node serves a volume with at least this epoch, as long as the caller's deadline allows.
+        async fn await_served(
+            &self,
+            request: tonic::Request<super::AwaitServedRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AwaitServedResponse>,
+            tonic::Status,
+        >;
         /// Lists the volumes that this node serves.
         async fn list(
             &self,
@@ -978,6 +1030,49 @@ pub mod node_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DetachSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/holdfast.node.v1.Node/AwaitServed" => {
+                    #[allow(non_camel_case_types)]
+                    struct AwaitServedSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::AwaitServedRequest>
+                    for AwaitServedSvc<T> {
+                        type Response = super::AwaitServedResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AwaitServedRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::await_served(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AwaitServedSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -191,6 +191,7 @@ impl From<VolumeStatus> for wire::Volume {
             message,
             attached,
             committed_seq,
+            holds_data,
             dirty_bytes,
             oldest_dirty,
             durability: class,
@@ -213,6 +214,7 @@ impl From<VolumeStatus> for wire::Volume {
             message,
             durability: class.map_or(wire::Durability::Unspecified.into(), durability),
             durable_through: durable_through.map(SystemTime::into),
+            holds_data,
         }
     }
 }
@@ -255,7 +257,7 @@ fn store_requests(counts: RequestCounts) -> wire::StoreRequests {
 
 impl From<Capabilities> for wire::CapabilitiesResponse {
     fn from(capabilities: Capabilities) -> Self {
-        let Capabilities { kernel_release, transports, state_disk } = capabilities;
+        let Capabilities { kernel_release, transports, state_disk, max_volumes } = capabilities;
         let transports = transports.into_iter().map(|(by, usable)| wire::TransportCapability {
             transport: transport(by),
             available: usable.is_ok(),
@@ -269,6 +271,7 @@ impl From<Capabilities> for wire::CapabilitiesResponse {
                 device,
                 physical_block_bytes,
             }),
+            max_volumes,
         }
     }
 }

@@ -122,6 +122,7 @@ impl Render for ListResponse {
                 message,
                 durability: _,
                 durable_through,
+                holds_data,
             } = volume;
             json!({
                 "volume_id": volume_id,
@@ -133,6 +134,7 @@ impl Render for ListResponse {
                 "oldest_dirty_seconds": oldest(volume).map(|age| age.as_secs()),
                 "durability": durability_name(volume.durability()),
                 "durable_through": durable_through.map(|time| time.to_string()),
+                "holds_data": holds_data,
                 "message": message,
             })
         };
@@ -188,7 +190,7 @@ impl Render for StatsResponse {
 
 impl Render for CapabilitiesResponse {
     fn text(&self) -> String {
-        let Self { kernel_release, daemon_version, transports, state_disk } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes } = self;
         let rows = transports.iter().map(|capability| {
             [
                 transport_name(capability.transport()).to_owned(),
@@ -197,14 +199,14 @@ impl Render for CapabilitiesResponse {
             ]
         });
         format!(
-            "kernel {kernel_release}, daemon {daemon_version}\nstate disk: {}\n{}",
+            "kernel {kernel_release}, daemon {daemon_version}, at most {max_volumes} volumes\nstate disk: {}\n{}",
             state_disk.as_ref().map_or_else(|| "not known".to_owned(), state_disk_text),
             table(["TRANSPORT", "AVAILABLE", "REFUSAL"], rows)
         )
     }
 
     fn json(&self) -> Value {
-        let Self { kernel_release, daemon_version, transports, state_disk } = self;
+        let Self { kernel_release, daemon_version, transports, state_disk, max_volumes } = self;
         let transports = transports.iter().map(|capability| {
             let TransportCapability { transport: _, available, refusal } = capability;
             json!({
@@ -221,6 +223,7 @@ impl Render for CapabilitiesResponse {
                 "device": device,
                 "physical_block_bytes": physical_block_bytes,
             })),
+            "max_volumes": max_volumes,
         })
     }
 }

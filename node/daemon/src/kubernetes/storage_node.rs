@@ -144,7 +144,7 @@ struct NodeFacts<'a> {
 
 fn describe(facts: NodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> StorageNodeStatus {
     let NodeFacts { capabilities, volumes, state_dir, space, fenced } = facts;
-    let Capabilities { kernel_release, transports, state_disk } = capabilities;
+    let Capabilities { kernel_release, transports, state_disk, max_volumes: _ } = capabilities;
     let transports: Vec<TransportSupport> = transports
         .into_iter()
         .map(|(transport, usable)| TransportSupport {
@@ -315,6 +315,7 @@ mod tests {
             kernel_release: "5.15.0".to_owned(),
             transports: Transport::ALL.map(|transport| (transport, Err("load ublk_drv".to_owned()))).into(),
             state_disk: None,
+            max_volumes: 256,
         };
         let status = first(|conditions| describe(facts(capabilities), conditions));
         assert_eq!(status.conditions[0].status, "False");

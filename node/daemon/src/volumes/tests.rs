@@ -83,6 +83,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
             displaced: None,
         }),
         committed_seq: Some(7),
+        holds_data: Some(true),
         dirty_bytes: Some(8192),
         oldest_dirty: Some(Duration::from_millis(2500)),
         durability: Some(Durability::Object),
@@ -206,6 +207,7 @@ impl Volumes for Fake {
                 (Transport::UserCopy, Ok(())),
             ],
             state_disk: Some(StateDisk { device: "sda".to_owned(), physical_block_bytes: 512 }),
+            max_volumes: 256,
         }
     }
 }

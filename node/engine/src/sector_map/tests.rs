@@ -130,3 +130,16 @@ fn a_live_map_of_another_volume_or_size_is_refused() {
     let blank = vec![0; 1 << 20];
     assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
 }
+
+/// By this a volume is known to hold nothing on its node: a format depends on it.
+#[test]
+fn a_map_is_unprepared_until_its_first_write() {
+    let sectors = 20 * CHUNK_SECTORS;
+    let volume = "v".parse().unwrap();
+    for chunk in [0, 7, 8, 19] {
+        let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &volume);
+        assert!(!map.is_any_prepared());
+        map.set_prepared(Chunk(chunk));
+        assert!(map.is_any_prepared());
+    }
+}

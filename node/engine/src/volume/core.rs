@@ -116,6 +116,12 @@ impl<M: Memory> Core<M> {
         if safeguard(PlaceBeyondRecord) { Seq(known.next().0 + ahead) } else { known }
     }
 
+    /// False if every sector reads as zeros; none while the manifest is not loaded.
+    pub(super) fn holds_data(&self) -> Option<bool> {
+        let manifest = self.manifest.as_ref()?;
+        Some(!manifest.segments().is_empty() || self.map.is_any_prepared())
+    }
+
     /// Returns true if a sync of a side failed since the attach (`volume/durability.rs`).
     pub(super) fn is_sync_failed(&self) -> bool {
         self.map.is_sync_failed()

@@ -21,6 +21,9 @@ pub struct Status {
     pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; none while the manifest is not loaded.
     pub committed: Option<Seq>,
+    /// False if every sector reads as zeros: no segment is in the log, and nothing was written here. None
+    /// while the manifest is not loaded.
+    pub holds_data: Option<bool>,
     /// Another writer holds the volume.
     pub fenced: bool,
     /// Requests that wait: for the manifest, for map memory, for a commit (flushes too), for disk space.
@@ -91,6 +94,7 @@ impl Status {
             oldest_dirty_ms: oldest.map(|since| core.now.saturating_sub(since)),
             durable_until_unix_ms: (!covers_both).then(|| core.unix_ms_at_zero + oldest.unwrap_or(core.now)),
             committed: core.manifest.as_ref().map(Manifest::seq),
+            holds_data: core.holds_data(),
             fenced: core.lifecycle.is_fenced(),
             parked: volume.data.requests.parked() + volume.sealer.seals.waiting(),
             full: FullPlaces {

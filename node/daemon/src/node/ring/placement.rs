@@ -18,6 +18,13 @@ impl Rings {
         Self { handles, rooms }
     }
 
+    /// Volumes with devices of so many queues of this depth that all rings can carry. A volume whose requests
+    /// are copied needs fewer slots.
+    pub(in crate::node) fn max_volumes(&self, queues: u16, depth: u16) -> u32 {
+        let of_one = u32::from(RingOptions::default().buffers) / (u32::from(queues) * u32::from(depth));
+        of_one * u32::try_from(self.handles.len()).expect("a node has few ring threads")
+    }
+
     /// Reserves a place on the ring with the fewest volumes that has room.
     ///
     /// # Errors

@@ -63,6 +63,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) attached: Option<Attached>,
     /// The last record in the log.
     pub(crate) committed_seq: Option<u64>,
+    /// False if every byte reads as zero; none while unknown.
+    pub(crate) holds_data: Option<bool>,
     /// Bytes not yet committed; none while unknown.
     pub(crate) dirty_bytes: Option<u64>,
     /// Age of the oldest of them.
@@ -146,6 +148,7 @@ impl VolumeStatus {
             message: None,
             attached: None,
             committed_seq: None,
+            holds_data: None,
             dirty_bytes: None,
             oldest_dirty: None,
             durability,
@@ -173,6 +176,7 @@ impl VolumeStatus {
             message,
             attached: state.serving_device().map(|device| present.attached_by(device)),
             committed_seq: status.committed.map(|seq| seq.0),
+            holds_data: status.holds_data,
             dirty_bytes: Some(status.dirty_bytes),
             oldest_dirty: status.oldest_dirty_ms.map(Duration::from_millis),
             durability: Some(present.terms.durability),

@@ -1,0 +1,186 @@
+//! Use of a volume, as the caller asks for it: mounted or as a raw block device, by one or several users.
+
+use holdfast_proto::csi::v1::VolumeCapability;
+use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
+use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+use tonic::Status;
+
+/// Use of a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Capability {
+    /// Form in which the volume is used.
+    pub(crate) access: Access,
+    /// Users on the one node.
+    pub(crate) users: Users,
+}
+
+/// Form in which a volume is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// As a raw block device.
+    Block,
+    /// With a file system.
+    Mount {
+        /// The file system.
+        file_system: FileSystem,
+        /// Options of the mount.
+        options: Vec<String>,
+    },
+}
+
+/// Users of a volume on the node that serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Users {
+    /// One path at a time (ReadWriteOncePod).
+    One,
+    /// Any number of paths (ReadWriteOnce).
+    Many,
+}
+
+/// A file system that the driver makes and mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    /// ext4, the default.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+}
+
+impl FileSystem {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Ext4, Self::Xfs, Self::Btrfs];
+
+    /// Its name, as mount(8) and blkid(8) write it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+        }
+    }
+
+    /// The file system of that name.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// A use that the driver does not offer. Display names the field and the fix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Unsupported {
+    /// None was named.
+    #[error("volume_capability: is missing; say whether the volume is mounted or a block device")]
+    Missing,
+    /// Neither form was named.
+    #[error("volume_capability.access_type: is missing; say `mount` or `block`")]
+    NoAccessType,
+    /// The mode is missing or unknown.
+    #[error(
+        "volume_capability.access_mode: is missing or unknown; ask for ReadWriteOnce or ReadWriteOncePod"
+    )]
+    NoAccessMode,
+    /// The mode needs several nodes at a time, or readers alone.
+    #[error(
+        "volume_capability.access_mode: {0} is not supported. One node serves a volume at a time. Write \
+         accessModes ReadWriteOnce or ReadWriteOncePod"
+    )]
+    AccessMode(&'static str),
+    /// The file system is not one of ours.
+    #[error("volume_capability.mount.fs_type: `{0}` is not supported; write ext4, xfs or btrfs")]
+    FileSystem(String),
+    /// Group ownership by a mount option was asked for.
+    #[error(
+        "volume_capability.mount.volume_mount_group: is not supported; the kubelet sets fsGroup by itself"
+    )]
+    MountGroup,
+}
+
+impl From<Unsupported> for Status {
+    fn from(unsupported: Unsupported) -> Self {
+        Self::invalid_argument(unsupported.to_string())
+    }
+}
+
+impl TryFrom<Option<VolumeCapability>> for Capability {
+    type Error = Unsupported;
+
+    fn try_from(capability: Option<VolumeCapability>) -> Result<Self, Unsupported> {
+        let VolumeCapability { access_mode, access_type } = capability.ok_or(Unsupported::Missing)?;
+        let access = match access_type.ok_or(Unsupported::NoAccessType)? {
+            AccessType::Block(_) => Access::Block,
+            AccessType::Mount(mount) => mounted(mount)?,
+        };
+        let AccessMode { mode } = access_mode.ok_or(Unsupported::NoAccessMode)?;
+        let users = users(Mode::try_from(mode).map_err(|_unknown| Unsupported::NoAccessMode)?)?;
+        Ok(Self { access, users })
+    }
+}
+
+fn mounted(mount: MountVolume) -> Result<Access, Unsupported> {
+    let MountVolume { fs_type, mount_flags, volume_mount_group } = mount;
+    if !volume_mount_group.is_empty() {
+        return Err(Unsupported::MountGroup);
+    }
+    let file_system = match fs_type.as_str() {
+        "" => FileSystem::Ext4,
+        name => FileSystem::named(name).ok_or_else(|| Unsupported::FileSystem(name.to_owned()))?,
+    };
+    Ok(Access::Mount { file_system, options: mount_flags })
+}
+
+fn users(mode: Mode) -> Result<Users, Unsupported> {
+    match mode {
+        Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(Users::Many),
+        Mode::SingleNodeSingleWriter => Ok(Users::One),
+        Mode::Unknown => Err(Unsupported::NoAccessMode),
+        Mode::SingleNodeReaderOnly
+        | Mode::MultiNodeReaderOnly
+        | Mode::MultiNodeSingleWriter
+        | Mode::MultiNodeMultiWriter => Err(Unsupported::AccessMode(mode.as_str_name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_proto::csi::v1::volume_capability::BlockVolume;
+
+    use super::*;
+
+    fn capability(access_type: AccessType, mode: Mode) -> Option<VolumeCapability> {
+        Some(VolumeCapability {
+            access_mode: Some(AccessMode { mode: mode.into() }),
+            access_type: Some(access_type),
+        })
+    }
+
+    fn mount(fs_type: &str) -> AccessType {
+        AccessType::Mount(MountVolume { fs_type: fs_type.to_owned(), ..MountVolume::default() })
+    }
+
+    #[test]
+    fn one_node_uses_a_volume_mounted_or_raw() {
+        let found =
+            Capability::try_from(capability(mount(""), Mode::SingleNodeMultiWriter)).expect("offered");
+        let Access::Mount { file_system, .. } = found.access else { panic!("mounted") };
+        assert_eq!((file_system, found.users), (FileSystem::Ext4, Users::Many));
+        let raw = capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeSingleWriter);
+        let expected = Capability { access: Access::Block, users: Users::One };
+        assert_eq!(Capability::try_from(raw), Ok(expected));
+    }
+
+    #[test]
+    fn everything_else_is_refused_by_field_and_fix() {
+        for (request, words) in [
+            (None, "volume_capability: is missing"),
+            (capability(mount("zfs"), Mode::SingleNodeWriter), "`zfs` is not supported; write ext4, xfs"),
+            (capability(mount(""), Mode::MultiNodeMultiWriter), "MULTI_NODE_MULTI_WRITER is not supported"),
+            (capability(mount(""), Mode::MultiNodeReaderOnly), "Write accessModes ReadWriteOnce"),
+            (capability(mount(""), Mode::Unknown), "access_mode: is missing"),
+        ] {
+            let refused = Capability::try_from(request).expect_err(words).to_string();
+            assert!(refused.contains(words), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The CSI Controller service: PersistentVolumes as Volume objects, attachments as `spec.nodeName`.
+//!
+//! Owns: the answers; one file for each request. The plans in them are pure functions of what the API server
+//! says.
+//! Does not own: any state. A request reads what is so, writes one wish, and watches until it holds; a
+//! process that is killed between any two of these leaves nothing but a wish, and the same request again
+//! continues.
+//! Invariants: writes the spec of Volumes only, never a status, and only over the version it has read.
+//! On failure: a status whose message is the condition that the operator or the node wrote. `ABORTED` while
+//! something is still waited for.
+
+mod capabilities;
+mod capacity;
+mod create_volume;
+mod delete_volume;
+mod expand_volume;
+mod list_volumes;
+mod object_name;
+mod parameters;
+mod publish_volume;
+mod reason;
+mod unpublish_volume;
+mod validate_capabilities;
+mod volumes;
+
+use holdfast_proto::csi::v1::{
+    ControllerExpandVolumeRequest, ControllerExpandVolumeResponse, ControllerGetCapabilitiesRequest,
+    ControllerGetCapabilitiesResponse, ControllerGetVolumeHealthRequest, ControllerGetVolumeHealthResponse,
+    ControllerGetVolumeRequest, ControllerGetVolumeResponse, ControllerListVolumeHealthRequest,
+    ControllerListVolumeHealthResponse, ControllerModifyVolumeRequest, ControllerModifyVolumeResponse,
+    ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
+    ControllerUnpublishVolumeResponse, CreateSnapshotRequest, CreateSnapshotResponse, CreateVolumeRequest,
+    CreateVolumeResponse, DeleteSnapshotRequest, DeleteSnapshotResponse, DeleteVolumeRequest,
+    DeleteVolumeResponse, GetCapacityRequest, GetCapacityResponse, GetSnapshotRequest, GetSnapshotResponse,
+    ListSnapshotsRequest, ListSnapshotsResponse, ListVolumesRequest, ListVolumesResponse,
+    ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, controller_server,
+};
+use kube::Client;
+use tonic::{Request, Response, Status};
+
+use crate::outcome::{logged, not_built};
+use volumes::Volumes;
+
+/// The Controller service.
+#[derive(Clone)]
+pub(crate) struct Controller {
+    volumes: Volumes,
+}
+
+impl Controller {
+    /// The service over the API server of `client`.
+    pub(crate) fn new(client: Client) -> Self {
+        Self { volumes: Volumes::new(client) }
+    }
+}
+
+#[tonic::async_trait]
+impl controller_server::Controller for Controller {
+    async fn create_volume(
+        &self,
+        request: Request<CreateVolumeRequest>,
+    ) -> Result<Response<CreateVolumeResponse>, Status> {
+        let about = request.get_ref().name.clone();
+        logged("CreateVolume", &about, create_volume::answer(&self.volumes, request)).await
+    }
+
+    async fn delete_volume(
+        &self,
+        request: Request<DeleteVolumeRequest>,
+    ) -> Result<Response<DeleteVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("DeleteVolume", &about, delete_volume::answer(&self.volumes, request)).await
+    }
+
+    async fn controller_publish_volume(
+        &self,
+        request: Request<ControllerPublishVolumeRequest>,
+    ) -> Result<Response<ControllerPublishVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("ControllerPublishVolume", &about, publish_volume::answer(&self.volumes, request)).await
+    }
+
+    async fn controller_unpublish_volume(
+        &self,
+        request: Request<ControllerUnpublishVolumeRequest>,
+    ) -> Result<Response<ControllerUnpublishVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("ControllerUnpublishVolume", &about, unpublish_volume::answer(&self.volumes, request)).await
+    }
+
+    async fn validate_volume_capabilities(
+        &self,
+        request: Request<ValidateVolumeCapabilitiesRequest>,
+    ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        let answer = validate_capabilities::answer(&self.volumes, request);
+        logged("ValidateVolumeCapabilities", &about, answer).await
+    }
+
+    async fn list_volumes(
+        &self,
+        request: Request<ListVolumesRequest>,
+    ) -> Result<Response<ListVolumesResponse>, Status> {
+        logged("ListVolumes", "", list_volumes::answer(&self.volumes, request)).await
+    }
+
+    async fn controller_expand_volume(
+        &self,
+        request: Request<ControllerExpandVolumeRequest>,
+    ) -> Result<Response<ControllerExpandVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("ControllerExpandVolume", &about, expand_volume::answer(&self.volumes, request)).await
+    }
+
+    async fn controller_get_capabilities(
+        &self,
+        request: Request<ControllerGetCapabilitiesRequest>,
+    ) -> Result<Response<ControllerGetCapabilitiesResponse>, Status> {
+        Ok(Response::new(capabilities::answer(request.into_inner())))
+    }
+
+    async fn get_capacity(
+        &self,
+        _: Request<GetCapacityRequest>,
+    ) -> Result<Response<GetCapacityResponse>, Status> {
+        Err(not_built("GetCapacity"))
+    }
+
+    async fn create_snapshot(
+        &self,
+        _: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        Err(not_built("CreateSnapshot"))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        _: Request<DeleteSnapshotRequest>,
+    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
+        Err(not_built("DeleteSnapshot"))
+    }
+
+    async fn list_snapshots(
+        &self,
+        _: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        Err(not_built("ListSnapshots"))
+    }
+
+    async fn get_snapshot(
+        &self,
+        _: Request<GetSnapshotRequest>,
+    ) -> Result<Response<GetSnapshotResponse>, Status> {
+        Err(not_built("GetSnapshot"))
+    }
+
+    async fn controller_get_volume(
+        &self,
+        _: Request<ControllerGetVolumeRequest>,
+    ) -> Result<Response<ControllerGetVolumeResponse>, Status> {
+        Err(not_built("ControllerGetVolume"))
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        _: Request<ControllerModifyVolumeRequest>,
+    ) -> Result<Response<ControllerModifyVolumeResponse>, Status> {
+        Err(not_built("ControllerModifyVolume"))
+    }
+
+    async fn controller_list_volume_health(
+        &self,
+        _: Request<ControllerListVolumeHealthRequest>,
+    ) -> Result<Response<ControllerListVolumeHealthResponse>, Status> {
+        Err(not_built("ControllerListVolumeHealth"))
+    }
+
+    async fn controller_get_volume_health(
+        &self,
+        _: Request<ControllerGetVolumeHealthRequest>,
+    ) -> Result<Response<ControllerGetVolumeHealthResponse>, Status> {
+        Err(not_built("ControllerGetVolumeHealth"))
+    }
+}

@@ -1,0 +1,164 @@
+//! `CreateVolume`: a Volume object, and the wait until it exists in its bucket.
+
+use std::collections::{BTreeMap, HashMap};
+
+use holdfast_crds::{Volume, VolumePhase, VolumeSource, is_true};
+use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
+use kube::ResourceExt;
+use tonic::{Request, Status};
+
+use super::capacity::{Capacity, quantity, signed};
+use super::object_name::{CSI_NAME, ObjectName};
+use super::parameters::Parameters;
+use super::reason::first_unmet;
+use super::volumes::{TimedOut, Volumes};
+use crate::capability::Capability;
+use crate::{deadline, topology};
+
+/// Annotation: namespace and name of the PersistentVolumeClaim that the volume was made for.
+const CLAIM: &str = "holdfast.dev/persistentvolumeclaim";
+/// Condition of the operator: the volume exists in its object store.
+const PROVISIONED: &str = "Provisioned";
+
+/// A volume as the request wants it.
+#[derive(Debug)]
+struct Wanted {
+    name: ObjectName,
+    capacity: Capacity,
+    parameters: Parameters,
+}
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<CreateVolumeRequest>,
+) -> Result<CreateVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let wanted = Wanted::try_from(request.into_inner())?;
+    let found = volumes.create(&wanted.volume()?).await?;
+    wanted.accept(&found)?;
+    let uid = found.metadata.uid.clone();
+    let name = wanted.name.object.clone();
+    let provisioned =
+        volumes.wait(&name, Some(found), until, |volume| progress(volume, uid.as_deref())).await;
+    match provisioned {
+        Ok(outcome) => outcome.and_then(|volume| described(&volume)),
+        Err(TimedOut { last }) => {
+            let waiting = "the operator has not answered for the Volume yet";
+            let why = last.map(|volume| first_unmet(&volume, &[PROVISIONED], waiting));
+            Err(Status::aborted(format!("Volume {name} is not provisioned yet: {}", why.unwrap_or_default())))
+        }
+    }
+}
+
+impl TryFrom<CreateVolumeRequest> for Wanted {
+    type Error = Status;
+
+    fn try_from(request: CreateVolumeRequest) -> Result<Self, Status> {
+        let CreateVolumeRequest {
+            name,
+            capacity_range,
+            volume_capabilities,
+            parameters,
+            // A bucket's credentials are in its ObjectStore.
+            secrets: _,
+            volume_content_source,
+            accessibility_requirements,
+            mutable_parameters,
+        } = request;
+        let name = ObjectName::of(&name)?;
+        if volume_capabilities.is_empty() {
+            return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
+        }
+        for capability in volume_capabilities {
+            Capability::try_from(Some(capability))?;
+        }
+        if volume_content_source.is_some() {
+            return Err(Status::invalid_argument(
+                "volume_content_source: snapshots and clones are not supported by this version; create the claim without dataSource",
+            ));
+        }
+        if let Some(key) = mutable_parameters.keys().min() {
+            return Err(Status::invalid_argument(format!(
+                "mutable_parameters.{key}: is not supported by this version; create the claim without a VolumeAttributesClass"
+            )));
+        }
+        topology::check(accessibility_requirements.as_ref())?;
+        let parameters = Parameters::read(parameters)?;
+        Ok(Self { name, capacity: Capacity::choose(capacity_range)?, parameters })
+    }
+}
+
+impl Wanted {
+    /// The object to create.
+    fn volume(&self) -> Result<Volume, Status> {
+        let mut volume = Volume::new(&self.name.object, self.parameters.spec(quantity(self.capacity.bytes))?);
+        let name = self.name.csi.clone().map(|name| (CSI_NAME.to_owned(), name));
+        let claim = self.parameters.claim.clone().map(|claim| (CLAIM.to_owned(), claim));
+        let annotations: BTreeMap<String, String> = name.into_iter().chain(claim).collect();
+        volume.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
+        Ok(volume)
+    }
+
+    /// Checks that the volume of this name is the one that is wanted.
+    fn accept(&self, found: &Volume) -> Result<(), Status> {
+        let name = &self.name.object;
+        if found.metadata.deletion_timestamp.is_some() {
+            return Err(Status::aborted(format!(
+                "Volume {name} is being deleted; it is created again after that"
+            )));
+        }
+        let bytes = found.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
+        let difference = if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
+            Some("another name in CSI".to_owned())
+        } else if !self.capacity.allows(bytes) {
+            Some(format!("{bytes} bytes"))
+        } else if found.spec.source != VolumeSource::default() {
+            Some("another initial content".to_owned())
+        } else {
+            self.parameters.difference(&found.spec)
+        };
+        difference.map_or(Ok(()), |difference| {
+            Err(Status::already_exists(format!(
+                "name: Volume {name} exists with {difference}; delete it, or ask for another name"
+            )))
+        })
+    }
+}
+
+/// The volume once it is provisioned, or why it never will be; `None` while the operator works on it.
+fn progress(volume: Option<&Volume>, uid: Option<&str>) -> Option<Result<Volume, Status>> {
+    let Some(volume) = volume.filter(|volume| volume.metadata.uid.as_deref() == uid) else {
+        return Some(Err(Status::aborted("the Volume was deleted meanwhile; it is created again")));
+    };
+    let status = volume.status.as_ref()?;
+    if is_true(&status.conditions, PROVISIONED) {
+        return Some(Ok(volume.clone()));
+    }
+    (status.phase == Some(VolumePhase::Failed)).then(|| {
+        let why = first_unmet(volume, &[PROVISIONED], "the operator refused it");
+        Err(Status::failed_precondition(format!("Volume {} failed: {why}", volume.name_any())))
+    })
+}
+
+fn described(volume: &Volume) -> Result<CreateVolumeResponse, Status> {
+    let bytes = volume.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
+    let volume_id = volume.status.as_ref().and_then(|status| status.volume_id.clone());
+    let context = [
+        ("volumeID", volume_id.unwrap_or_default()),
+        ("objectStore", volume.spec.object_store.clone().unwrap_or_default()),
+    ];
+    let context: HashMap<String, String> =
+        context.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    Ok(CreateVolumeResponse {
+        volume: Some(v1::Volume {
+            capacity_bytes: signed(bytes),
+            volume_id: volume.name_any(),
+            volume_context: context,
+            content_source: None,
+            accessible_topology: vec![topology::served()],
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! The plan of a creation, without an API server.
+
+use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
+use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, MountVolume};
+use holdfast_proto::csi::v1::{CapacityRange, VolumeCapability, VolumeContentSource};
+use tonic::Code;
+
+use super::*;
+
+fn request(name: &str, required_bytes: i64) -> CreateVolumeRequest {
+    CreateVolumeRequest {
+        name: name.to_owned(),
+        capacity_range: Some(CapacityRange { required_bytes, limit_bytes: 0 }),
+        volume_capabilities: vec![VolumeCapability {
+            access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
+            access_type: Some(AccessType::Mount(MountVolume::default())),
+        }],
+        parameters: HashMap::from([("objectStore".to_owned(), "main".to_owned())]),
+        ..CreateVolumeRequest::default()
+    }
+}
+
+fn wanted(name: &str, required_bytes: i64) -> Wanted {
+    Wanted::try_from(request(name, required_bytes)).expect("a request")
+}
+
+#[test]
+fn the_same_request_finds_its_own_volume() {
+    for name in ["pvc-1", "A name of 1 volume"] {
+        let first = wanted(name, 1 << 30);
+        let volume = first.volume().expect("a volume");
+        assert_eq!(volume.spec.size, "1Gi");
+        first.accept(&volume).expect("it is the one");
+        wanted(name, 1 << 29).accept(&volume).expect("a smaller one would do");
+        let larger = wanted(name, 2 << 30).accept(&volume).expect_err("too small");
+        assert_eq!(larger.code(), Code::AlreadyExists);
+        assert!(larger.message().contains("exists with 1073741824 bytes"), "{}", larger.message());
+    }
+}
+
+/// A volume of a user has the name that the hash of another gave.
+#[test]
+fn a_name_that_only_looks_the_same_is_refused() {
+    let hashed = wanted("A.b", 1 << 30);
+    let foreign = wanted(&hashed.name.object, 1 << 30).volume().expect("a volume");
+    assert_eq!(hashed.accept(&foreign).expect_err("another").code(), Code::AlreadyExists);
+}
+
+#[test]
+fn a_volume_that_is_being_deleted_is_waited_for() {
+    let wanted = wanted("pvc-1", 1 << 30);
+    let mut volume = wanted.volume().expect("a volume");
+    volume.metadata.deletion_timestamp =
+        Some(holdfast_crds::Time("2026-01-01T00:00:00Z".parse().expect("a time")));
+    assert_eq!(wanted.accept(&volume).expect_err("not yet").code(), Code::Aborted);
+}
+
+#[test]
+fn what_is_not_built_is_refused_by_name() {
+    let source = CreateVolumeRequest {
+        volume_content_source: Some(VolumeContentSource::default()),
+        ..request("a", 1 << 30)
+    };
+    let attributes = CreateVolumeRequest {
+        mutable_parameters: HashMap::from([("iops".to_owned(), "3".to_owned())]),
+        ..request("a", 1 << 30)
+    };
+    let no_capability = CreateVolumeRequest { volume_capabilities: Vec::new(), ..request("a", 1 << 30) };
+    for (request, words) in [
+        (source, "volume_content_source: "),
+        (attributes, "mutable_parameters.iops: "),
+        (no_capability, "volume_capabilities: is empty"),
+    ] {
+        let refused = Wanted::try_from(request).expect_err(words);
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert!(refused.message().starts_with(words), "{}", refused.message());
+    }
+}

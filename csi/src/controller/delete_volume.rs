@@ -1,0 +1,73 @@
+//! `DeleteVolume`: deletes the Volume object, and waits until the operator has removed its objects.
+
+use holdfast_crds::Volume;
+use holdfast_proto::csi::v1::{DeleteVolumeRequest, DeleteVolumeResponse};
+use tonic::{Request, Status};
+
+use super::object_name::{is_object_name, volume_id};
+use super::reason::said;
+use super::volumes::{ApiFailure, TimedOut, Volumes};
+use crate::deadline;
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<DeleteVolumeRequest>,
+) -> Result<DeleteVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let DeleteVolumeRequest { volume_id: id, secrets: _ } = request.into_inner();
+    let name = volume_id(&id)?;
+    // No volume can have another name, so there is none.
+    if !is_object_name(name) {
+        return Ok(DeleteVolumeResponse {});
+    }
+    let Some(volume) = volumes.get(name).await? else { return Ok(DeleteVolumeResponse {}) };
+    if volume.metadata.deletion_timestamp.is_none() {
+        deletable(&volume)?;
+        match volumes.delete(&volume).await {
+            Ok(()) => {}
+            Err(ApiFailure::Stale) => {
+                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
+            }
+            Err(failure) => return Err(failure.into()),
+        }
+    }
+    let uid = volume.metadata.uid.clone();
+    let gone =
+        volumes.wait(name, Some(volume), until, |now| is_gone(now, uid.as_deref()).then_some(())).await;
+    gone.map(|()| DeleteVolumeResponse {}).map_err(|TimedOut { last }| {
+        let why = last.and_then(|volume| said(&volume, "Provisioned"));
+        Status::aborted(format!("Volume {name} is still being deleted: {}", why.unwrap_or_default()))
+    })
+}
+
+/// Checks that no node uses the volume.
+fn deletable(volume: &Volume) -> Result<(), Status> {
+    let serving = volume.status.as_ref().and_then(|status| status.node.as_deref());
+    match volume.spec.desired_node().or(serving.filter(|node| !node.is_empty())) {
+        None => Ok(()),
+        Some(node) => Err(Status::failed_precondition(format!(
+            "volume_id: the volume is published on node {node}. It is not deleted. Unpublish it there first"
+        ))),
+    }
+}
+
+fn is_gone(now: Option<&Volume>, uid: Option<&str>) -> bool {
+    now.is_none_or(|volume| volume.metadata.uid.as_deref() != uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::publish_volume::tests::volume;
+    use super::*;
+
+    #[test]
+    fn a_volume_in_use_is_not_deleted() {
+        deletable(&volume(None, None)).expect("free");
+        for (desired, serving) in [(Some("a"), None), (None, Some("a")), (Some("b"), Some("a"))] {
+            let refused = deletable(&volume(desired, serving)).expect_err("in use");
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+        }
+    }
+}

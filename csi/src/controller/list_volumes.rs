@@ -1,0 +1,63 @@
+//! `ListVolumes`: all Volumes, with the node that serves each.
+
+use holdfast_crds::Volume;
+use holdfast_proto::csi::v1::list_volumes_response::{Entry, VolumeStatus};
+use holdfast_proto::csi::v1::{self, ListVolumesRequest, ListVolumesResponse};
+use kube::ResourceExt;
+use tonic::{Request, Status};
+
+use super::capacity::signed;
+use super::volumes::{ApiFailure, Volumes};
+use crate::topology;
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<ListVolumesRequest>,
+) -> Result<ListVolumesResponse, Status> {
+    let ListVolumesRequest { max_entries, starting_token } = request.into_inner();
+    let limit = u32::try_from(max_entries).map_err(|_negative| {
+        Status::invalid_argument(format!("max_entries: {max_entries} is negative; write 0 for no limit"))
+    })?;
+    let page = match volumes.page(limit, &starting_token).await {
+        Ok(page) => page,
+        Err(ApiFailure::Stale | ApiFailure::Invalid(_)) if !starting_token.is_empty() => {
+            return Err(Status::aborted(
+                "starting_token: is not valid any more; begin the list again without one",
+            ));
+        }
+        Err(failure) => return Err(failure.into()),
+    };
+    let next_token = page.metadata.continue_.unwrap_or_default();
+    Ok(ListVolumesResponse { entries: page.items.iter().map(entry).collect(), next_token })
+}
+
+fn entry(volume: &Volume) -> Entry {
+    let serving = volume.status.as_ref().and_then(|status| {
+        let cut_off = status.forced_detach.as_ref().map(|forced| &forced.node);
+        status.node.clone().filter(|node| !node.is_empty() && Some(node) != cut_off)
+    });
+    Entry {
+        volume: Some(v1::Volume {
+            capacity_bytes: signed(volume.spec.size_bytes().unwrap_or_default()),
+            volume_id: volume.name_any(),
+            accessible_topology: vec![topology::served()],
+            ..v1::Volume::default()
+        }),
+        status: Some(VolumeStatus { published_node_ids: serving.into_iter().collect() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::publish_volume::tests::volume;
+    use super::*;
+
+    #[test]
+    fn a_volume_is_listed_with_the_node_that_serves_it() {
+        let nodes = |serving| entry(&volume(Some("b"), serving)).status.map(|found| found.published_node_ids);
+        assert_eq!(nodes(None), Some(Vec::new()));
+        assert_eq!(nodes(Some("a")), Some(vec!["a".to_owned()]));
+        let listed = entry(&volume(None, None)).volume.expect("a volume");
+        assert_eq!((listed.volume_id.as_str(), listed.capacity_bytes), ("data", 1 << 30));
+    }
+}

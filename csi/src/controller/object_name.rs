@@ -1,0 +1,80 @@
+//! Names: of a volume as the caller asks for it, and of its Volume object, which is the volume's id.
+
+use tonic::Status;
+
+/// Annotation of a Volume whose name could not be that of the request: the name of the request.
+pub(super) const CSI_NAME: &str = "holdfast.dev/csi-name";
+/// Longest name of a Volume.
+const MAX_BYTES: usize = 63;
+/// Hex digits of the hash in a name that is made up.
+const HASH_DIGITS: usize = 40;
+
+/// Name of a Volume object, and the name of the request if it differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ObjectName {
+    /// Name of the object.
+    pub(super) object: String,
+    /// The request's name, where it is no name of an object.
+    pub(super) csi: Option<String>,
+}
+
+impl ObjectName {
+    /// The name of the object for a request's name: the same name always has the same object.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT`: there is no name.
+    pub(super) fn of(name: &str) -> Result<Self, Status> {
+        if name.is_empty() {
+            return Err(Status::invalid_argument("name: is empty; give the volume a name"));
+        }
+        if is_object_name(name) {
+            return Ok(Self { object: name.to_owned(), csi: None });
+        }
+        let hash = blake3::hash(name.as_bytes()).to_hex();
+        Ok(Self { object: format!("v-{}", &hash[..HASH_DIGITS]), csi: Some(name.to_owned()) })
+    }
+}
+
+/// Checks the id of a volume that a request is about.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: there is none.
+pub(super) fn volume_id(id: &str) -> Result<&str, Status> {
+    if id.is_empty() { Err(Status::invalid_argument("volume_id: is empty; name a volume")) } else { Ok(id) }
+}
+
+/// Returns true if a Volume can have that name: no other id is that of a volume.
+pub(super) fn is_object_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let bytes = name.as_bytes();
+    !bytes.is_empty()
+        && bytes.len() <= MAX_BYTES
+        && bytes.iter().all(|&byte| inner(byte))
+        && bytes.first() != Some(&b'-')
+        && bytes.last() != Some(&b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_fits_stays() {
+        let name = "pvc-8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
+        let expected = ObjectName { object: name.to_owned(), csi: None };
+        assert_eq!(ObjectName::of(name).ok(), Some(expected));
+    }
+
+    #[test]
+    fn any_other_name_is_hashed_and_remembered() {
+        let long = "a".repeat(128);
+        for name in ["Data", "a.b", "-a", "a-", long.as_str(), "ä"] {
+            let found = ObjectName::of(name).expect("a name");
+            assert!(is_object_name(&found.object) && found.object.len() == 42, "{found:?}");
+            assert_eq!(found.csi.as_deref(), Some(name));
+            assert_eq!(ObjectName::of(name).ok(), Some(found));
+        }
+        assert_ne!(ObjectName::of("a.b").ok(), ObjectName::of("a.c").ok());
+        assert!(ObjectName::of("").is_err());
+    }
+}

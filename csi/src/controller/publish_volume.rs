@@ -1,0 +1,168 @@
+//! `ControllerPublishVolume`: a wish in `spec.nodeName`, and the wait until that node serves the volume.
+
+use std::collections::HashMap;
+
+use holdfast_crds::{Volume, is_true};
+use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
+use kube::ResourceExt;
+use serde_json::json;
+use tonic::{Request, Status};
+
+use super::object_name::volume_id;
+use super::reason::first_unmet;
+use super::volumes::{ApiFailure, TimedOut, Volumes, missing};
+use crate::capability::Capability;
+use crate::deadline;
+use crate::publish_context::{self, PublishContext};
+
+/// Condition of the node daemon: the volume is a block device of its node.
+const ATTACHED: &str = "Attached";
+/// Conditions that say why a volume is not attached, the nearest first.
+const OBSTACLES: [&str; 3] = [ATTACHED, "Assigned", "Provisioned"];
+/// Annotation of a user: a volume with unknown content may be formatted.
+const MAY_FORMAT: &str = "holdfast.dev/format-unknown-content";
+
+/// The next step of a publication.
+#[derive(Debug)]
+enum Plan {
+    /// Ask for the node in the spec.
+    Wish,
+    /// It was asked for: wait.
+    Wait,
+}
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<ControllerPublishVolumeRequest>,
+) -> Result<ControllerPublishVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let ControllerPublishVolumeRequest {
+        volume_id: id,
+        node_id,
+        volume_capability,
+        readonly,
+        secrets: _,
+        volume_context: _,
+    } = request.into_inner();
+    let name = volume_id(&id)?;
+    if node_id.is_empty() {
+        return Err(Status::invalid_argument("node_id: is empty; name a node"));
+    }
+    Capability::try_from(volume_capability)?;
+    if readonly {
+        return Err(Status::invalid_argument("readonly: is not supported; publish the volume for writing"));
+    }
+    let mut volume = volumes.existing(name).await?;
+    if !volumes.has_node(&node_id).await? {
+        return Err(Status::not_found(format!(
+            "node_id: no StorageNode is named `{node_id}`; run the node daemon on that node"
+        )));
+    }
+    if let Plan::Wish = plan(&volume, &node_id)? {
+        volume = match volumes.change(&volume, json!({ "nodeName": node_id })).await {
+            Ok(volume) => volume,
+            Err(ApiFailure::Stale) => {
+                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+    }
+    match volumes.wait(name, Some(volume), until, |now| progress(name, now, &node_id)).await {
+        Ok(outcome) => outcome.map(|publish_context| ControllerPublishVolumeResponse { publish_context }),
+        Err(TimedOut { last }) => {
+            let waiting = "the node has not answered yet";
+            let why = last.map(|volume| first_unmet(&volume, &OBSTACLES, waiting)).unwrap_or_default();
+            Err(Status::aborted(format!("Volume {name} is not attached on node {node_id} yet: {why}")))
+        }
+    }
+}
+
+/// Plans a publication on `node`.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: the volume belongs to another node, or is being deleted.
+fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
+    if volume.metadata.deletion_timestamp.is_some() {
+        let refused = format!("volume_id: Volume {} is being deleted", volume.name_any());
+        return Err(Status::failed_precondition(refused));
+    }
+    match volume.spec.desired_node() {
+        None => Ok(Plan::Wish),
+        Some(desired) if desired == node => Ok(Plan::Wait),
+        Some(desired) => Err(Status::failed_precondition(format!(
+            "node_id: the volume is published on node {desired}, and one node uses a volume at a time. Unpublish it there first"
+        ))),
+    }
+}
+
+/// The context once the node serves the volume, or why it will not; `None` while it is being attached.
+fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashMap<String, String>, Status>> {
+    let Some(volume) = now else { return Some(Err(missing(name))) };
+    if volume.metadata.deletion_timestamp.is_some() || volume.spec.desired_node() != Some(node) {
+        return Some(Err(Status::aborted("the publication was withdrawn meanwhile; it is tried again")));
+    }
+    let status = volume.status.as_ref()?;
+    let serves = status.node.as_deref() == Some(node) && status.device_path.is_some();
+    if !serves || !is_true(&status.conditions, ATTACHED) {
+        return None;
+    }
+    let (volume_id, epoch) = (status.volume_id.clone()?, status.epoch?);
+    let may_format = volume.annotations().get(MAY_FORMAT).is_some_and(|value| value == "yes");
+    Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, may_format })))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    /// A volume with this node in its spec, served by that node.
+    pub(in crate::controller) fn volume(desired: Option<&str>, serving: Option<&str>) -> Volume {
+        let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": desired });
+        let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
+        volume.status = serving.map(|node| {
+            let attached = json!({
+                "type": "Attached", "status": "True", "reason": "Attached", "message": "served",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            let status = json!({
+                "volumeId": "id", "node": node, "devicePath": "/dev/ublkb0", "epoch": 3, "conditions": [attached],
+            });
+            serde_json::from_value(status).expect("a status")
+        });
+        volume
+    }
+
+    #[test]
+    fn a_volume_goes_to_one_node_at_a_time() {
+        assert!(matches!(plan(&volume(None, None), "a"), Ok(Plan::Wish)));
+        assert!(matches!(plan(&volume(Some(""), None), "a"), Ok(Plan::Wish)));
+        assert!(matches!(plan(&volume(Some("a"), None), "a"), Ok(Plan::Wait)));
+        let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(refused.message().contains("published on node b"), "{}", refused.message());
+    }
+
+    #[test]
+    fn a_publication_ends_when_its_node_serves_the_volume() {
+        assert!(progress("data", Some(&volume(Some("a"), None)), "a").is_none());
+        assert!(progress("data", Some(&volume(Some("a"), Some("b"))), "a").is_none(), "b still releases it");
+        let served = progress("data", Some(&volume(Some("a"), Some("a"))), "a").expect("an answer");
+        let context = served.expect("a context");
+        assert_eq!((context["volumeID"].as_str(), context["epoch"].as_str()), ("id", "3"));
+        assert!(!context.contains_key("mayFormat"));
+        let withdrawn = progress("data", Some(&volume(Some("b"), Some("a"))), "a").expect("an answer");
+        assert_eq!(withdrawn.expect_err("withdrawn").code(), Code::Aborted);
+        let deleted = progress("data", None, "a").expect("an answer");
+        assert_eq!(deleted.expect_err("gone").code(), Code::NotFound);
+    }
+
+    #[test]
+    fn a_device_that_failed_is_not_published() {
+        let mut volume = volume(Some("a"), Some("a"));
+        volume.status.as_mut().expect("a status").conditions[0].status = "False".to_owned();
+        assert!(progress("data", Some(&volume), "a").is_none());
+        assert_eq!(first_unmet(&volume, &OBSTACLES, "-"), "served (Attached=False, Attached)");
+    }
+}

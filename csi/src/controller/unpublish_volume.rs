@@ -1,0 +1,98 @@
+//! `ControllerUnpublishVolume`: withdraws the wish in `spec.nodeName`, and waits for the node's final commit.
+
+use holdfast_crds::Volume;
+use holdfast_proto::csi::v1::{ControllerUnpublishVolumeRequest, ControllerUnpublishVolumeResponse};
+use serde_json::json;
+use tonic::{Request, Status};
+
+use super::object_name::{is_object_name, volume_id};
+use super::reason::first_unmet;
+use super::volumes::{ApiFailure, TimedOut, Volumes};
+use crate::deadline;
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<ControllerUnpublishVolumeRequest>,
+) -> Result<ControllerUnpublishVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let ControllerUnpublishVolumeRequest { volume_id: id, node_id, secrets: _ } = request.into_inner();
+    let name = volume_id(&id)?;
+    if !is_object_name(name) {
+        return Ok(ControllerUnpublishVolumeResponse {});
+    }
+    let Some(mut volume) = volumes.get(name).await? else {
+        return Ok(ControllerUnpublishVolumeResponse {});
+    };
+    if is_wished(&volume, &node_id) {
+        volume = match volumes.change(&volume, json!({ "nodeName": "" })).await {
+            Ok(volume) => volume,
+            Err(ApiFailure::Stale) => {
+                return Err(Status::aborted("the Volume changed meanwhile; it is tried again"));
+            }
+            Err(failure) => return Err(failure.into()),
+        };
+    }
+    let released =
+        volumes.wait(name, Some(volume), until, |now| is_released(now, &node_id).then_some(())).await;
+    released.map(|()| ControllerUnpublishVolumeResponse {}).map_err(|TimedOut { last }| {
+        let waiting = "the node has not answered yet";
+        let why = last.map(|volume| first_unmet(&volume, &["Assigned", "Attached"], waiting));
+        Status::aborted(format!("Volume {name} is not released yet: {}", why.unwrap_or_default()))
+    })
+}
+
+/// Returns true if the volume is asked for on that node; on any node if none is named.
+fn is_wished(volume: &Volume, node: &str) -> bool {
+    volume.spec.desired_node().is_some_and(|desired| node.is_empty() || desired == node)
+}
+
+/// Returns true if that node (any node if none is named) neither serves the volume nor may begin to: its
+/// final commit is done, or the operator took the volume from it.
+fn is_released(now: Option<&Volume>, node: &str) -> bool {
+    let Some(status) = now.and_then(|volume| volume.status.as_ref()) else { return true };
+    let is_it = |name: &&str| !name.is_empty() && (node.is_empty() || *name == node);
+    let cut_off = status.forced_detach.as_ref().map(|forced| forced.node.as_str());
+    let serving = status.node.as_deref().filter(is_it).filter(|name| Some(*name) != cut_off);
+    serving.is_none() && status.assigned_node.as_deref().filter(is_it).is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::publish_volume::tests::volume;
+    use super::*;
+
+    #[test]
+    fn only_the_wish_for_that_node_is_withdrawn() {
+        assert!(is_wished(&volume(Some("a"), None), "a"));
+        assert!(is_wished(&volume(Some("a"), None), ""));
+        assert!(!is_wished(&volume(Some("b"), None), "a"));
+        assert!(!is_wished(&volume(None, Some("a")), "a"));
+    }
+
+    #[test]
+    fn a_node_has_released_a_volume_after_its_final_commit() {
+        assert!(is_released(None, "a"));
+        assert!(is_released(Some(&volume(None, None)), "a"));
+        assert!(!is_released(Some(&volume(None, Some("a"))), "a"));
+        assert!(!is_released(Some(&volume(None, Some("a"))), ""));
+        assert!(is_released(Some(&volume(None, Some("b"))), "a"));
+    }
+
+    #[test]
+    fn a_node_that_may_still_begin_has_not_released_it() {
+        let mut granted = volume(None, Some("a"));
+        let status = granted.status.as_mut().expect("a status");
+        status.node = None;
+        status.assigned_node = Some("a".to_owned());
+        assert!(!is_released(Some(&granted), "a"));
+    }
+
+    #[test]
+    fn a_node_that_was_cut_off_is_not_waited_for() {
+        let mut cut_off = volume(None, Some("a"));
+        let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z" });
+        let status = cut_off.status.as_mut().expect("a status");
+        status.forced_detach = Some(serde_json::from_value(forced).expect("a forced detach"));
+        assert!(is_released(Some(&cut_off), "a"));
+    }
+}

@@ -1,0 +1,57 @@
+//! `ValidateVolumeCapabilities`.
+
+use holdfast_proto::csi::v1::validate_volume_capabilities_response::Confirmed;
+use holdfast_proto::csi::v1::{ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse};
+use tonic::{Request, Status};
+
+use super::object_name::{is_object_name, volume_id};
+use super::parameters::Parameters;
+use super::volumes::{Volumes, missing};
+use crate::capability::Capability;
+
+pub(super) async fn answer(
+    volumes: &Volumes,
+    request: Request<ValidateVolumeCapabilitiesRequest>,
+) -> Result<ValidateVolumeCapabilitiesResponse, Status> {
+    let ValidateVolumeCapabilitiesRequest {
+        volume_id: id,
+        volume_context,
+        volume_capabilities,
+        parameters,
+        secrets: _,
+        mutable_parameters,
+    } = request.into_inner();
+    let name = volume_id(&id)?;
+    if volume_capabilities.is_empty() {
+        return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
+    }
+    if !is_object_name(name) {
+        return Err(missing(name));
+    }
+    let volume = volumes.existing(name).await?;
+    for capability in &volume_capabilities {
+        if let Err(unsupported) = Capability::try_from(Some(capability.clone())) {
+            return Ok(refused(unsupported.to_string()));
+        }
+    }
+    if !parameters.is_empty() {
+        let difference = match Parameters::read(parameters.clone()) {
+            Ok(wanted) => {
+                wanted.difference(&volume.spec).map(|found| format!("parameters: the volume has {found}"))
+            }
+            Err(status) => Some(status.message().to_owned()),
+        };
+        if let Some(difference) = difference {
+            return Ok(refused(difference));
+        }
+    }
+    if !mutable_parameters.is_empty() {
+        return Ok(refused("mutable_parameters: are not supported by this version".to_owned()));
+    }
+    let confirmed = Confirmed { volume_context, volume_capabilities, parameters, mutable_parameters };
+    Ok(ValidateVolumeCapabilitiesResponse { confirmed: Some(confirmed), message: String::new() })
+}
+
+fn refused(message: String) -> ValidateVolumeCapabilitiesResponse {
+    ValidateVolumeCapabilitiesResponse { confirmed: None, message }
+}

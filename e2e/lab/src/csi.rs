@@ -1,0 +1,327 @@
+//! The CSI driver, asked as the sidecars and the kubelet ask it.
+//!
+//! Owns: the process of the Controller service on the host; requests in the words of a scenario.
+//! Does not own: what an answer should be.
+//! On failure: a refusal is a value ([`Refused`]); only a driver that cannot be asked is an error.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use holdfast_proto::csi::v1::volume_capability::access_mode::Mode;
+use holdfast_proto::csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use holdfast_proto::csi::v1::{self, CapacityRange, VolumeCapability};
+use prost::Message;
+
+use crate::process::Process;
+use crate::rpc::{Refused, Socket};
+use crate::wait::until;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit of a request that is expected to succeed.
+pub const LIMIT: Duration = Duration::from_secs(120);
+/// Time limit of a request that is expected to wait in vain.
+pub const SHORT: Duration = Duration::from_secs(3);
+
+/// The answer of the driver.
+pub type Answer<T> = Result<T, Refused>;
+
+/// Use of a volume, as a pod asks for it.
+#[derive(Debug, Clone)]
+pub struct Use {
+    capability: VolumeCapability,
+}
+
+impl Use {
+    /// Mounted with this file system by any number of pods of a node (ReadWriteOnce).
+    pub fn mounted(fs_type: &str) -> Self {
+        Self::of(Self::mount(fs_type, &[]), Mode::SingleNodeMultiWriter)
+    }
+
+    /// The same with options of the mount.
+    pub fn mounted_with(fs_type: &str, options: &[&str]) -> Self {
+        Self::of(Self::mount(fs_type, options), Mode::SingleNodeMultiWriter)
+    }
+
+    /// Mounted by one pod (ReadWriteOncePod).
+    pub fn mounted_by_one(fs_type: &str) -> Self {
+        Self::of(Self::mount(fs_type, &[]), Mode::SingleNodeSingleWriter)
+    }
+
+    /// Mounted on several nodes at a time (ReadWriteMany).
+    pub fn shared() -> Self {
+        Self::of(Self::mount("ext4", &[]), Mode::MultiNodeMultiWriter)
+    }
+
+    /// A raw block device.
+    pub fn block() -> Self {
+        Self::of(AccessType::Block(BlockVolume {}), Mode::SingleNodeMultiWriter)
+    }
+
+    fn mount(fs_type: &str, options: &[&str]) -> AccessType {
+        AccessType::Mount(MountVolume {
+            fs_type: fs_type.to_owned(),
+            mount_flags: options.iter().map(|&option| option.to_owned()).collect(),
+            volume_mount_group: String::new(),
+        })
+    }
+
+    fn of(access_type: AccessType, mode: Mode) -> Self {
+        let capability = VolumeCapability {
+            access_mode: Some(AccessMode { mode: mode.into() }),
+            access_type: Some(access_type),
+        };
+        Self { capability }
+    }
+}
+
+/// A volume to create.
+#[derive(Debug, Clone)]
+pub struct NewVolume {
+    /// The request.
+    pub request: v1::CreateVolumeRequest,
+}
+
+impl NewVolume {
+    /// A volume of this name and size in an ObjectStore.
+    pub fn new(name: &str, bytes: i64, store: &str) -> Self {
+        let request = v1::CreateVolumeRequest {
+            name: name.to_owned(),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            volume_capabilities: vec![Use::mounted("ext4").capability],
+            parameters: HashMap::from([("objectStore".to_owned(), store.to_owned())]),
+            ..v1::CreateVolumeRequest::default()
+        };
+        Self { request }
+    }
+
+    /// With a further parameter of its StorageClass.
+    #[must_use]
+    pub fn parameter(mut self, key: &str, value: &str) -> Self {
+        self.request.parameters.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// To be used like that.
+    #[must_use]
+    pub fn used(mut self, how: &Use) -> Self {
+        self.request.volume_capabilities = vec![how.capability.clone()];
+        self
+    }
+}
+
+/// A volume as the driver lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id.
+    pub volume: String,
+    /// The nodes that it is published on.
+    pub nodes: Vec<String>,
+}
+
+/// One socket of the driver.
+#[derive(Debug, Clone)]
+pub struct Csi(Socket);
+
+impl Csi {
+    /// The driver behind a socket.
+    pub fn new(socket: Socket) -> Self {
+        Self(socket)
+    }
+
+    /// Sends a request to a method such as `Identity/Probe` of CSI.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked, or its answer cannot be read.
+    pub fn ask<A: Message + Default>(
+        &self,
+        method: &str,
+        request: &impl Message,
+        limit: Duration,
+    ) -> Result<Answer<A>> {
+        let answer = self.0.call(&format!("/csi.v1.{method}"), &request.encode_to_vec(), limit)?;
+        match answer {
+            Ok(bytes) => Ok(Ok(A::decode(bytes.as_slice()).context("read the answer")?)),
+            Err(refused) => Ok(Err(refused)),
+        }
+    }
+
+    /// `CreateVolume`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn create(&self, new: &NewVolume, limit: Duration) -> Result<Answer<v1::Volume>> {
+        let answer: Answer<v1::CreateVolumeResponse> =
+            self.ask("Controller/CreateVolume", &new.request, limit)?;
+        Ok(answer.map(|created| created.volume.unwrap_or_default()))
+    }
+
+    /// `DeleteVolume`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn delete(&self, volume: &str, limit: Duration) -> Result<Answer<()>> {
+        let request = v1::DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
+        let answer: Answer<v1::DeleteVolumeResponse> =
+            self.ask("Controller/DeleteVolume", &request, limit)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `ControllerPublishVolume`: the publish context.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn publish(
+        &self,
+        volume: &str,
+        node: &str,
+        limit: Duration,
+    ) -> Result<Answer<HashMap<String, String>>> {
+        let request = v1::ControllerPublishVolumeRequest {
+            volume_id: volume.to_owned(),
+            node_id: node.to_owned(),
+            volume_capability: Some(Use::mounted("ext4").capability),
+            ..Default::default()
+        };
+        let answer: Answer<v1::ControllerPublishVolumeResponse> =
+            self.ask("Controller/ControllerPublishVolume", &request, limit)?;
+        Ok(answer.map(|published| published.publish_context))
+    }
+
+    /// `ControllerUnpublishVolume`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn unpublish(&self, volume: &str, node: &str, limit: Duration) -> Result<Answer<()>> {
+        let request = v1::ControllerUnpublishVolumeRequest {
+            volume_id: volume.to_owned(),
+            node_id: node.to_owned(),
+            ..Default::default()
+        };
+        let answer: Answer<v1::ControllerUnpublishVolumeResponse> =
+            self.ask("Controller/ControllerUnpublishVolume", &request, limit)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `ControllerExpandVolume`: the new size in bytes.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn expand(&self, volume: &str, bytes: i64) -> Result<Answer<i64>> {
+        let request = v1::ControllerExpandVolumeRequest {
+            volume_id: volume.to_owned(),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        let answer: Answer<v1::ControllerExpandVolumeResponse> =
+            self.ask("Controller/ControllerExpandVolume", &request, LIMIT)?;
+        Ok(answer.map(|expanded| expanded.capacity_bytes))
+    }
+
+    /// `ListVolumes`: each volume with the nodes that it is published on.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn list(&self) -> Result<Answer<Vec<Listed>>> {
+        let request = v1::ListVolumesRequest::default();
+        let answer: Answer<v1::ListVolumesResponse> = self.ask("Controller/ListVolumes", &request, LIMIT)?;
+        let listed = |entry: v1::list_volumes_response::Entry| {
+            let nodes = entry.status.unwrap_or_default().published_node_ids;
+            Listed { volume: entry.volume.unwrap_or_default().volume_id, nodes }
+        };
+        Ok(answer.map(|list| list.entries.into_iter().map(listed).collect()))
+    }
+}
+
+/// The Controller service as a process of the host.
+#[derive(Debug)]
+pub struct CsiController {
+    command: Mutex<Option<Process>>,
+    program: PathBuf,
+    dir: PathBuf,
+}
+
+impl CsiController {
+    /// Starts `program`, which reaches the API by the kubeconfig of that text.
+    ///
+    /// # Errors
+    /// If it does not answer in time.
+    pub fn start(program: &Path, kubeconfig: &str, dir: &Path) -> Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+        fs::write(dir.join("kubeconfig"), kubeconfig).context("write the driver's kubeconfig")?;
+        let controller = Self { command: Mutex::new(None), program: program.to_owned(), dir: dir.to_owned() };
+        controller.restart()?;
+        Ok(controller)
+    }
+
+    /// Its socket.
+    pub fn csi(&self) -> Csi {
+        Csi::new(Socket::Host(self.socket()))
+    }
+
+    /// Kills it, as a lost node would.
+    pub fn kill(&self) {
+        self.lock().take();
+    }
+
+    /// Starts it again after [`CsiController::kill`].
+    ///
+    /// # Errors
+    /// If it runs, or does not answer in time.
+    pub fn restart(&self) -> Result<()> {
+        let mut running = self.lock();
+        ensure!(running.is_none(), "the CSI controller runs already");
+        let endpoint = format!("--endpoint=unix://{}", self.socket().display());
+        let mut command = Command::new(&self.program);
+        command
+            .env("KUBECONFIG", self.dir.join("kubeconfig"))
+            .env("RUST_LOG", "info")
+            .args(["controller", &endpoint]);
+        let mut process = Process::spawn("csi-controller", &command, &self.dir.join("controller.log"))?;
+        until("the CSI controller to answer", START_LIMIT, || {
+            process.check_running()?;
+            Ok(std::os::unix::net::UnixStream::connect(self.socket()).ok())
+        })?;
+        *running = Some(process);
+        Ok(())
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join("csi.sock")
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Process>> {
+        self.command.lock().expect("nothing panics while it holds this lock")
+    }
+}
+
+/// The value of an answer that should be one.
+///
+/// # Errors
+/// If the driver refused.
+pub fn granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
+    answer.map_err(|refused| anyhow::anyhow!("{what}: {}: {}", refused.code, refused.message))
+}
+
+/// The message of an answer that should be a refusal with this code, and words in its message.
+///
+/// # Errors
+/// If the driver granted it, or refused it otherwise.
+pub fn refused<T>(what: &str, answer: Answer<T>, code: &str, words: &str) -> Result<()> {
+    match answer {
+        Ok(_) => bail!("{what}: was granted"),
+        Err(refused) => {
+            ensure!(
+                refused.code == code && refused.message.contains(words),
+                "{what}: not {code} with {words:?} but {}: {}",
+                refused.code,
+                refused.message
+            );
+            Ok(())
+        }
+    }
+}

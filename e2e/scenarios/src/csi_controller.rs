@@ -1,0 +1,218 @@
+//! The CSI Controller service with the real operator and the real API server. The scenario plays the
+//! sidecars, and the node daemon: it writes what a daemon would write of a volume that it serves.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Answer, Csi, CsiController, LIMIT, Listed, NewVolume, SHORT, Use, granted, refused};
+use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, creates};
+use super::story::provision_store_at;
+
+const BUCKET: &str = "csi";
+const GIB: i64 = 1 << 30;
+/// What the API server must not let the driver do.
+const FORBIDDEN: [&[&str]; 4] = [
+    &["patch", "volumes.storage.holdfast.dev", "--subresource=status"],
+    &["patch", "storagenodes.storage.holdfast.dev"],
+    &["get", "secrets"],
+    &["list", "objectstores.storage.holdfast.dev"],
+];
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
+    let controller = world.csi_controller()?;
+    let csi = controller.csi();
+
+    refuse_what_is_not_offered(&csi)?;
+    create(world, &s3, &csi)?;
+
+    report::step("kill the driver while it waits for the operator");
+    operator.kill();
+    killed_while_creating(&controller)?;
+    operator.restart()?;
+    granted("create again after the kill", csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT)?)?;
+    granted("delete", csi.delete("pvc-2", LIMIT)?)?;
+
+    publish(world, &csi)?;
+    withdraw(world, &controller)?;
+
+    report::step("expand a free volume, and delete it");
+    let grown = granted("expand", csi.expand("pvc-1", 2 * GIB)?)?;
+    let size = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.spec.size}"])?;
+    ensure!(grown == 2 * GIB && size == "2Gi", "the volume has {grown} bytes and spec.size {size}");
+    for volume in ["pvc-1", "pvc-1", "pvc-unknown", "No Name Of A Volume"] {
+        granted("delete", csi.delete(volume, LIMIT)?)?;
+    }
+    let left = s3.keys(BUCKET, "")?;
+    ensure!(left.iter().all(|key| key.contains("/log/")), "not only tombstones but {left:?}");
+
+    for what in FORBIDDEN {
+        let account = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-csi-controller");
+        let ask = ["auth", "can-i", &account];
+        let may = world.kubectl(ask.iter().chain(what));
+        ensure!(may.is_err(), "the driver may {}", what.join(" "));
+    }
+    operator.stop()
+}
+
+fn refuse_what_is_not_offered(csi: &Csi) -> Result<()> {
+    report::step("refuse what is not offered");
+    let volume = || NewVolume::new("pvc-refused", GIB, "store");
+    let ask = |new: NewVolume| csi.create(&new, LIMIT);
+    let replicas = ask(volume().parameter("replicas", "3"))?;
+    refused("a parameter", replicas, "InvalidArgument", "parameters.replicas: is not known")?;
+    refused("RWX", ask(volume().used(&Use::shared()))?, "InvalidArgument", "ReadWriteOnce")?;
+    let zfs = ask(volume().used(&Use::mounted("zfs")))?;
+    refused("a file system", zfs, "InvalidArgument", "write ext4, xfs or btrfs")?;
+    refused("no name", ask(NewVolume::new("", GIB, "store"))?, "InvalidArgument", "name: is empty")?;
+    refused("the size", ask(NewVolume::new("pvc-refused", 1 << 50, "store"))?, "OutOfRange", "64Ti")?;
+    let listed = granted("list", csi.list()?)?;
+    ensure!(listed.is_empty(), "a refused volume is there: {listed:?}");
+
+    report::step("a store that does not exist is waited for, and named");
+    let missing = csi.create(&NewVolume::new("pvc-missing", GIB, "missing"), SHORT)?;
+    refused("a missing store", missing, "Aborted", "no ObjectStore is named `missing`")?;
+    granted("delete it", csi.delete("pvc-missing", LIMIT)?)
+}
+
+fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
+    report::step("create a volume, twice");
+    let before = creates(s3)?;
+    let new = NewVolume::new("pvc-1", GIB, "store")
+        .parameter("durability", "object")
+        .parameter("csi.storage.k8s.io/pvc/name", "data")
+        .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
+    let first = granted("create", csi.create(&new, LIMIT)?)?;
+    let again = granted("create again", csi.create(&new, LIMIT)?)?;
+    ensure!(first == again && first.capacity_bytes == GIB, "{first:?} and {again:?}");
+    ensure!(creates(s3)? == before + 1, "a volume was created with {} PUTs", creates(s3)? - before);
+    let uid = world.kubectl(["get", "volume/pvc-1", "--output=jsonpath={.status.volumeId}"])?;
+    ensure!(first.volume_context.get("volumeID") == Some(&uid), "{first:?} is not {uid}");
+    let path =
+        "--output=jsonpath={.spec.durability} {.metadata.annotations.holdfast\\.dev/persistentvolumeclaim}";
+    let written = world.kubectl(["get", "volume/pvc-1", path])?;
+    ensure!(written == "object shop/data", "the Volume says {written:?}");
+    let larger =
+        csi.create(&NewVolume::new("pvc-1", 2 * GIB, "store").parameter("durability", "object"), LIMIT)?;
+    refused("another size", larger, "AlreadyExists", "exists with 1073741824 bytes")?;
+    let other = csi.create(&NewVolume::new("pvc-1", GIB, "store"), LIMIT)?;
+    refused("another durability", other, "AlreadyExists", "another durability")?;
+
+    let long = granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
+    ensure!(long.volume_id.len() == 42, "a long name became {}", long.volume_id);
+    granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
+}
+
+/// The driver dies after it created the object and before it is provisioned.
+fn killed_while_creating(controller: &CsiController) -> Result<()> {
+    let csi = controller.csi();
+    let waiting = thread::spawn(move || csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT));
+    let csi = controller.csi();
+    until("the driver to create the object", LIMIT, || {
+        let listed = granted("list", csi.list()?)?;
+        Ok(listed.iter().any(|one| one.volume == "pvc-2").then_some(()))
+    })?;
+    controller.kill();
+    let cut_off = waiting.join().ok().context("the request ends")?;
+    ensure!(!matches!(cut_off, Ok(Ok(_))), "a driver that was killed answered {cut_off:?}");
+    controller.restart()
+}
+
+fn publish(world: &World, csi: &Csi) -> Result<()> {
+    report::step("publish a volume on a node");
+    refused("no such volume", csi.publish("pvc-none", "n1", LIMIT)?, "NotFound", "no Volume is named")?;
+    refused("no such node", csi.publish("pvc-1", "n1", LIMIT)?, "NotFound", "no StorageNode is named")?;
+    for node in ["n1", "n2"] {
+        apply(world, &storage_node(node))?;
+    }
+    let waits = csi.publish("pvc-1", "n1", SHORT)?;
+    refused("a silent node", waits, "Aborted", "Volume pvc-1 is not attached on node n1 yet")?;
+    let waiting = in_background(csi, |csi| csi.publish("pvc-1", "n1", LIMIT));
+    world.wait_for("volume/pvc-1", "jsonpath={.status.assignedNode}=n1")?;
+    served_by(world, "n1")?;
+    let context = granted("publish", waiting.join().ok().context("the request ends")??)?;
+    ensure!(context.get("epoch").is_some_and(|epoch| epoch == "1"), "{context:?}");
+    ensure!(context.contains_key("volumeID"), "{context:?}");
+    let again = granted("publish again", csi.publish("pvc-1", "n1", SHORT)?)?;
+    ensure!(again == context, "{again:?} is not {context:?}");
+
+    let elsewhere = csi.publish("pvc-1", "n2", LIMIT)?;
+    refused("a second node", elsewhere, "FailedPrecondition", "published on node n1")?;
+    let deleted = csi.delete("pvc-1", LIMIT)?;
+    refused("delete in use", deleted, "FailedPrecondition", "published on node n1")?;
+    let expanded = csi.expand("pvc-1", 2 * GIB)?;
+    refused("expand in use", expanded, "FailedPrecondition", "grows at its next attach")?;
+    let listed = granted("list", csi.list()?)?;
+    let expected = Listed { volume: "pvc-1".to_owned(), nodes: vec!["n1".to_owned()] };
+    ensure!(listed == [expected], "{listed:?}");
+    Ok(())
+}
+
+fn withdraw(world: &World, controller: &CsiController) -> Result<()> {
+    report::step("unpublish it: wait for the final commit, also over a kill of the driver");
+    let csi = controller.csi();
+    granted("unpublish elsewhere", csi.unpublish("pvc-1", "n2", SHORT)?)?;
+    let waits = csi.unpublish("pvc-1", "n1", SHORT)?;
+    refused("a node that still serves", waits, "Aborted", "waiting for its final commit")?;
+    controller.kill();
+    controller.restart()?;
+    let waiting = in_background(&csi, |csi| csi.unpublish("pvc-1", "n1", LIMIT));
+    thread::sleep(Duration::from_millis(500));
+    report_status(world, "{\"status\": {\"conditions\": []}}")?;
+    granted("unpublish", waiting.join().ok().context("the request ends")??)?;
+    granted("unpublish again", csi.unpublish("pvc-1", "n1", SHORT)?)?;
+    granted("unpublish what is gone", csi.unpublish("pvc-none", "n1", SHORT)?)
+}
+
+fn in_background<T: Send + 'static>(
+    csi: &Csi,
+    ask: impl FnOnce(&Csi) -> Result<Answer<T>> + Send + 'static,
+) -> thread::JoinHandle<Result<Answer<T>>> {
+    let csi = csi.clone();
+    thread::spawn(move || ask(&csi))
+}
+
+fn storage_node(name: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: StorageNode\nmetadata: {{name: {name}}}\nspec: {{}}\n"
+    )
+}
+
+/// Writes what the daemon of `node` writes of a volume that it serves.
+fn served_by(world: &World, node: &str) -> Result<()> {
+    let attached = "{\"type\": \"Attached\", \"status\": \"True\", \"reason\": \"Attached\", \"message\": \"served\", \
+                    \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}";
+    report_status(
+        world,
+        &format!(
+            "{{\"status\": {{\"node\": \"{node}\", \"devicePath\": \"/dev/ublkb0\", \"epoch\": 1, \
+             \"attachedSizeBytes\": 1073741824, \"conditions\": [{attached}]}}}}"
+        ),
+    )
+}
+
+/// Writes the daemon's part of the status: what is not in it is gone.
+fn report_status(world: &World, status: &str) -> Result<()> {
+    let file = world.dir().join("status.json");
+    let head = "{\"apiVersion\": \"storage.holdfast.dev/v1alpha1\", \"kind\": \"Volume\", \
+                \"metadata\": {\"name\": \"pvc-1\"}, ";
+    std::fs::write(&file, format!("{head}{}", status.trim_start_matches('{'))).context("write a status")?;
+    let file = file.display().to_string();
+    let words = [
+        "apply",
+        "--server-side",
+        "--field-manager=holdfast-node",
+        "--force-conflicts",
+        "--subresource=status",
+    ];
+    world.kubectl(words.into_iter().chain(["--filename", &file])).map(drop)
+}
