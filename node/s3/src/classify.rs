@@ -79,7 +79,7 @@ where
     match (status, &failure) {
         // An error answer with a code the protocol knows, or at least a status.
         (Some(status), SdkError::ServiceError(_)) => {
-            answered(status, code, from_s3, failure.into(), bucket, key)
+            answered(Answer { status, code, from_s3 }, failure.into(), bucket, key)
         }
         // No whole answer.
         (_, SdkError::ConstructionFailure(_)) => Failure {
@@ -96,15 +96,18 @@ where
     }
 }
 
-/// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
-fn answered(
+/// An error answer.
+struct Answer {
     status: u16,
+    /// Empty where it has none.
     code: String,
+    /// True if the answer looks like one of an S3 server.
     from_s3: bool,
-    source: Box<dyn Error + Send + Sync>,
-    bucket: &str,
-    key: &str,
-) -> Failure {
+}
+
+/// Codes: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>.
+fn answered(answer: Answer, source: Box<dyn Error + Send + Sync>, bucket: &str, key: &str) -> Failure {
+    let Answer { status, code, from_s3 } = answer;
     let none = |error| Failure { error, effect: Effect::None };
     let unknown = |error| Failure { error, effect: Effect::Unknown };
     match (status, code.as_str()) {
@@ -203,7 +206,8 @@ mod tests {
             (501, "NotImplemented", ErrorKind::Invalid, Effect::None),
         ];
         for (status, code, kind, effect) in cases {
-            let failure = answered(status, code.to_owned(), !code.is_empty(), "x".into(), "bucket", "key");
+            let answer = Answer { status, code: code.to_owned(), from_s3: !code.is_empty() };
+            let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!((failure.error.kind(), failure.effect), (kind, effect), "{status} {code}");
         }
     }
@@ -211,10 +215,12 @@ mod tests {
     #[test]
     fn a_status_without_an_s3_code_proves_nothing() {
         for status in [302, 307, 400, 404, 405, 408, 409, 411, 412, 413, 421, 425] {
-            let failure = answered(status, String::new(), false, "x".into(), "bucket", "key");
+            let answer = Answer { status, code: String::new(), from_s3: false };
+            let failure = answered(answer, "x".into(), "bucket", "key");
             assert_eq!((failure.error.kind(), failure.effect), (ErrorKind::Unavailable, Effect::Unknown));
         }
-        let own = answered(404, String::new(), true, "x".into(), "bucket", "key");
+        let answer = Answer { status: 404, code: String::new(), from_s3: true };
+        let own = answered(answer, "x".into(), "bucket", "key");
         assert_eq!((own.error.kind(), own.effect), (ErrorKind::NotFound, Effect::None));
     }
 }

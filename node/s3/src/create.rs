@@ -7,7 +7,7 @@ use bytes::Bytes;
 use holdfast_objects::{CreateError, Created, Verb};
 
 use crate::{
-    attempt::Lane,
+    attempt::{Attempt, Lane},
     classify::{Effect, classify, foreign},
     store::S3Store,
 };
@@ -43,6 +43,7 @@ impl S3Store {
         };
         let failed = |error: &CreateError| !matches!(error, CreateError::Exists { .. });
         let limit = self.config.timeouts.attempt_for(body_bytes);
-        self.attempt(Verb::Put, Lane::First, limit, request, CreateError::Ambiguous, failed).await
+        let attempt = Attempt { verb: Verb::Put, lane: Lane::First, limit };
+        self.attempt(attempt, request, CreateError::Ambiguous, failed).await
     }
 }

@@ -18,6 +18,15 @@ use crate::{
     store::S3Store,
 };
 
+/// A multipart upload that was started.
+#[derive(Clone, Copy)]
+struct Upload<'a> {
+    key: &'a str,
+    /// The key with the prefix of the bucket.
+    full: &'a str,
+    id: &'a str,
+}
+
 /// The parts of an upload that are stored, in order, and their length.
 struct Sent {
     parts: Vec<CompletedPart>,
@@ -61,16 +70,18 @@ impl S3Store {
         first: Bytes,
         parts: &mut dyn Parts,
     ) -> Result<(), SegmentError> {
-        let upload = self.start_upload(key, full).await?;
-        let done = match self.send_parts(key, full, &upload, first, parts).await {
-            Ok(Sent { parts, bytes }) => {
-                let completed = self.complete_upload(key, full, &upload, parts, bytes).await;
+        let id = self.start_upload(key, full).await?;
+        let upload = Upload { key, full, id: &id };
+        let done = match self.send_parts(upload, first, parts).await {
+            Ok(sent) => {
+                let bytes = sent.bytes;
+                let completed = self.complete_upload(upload, sent).await;
                 self.settle_complete(key, completed, bytes).await.map_err(SegmentError::from)
             }
             Err(error) => Err(error),
         };
         if done.is_err() {
-            self.abort_upload(key, full, &upload).await;
+            self.abort_upload(upload).await;
         }
         done
     }
@@ -92,9 +103,7 @@ impl S3Store {
     /// Makes parts and sends them, so many at once as may be in memory; the first that fails ends it.
     async fn send_parts(
         &self,
-        key: &str,
-        full: &str,
-        upload: &str,
+        upload: Upload<'_>,
         first: Bytes,
         parts: &mut dyn Parts,
     ) -> Result<Sent, SegmentError> {
@@ -103,7 +112,7 @@ impl S3Store {
         let mut numbers = 1..;
         let mut send = |chunk| {
             let number = numbers.next().expect("there are fewer than 10,000 parts");
-            self.send_part(key, full, upload, number, chunk)
+            self.send_part(upload, number, chunk)
         };
         let mut sending = FuturesUnordered::from_iter([send(first)]);
         let mut sent = Vec::new();
@@ -133,15 +142,14 @@ impl S3Store {
 
     async fn send_part(
         &self,
-        key: &str,
-        full: &str,
-        upload: &str,
+        upload: Upload<'_>,
         number: i32,
         chunk: Bytes,
     ) -> Result<CompletedPart, StoreError> {
+        let Upload { key, full, id } = upload;
         let body_bytes = chunk.len() as u64;
         self.repeat(Verb::UploadPart, self.config.timeouts.attempt_for(body_bytes), || async {
-            let send = self.client.upload_part().bucket(&self.config.bucket).key(full).upload_id(upload);
+            let send = self.client.upload_part().bucket(&self.config.bucket).key(full).upload_id(id);
             let send = send.part_number(number).body(ByteStream::from(chunk.clone())).customize();
             let send = if self.config.is_tls() { send.disable_payload_signing() } else { send };
             match send.send().await {
@@ -155,19 +163,13 @@ impl S3Store {
         .await
     }
 
-    async fn complete_upload(
-        &self,
-        key: &str,
-        full: &str,
-        upload: &str,
-        parts: Vec<CompletedPart>,
-        size_bytes: u64,
-    ) -> Result<(), StoreError> {
-        let parts = CompletedMultipartUpload::builder().set_parts(Some(parts)).build();
-        let limit = self.config.timeouts.completion_for(size_bytes);
+    async fn complete_upload(&self, upload: Upload<'_>, sent: Sent) -> Result<(), StoreError> {
+        let Upload { key, full, id } = upload;
+        let parts = CompletedMultipartUpload::builder().set_parts(Some(sent.parts)).build();
+        let limit = self.config.timeouts.completion_for(sent.bytes);
         self.repeat(Verb::CompleteUpload, limit, || async {
             let complete = self.client.complete_multipart_upload().bucket(&self.config.bucket).key(full);
-            match complete.upload_id(upload).multipart_upload(parts.clone()).send().await {
+            match complete.upload_id(id).multipart_upload(parts.clone()).send().await {
                 Ok(done) if done.e_tag.is_some() => Ok(((), 0)),
                 Ok(_) => Err(foreign(200, "ETag")),
                 Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
@@ -193,11 +195,12 @@ impl S3Store {
 
     /// Frees what an upload that failed left behind. The bucket's lifecycle rule is the fallback, so an error
     /// is only logged.
-    async fn abort_upload(&self, key: &str, full: &str, upload: &str) {
+    async fn abort_upload(&self, upload: Upload<'_>) {
+        let Upload { key, full, id } = upload;
         let aborted = self
             .repeat(Verb::AbortUpload, self.config.timeouts.attempt, || async {
                 let abort = self.client.abort_multipart_upload().bucket(&self.config.bucket).key(full);
-                match abort.upload_id(upload).send().await {
+                match abort.upload_id(id).send().await {
                     Ok(_) => Ok(((), 0)),
                     Err(failure) => Err(classify(failure, &self.config.bucket, key).error),
                 }

@@ -25,6 +25,14 @@ pub(crate) struct CopyBuffers {
     free: Vec<u16>,
 }
 
+/// A part of the buffer of a tag.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferPart {
+    pub(crate) tag: u16,
+    pub(crate) offset_bytes: u32,
+    pub(crate) len_bytes: u32,
+}
+
 impl CopyBuffers {
     pub(crate) fn map(depth: u16, stride_bytes: u32) -> io::Result<Self> {
         let stride = stride_bytes as usize;
@@ -76,7 +84,8 @@ impl CopyBuffers {
     ///
     /// # Panics
     /// If the tag has no buffer, or the part does not lie inside it.
-    pub(crate) fn address(&self, tag: u16, offset_bytes: u32, len_bytes: u32) -> *mut u8 {
+    pub(crate) fn address(&self, part: BufferPart) -> *mut u8 {
+        let BufferPart { tag, offset_bytes, len_bytes } = part;
         let (offset, len) = (offset_bytes as usize, len_bytes as usize);
         let buffer = self.of_tag[usize::from(tag)].expect("a request with data has a buffer");
         let begin = usize::from(buffer) * self.stride + offset;
@@ -88,24 +97,18 @@ impl CopyBuffers {
     }
 
     /// Copies a part of a write request's memory into the tag's buffer. False if not all was copied.
-    pub(crate) fn copy_in(
-        &self,
-        char_file: &File,
-        tag: u16,
-        offset_bytes: u32,
-        len_bytes: u32,
-        position: u64,
-    ) -> bool {
-        let address = self.address(tag, offset_bytes, len_bytes);
+    pub(crate) fn copy_in(&self, char_file: &File, part: BufferPart, position: u64) -> bool {
+        let len_bytes = part.len_bytes as usize;
+        let address = self.address(part);
         // SAFETY: the range lies in the mapping, which is initialised (zeros at first). The tag is with the
         // owner and this part of it is not yet in flight, so nothing else touches the range.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes as usize) };
-        matches!(char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes as usize)
+        let buffer = unsafe { std::slice::from_raw_parts_mut(address, len_bytes) };
+        matches!(char_file.read_at(buffer, position), Ok(copied) if copied == len_bytes)
     }
 
     /// Copies the tag's buffer into a read request's memory. False if not all was copied.
     pub(crate) fn copy_out(&self, char_file: &File, tag: u16, len_bytes: u32, position: u64) -> bool {
-        let address = self.address(tag, 0, len_bytes);
+        let address = self.address(BufferPart { tag, offset_bytes: 0, len_bytes });
         // SAFETY: as for `copy_in`; all parts have completed.
         let buffer = unsafe { std::slice::from_raw_parts(address, len_bytes as usize) };
         matches!(char_file.write_at(buffer, position), Ok(copied) if copied == len_bytes as usize)

@@ -22,7 +22,7 @@ use io_uring::opcode;
 use libublk::sys;
 
 use crate::char_device::Descriptors;
-use crate::copy_buffers::CopyBuffers;
+use crate::copy_buffers::{BufferPart, CopyBuffers};
 use crate::{
     CharDevice, Device, KERNEL_SECTORS_PER_SECTOR, Operation, QueueError, Request, SECTOR_BYTES, Transport,
 };
@@ -201,7 +201,7 @@ impl<K: Copy> Queue<K> {
         let Some(copies) = self.copies_of(request) else {
             return ring.read_fixed(&self.transfer(request, part), operation);
         };
-        let address = copies.address(request.tag(), part.request_offset_bytes, part.len_bytes);
+        let address = copies.address(Self::buffer_part(request, part));
         let fill = opcode::Read::new(part.file.fixed(), address, part.len_bytes)
             .offset(part.file_offset_bytes)
             .build();
@@ -220,10 +220,10 @@ impl<K: Copy> Queue<K> {
         let Some(copies) = self.copies_of(request) else {
             return ring.write_fixed(&self.transfer(request, part), operation);
         };
-        let (tag, offset, length) = (request.tag(), part.request_offset_bytes, part.len_bytes);
-        let position = self.copy_position(tag, offset);
-        let entry = if copies.copy_in(&self.copy_file, tag, offset, length, position) {
-            opcode::Write::new(part.file.fixed(), copies.address(tag, offset, length), length)
+        let buffer = Self::buffer_part(request, part);
+        let position = self.copy_position(buffer.tag, buffer.offset_bytes);
+        let entry = if copies.copy_in(&self.copy_file, buffer, position) {
+            opcode::Write::new(part.file.fixed(), copies.address(buffer), buffer.len_bytes)
                 .offset(part.file_offset_bytes)
                 .build()
         } else {
@@ -370,6 +370,12 @@ impl<K: Copy> Queue<K> {
     fn check(request: &Request, part: &Part) {
         let end = u64::from(part.request_offset_bytes) + u64::from(part.len_bytes);
         assert!(part.len_bytes > 0 && end <= request.len_bytes(), "the part lies inside the request");
+    }
+
+    /// The place of a part of a request in its copy buffer.
+    const fn buffer_part(request: &Request, part: &Part) -> BufferPart {
+        let &Part { request_offset_bytes: offset_bytes, len_bytes, .. } = part;
+        BufferPart { tag: request.tag(), offset_bytes, len_bytes }
     }
 
     /// The copy buffers, for a request that has one.
