@@ -219,7 +219,7 @@ impl Node {
         let installation = Installation::of(&config.state_dir)?;
         let state_disk = StateDisk::look(&config.state_dir);
         if let Err(error) = holdfast_ring::raise_open_file_limit() {
-            tracing::warn!(%error, "the limit of open files stays: fewer devices fit on a ring");
+            tracing::warn!(%error, "the limit of open files was not raised; fewer devices fit on a ring");
         }
         let slab = Slab::open(&config.state_dir.join("slab.data"), config.slab_bytes)?;
         let zeros_path = config.state_dir.join("zeros.data");

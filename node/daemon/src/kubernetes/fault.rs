@@ -53,7 +53,7 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
         SystemTime::from(now.0).duration_since(*since).is_ok_and(|passed| passed >= REPORT_AFTER)
     });
     let Some((Unreadable { first, bytes, .. }, since)) = lasting else {
-        let message = "what is to be uploaded can be read".to_owned();
+        let message = "all data that waits to be uploaded is readable".to_owned();
         return facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::True, "Reading", message);
     };
     let since = seconds(since).map_or_else(String::new, |since| format!(" since {}", since.0));
@@ -109,7 +109,7 @@ fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Opti
     };
     Some(match outage {
         None => {
-            let answers = format!("ObjectStore {store} answers node {}", facts.me);
+            let answers = format!("ObjectStore {store} is reachable from node {}", facts.me);
             let (reason, message) = match (&here.store.change_refused, &here.store.refused_deletes.newest) {
                 (Some(why), _) => {
                     ("ChangeRefused", format!("{answers} with its former configuration. {why}"))

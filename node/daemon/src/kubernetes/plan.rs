@@ -336,7 +336,7 @@ fn message(facts: &Facts, reason: &str) -> String {
 fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
     let me = &facts.me;
     let message = match &facts.last {
-        Some(Outcome::Detached) => format!("node {me} has written the final commit and let the volume go"),
+        Some(Outcome::Detached) => format!("node {me} has written the final commit and released the volume"),
         Some(Outcome::Preserve) => {
             format!(
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"

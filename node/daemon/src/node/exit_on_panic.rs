@@ -16,7 +16,10 @@ pub(super) struct ExitOnPanic(pub(super) &'static str);
 impl Drop for ExitOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            tracing::error!(died = self.0, "a bug: the process ends, its devices wait for the next one");
+            tracing::error!(
+                died = self.0,
+                "internal error; the process exits; its devices are paused until the daemon restarts"
+            );
             end_process();
         }
     }

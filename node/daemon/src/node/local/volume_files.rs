@@ -303,7 +303,7 @@ impl LocalState for Local {
         let local = self.clone();
         let kept = blocking(move || local.preserve(epoch)).await?;
         tracing::error!(volume = %self.volume, %epoch, kept = %kept.display(),
-            "kept local data aside that had not been uploaded: it is not the volume's newest");
+            "preserved local data that had not been uploaded; it is not the volume's newest");
         Ok(())
     }
 

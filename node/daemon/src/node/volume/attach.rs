@@ -113,7 +113,7 @@ impl Node {
         }
         // Before the entry: an attach that finds none makes these files.
         if let Err(error) = self.local(volume).forget_attached() {
-            tracing::warn!(%volume, error = &error as &dyn std::error::Error, "leftovers of a failed attach stay");
+            tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the files of a failed attach were not removed");
         }
         self.forget(volume, state);
     }
@@ -329,11 +329,11 @@ fn log_won(volume: &VolumeId, won: &Won<AttachFiles>) {
         match why {
             Foreign::LogSetBack => tracing::error!(
                 %volume, %epoch,
-                "the log was set back to an earlier state: kept local data aside, clean or dirty, that knows more than the log"
+                "the log was set back to an earlier state; preserved local data, clean or dirty, that is newer than the log"
             ),
             Foreign::OtherVolume | Foreign::Superseded | Foreign::Older => tracing::warn!(
                 %volume, %epoch, ?why,
-                "kept local data aside that is not the volume's newest"
+                "preserved local data that is not the volume's newest"
             ),
         }
     }
