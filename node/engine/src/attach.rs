@@ -27,7 +27,8 @@ use crate::manifest::{Manifest, Writer};
 use crate::record::{Body, Displaced, Record};
 use crate::safeguard::{
     Safeguard::{
-        CheckExpectedEpoch, CleanOnlyIfClosed, RefuseAbsentState, RejectOlderState, RejectOtherStore,
+        CheckExpectedEpoch, CleanOnlyIfClosed, RefuseAbsentState, RejectLostRecords, RejectOlderState,
+        RejectOtherStore,
     },
     safeguard,
 };
@@ -202,9 +203,10 @@ pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     let Some(header) = found else { return LocalData::Absent };
     let is_other = header.volume != *manifest.volume()
         || (safeguard(RejectOtherStore) && header.identity != manifest.identity());
+    let is_lost = !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq();
     if is_other {
         LocalData::Foreign(Foreign::OtherVolume)
-    } else if !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq() {
+    } else if is_lost && safeguard(RejectLostRecords) {
         LocalData::Foreign(Foreign::LogSetBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
         LocalData::Foreign(Foreign::Superseded)

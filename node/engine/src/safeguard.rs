@@ -85,6 +85,8 @@ pub enum Safeguard {
     RefuseAbsentState,
     /// Local data that lacks what its own writer committed is not the volume's newest.
     RejectOlderState,
+    /// Local data that knows records which the log has lost is not the volume's newest.
+    RejectLostRecords,
     /// Local data of another volume of the same name is not this one's.
     RejectOtherStore,
     /// A device is recovered only if its tag is the volume's.
@@ -113,7 +115,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 49] = [
+    pub const ALL: [Self; 50] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -151,6 +153,7 @@ impl Safeguard {
         Self::CheckExpectedEpoch,
         Self::RefuseAbsentState,
         Self::RejectOlderState,
+        Self::RejectLostRecords,
         Self::RejectOtherStore,
         Self::CheckDeviceTag,
         Self::ClearRecordFirst,
@@ -204,7 +207,7 @@ impl Safeguard {
             Self::FlushAfterCommit | Self::FlushInNextSeal | Self::FuaWaitsForCommit => 15,
             Self::WriteEndsZeros => 16,
             Self::ReadOnlyWanted => 17,
-            Self::RejectOlderState => 18,
+            Self::RejectOlderState | Self::RejectLostRecords => 18,
             Self::CheckExpectedEpoch | Self::RefuseAbsentState => 19,
             Self::RejectOtherStore => 20,
             Self::QueueByStore | Self::FreeMemoryInBackoff => 25,

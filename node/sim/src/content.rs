@@ -1,9 +1,12 @@
 //! The content that a host's volume may have: now, as of its seal, and as of the commits.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use holdfast_background::FoundMap;
 use holdfast_engine::volume::{SealStatus, Status};
 
+use crate::disk::{Disk, sectors};
 use crate::expect::{Cut, Expect};
 
 /// Allowed content of the volume at one host.
@@ -63,10 +66,10 @@ impl Content {
         self.base = cut;
     }
 
-    /// The log was emptied.
-    pub(crate) fn forget_commits(&mut self) {
-        self.committed = Rc::default();
-        self.base = Rc::default();
+    /// The log is another one, whose last commit captured `cut`.
+    pub(crate) fn change_log(&mut self, cut: &Rc<Cut>) {
+        self.committed = Rc::clone(cut);
+        self.base = Rc::clone(cut);
     }
 
     /// A process begins to serve with this seal, or takes over with it.
@@ -88,6 +91,26 @@ impl Content {
     pub(crate) fn seal(&mut self, status: &Status, both: bool) {
         let repairing = status.repairing && !both;
         self.sealed = Some(if repairing { self.committed_or_now() } else { self.expect.cut() });
+    }
+
+    /// Names a sector whose last content, as the client saw it, is neither dirty in this map of the disk nor,
+    /// where the map names nothing dirty, in `base`; in words.
+    pub(crate) fn lacks(&self, disk: &Disk, map: &FoundMap, base: &Cut) -> Option<String> {
+        let runs = map.pages.iter().flat_map(|page| page.dirty_runs());
+        let valid = runs.filter(|(_, side)| !map.header.invalidated.contains(*side));
+        let dirty: BTreeMap<u64, _> =
+            valid.flat_map(|(range, side)| sectors(range).map(move |sector| (sector, side))).collect();
+        let touched: BTreeSet<u64> = self.expect.touched().into_iter().chain(base.touched()).collect();
+        touched.into_iter().find_map(|sector| {
+            let allowed = self.expect.allowed(sector);
+            let (stamps, place) = match dirty.get(&sector) {
+                Some(side) => (vec![disk.sides[*side as usize].read(sector)], "in the local files"),
+                None => (base.allowed(sector), "committed"),
+            };
+            (!stamps.iter().any(|stamp| allowed.contains(stamp))).then(|| {
+                format!("of sector {sector} {stamps:?} is {place}, the client last saw one of {allowed:?}")
+            })
+        })
     }
 
     /// A repair may seal the side that was sealed before: what it captures is what the last commit did. It

@@ -40,6 +40,8 @@ pub(crate) enum OtherDisk {
     Copy(Age),
     /// The disk of a volume that there was before.
     OtherVolume,
+    /// The disk that it had; the log is the one that was set back.
+    SetBackLog,
 }
 
 /// The past of one disk.
@@ -79,10 +81,10 @@ impl DiskPast {
         self.keeps = false;
     }
 
-    /// The volume is another one: a snapshot of this one's data is of no use.
-    pub(crate) fn forget_volume(&mut self) {
+    /// The volume's log is another one: a snapshot of data that went with the one before is of no use.
+    pub(crate) fn change_log(&mut self, other: OtherDisk) {
         self.snapshot = None;
-        self.replace(OtherDisk::OtherVolume);
+        self.replace(other);
     }
 
     /// The host attached with what is there.

@@ -32,8 +32,8 @@ pub enum Profile {
     Timely,
     /// Processes stand still for so long that the log is truncated beyond what they know of it.
     Sleepers,
-    /// Hosts come back with an empty disk, an older one, or a copy of another's; the volume is created a
-    /// second time.
+    /// Hosts come back with an empty disk, an older one, or a copy of another's; the bucket is set back; the
+    /// volume is created a second time.
     OtherDisks,
 }
 
@@ -98,7 +98,9 @@ impl Profile {
             Some(Self::Sleepers)
         } else if safeguard == Safeguard::SealByAge {
             Some(Self::Timely)
-        } else if [Safeguard::RejectOlderState, Safeguard::RejectOtherStore].contains(&safeguard) {
+        } else if [Safeguard::RejectOlderState, Safeguard::RejectLostRecords, Safeguard::RejectOtherStore]
+            .contains(&safeguard)
+        {
             Some(Self::OtherDisks)
         } else {
             None

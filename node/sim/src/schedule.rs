@@ -212,11 +212,12 @@ impl Schedule {
         }
     }
 
-    /// A host comes back with another disk than it had, or the volume is created again in an emptied bucket.
+    /// A host comes back with another disk than it had, the bucket is set back, or the volume is created
+    /// again in an emptied bucket.
     fn other_disk(&mut self, host: usize) {
         // Most snapshots are kept until commits have made them old.
         let is_old = self.world.has_old_snapshot(host);
-        match self.rng().below(24) {
+        match self.rng().below(26) {
             0..=15 if is_old.is_none() || self.rng().once_in(8) => self.world.take_snapshot(host),
             16 => self.world.empty_disk(host),
             17..=20 if is_old == Some(true) || self.rng().once_in(8) => self.world.set_disk_back(host),
@@ -228,6 +229,8 @@ impl Schedule {
                 }
             }
             23 => self.world.create_volume_again(),
+            24 if !self.world.has_backup() || self.rng().once_in(2) => self.world.take_backup(),
+            25 => self.world.set_bucket_back(),
             _ => {}
         }
     }

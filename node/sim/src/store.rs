@@ -24,6 +24,7 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
+#[derive(Clone)]
 struct Object {
     body: Bytes,
     /// Requests that had changed something before it was there.
@@ -32,12 +33,14 @@ struct Object {
     gone: Option<u64>,
 }
 
+#[derive(Clone)]
 struct Segment {
     index: FrameIndex,
     cut: Rc<Cut>,
 }
 
 /// A writer's record that came into the log.
+#[derive(Clone)]
 pub(crate) enum Landed {
     /// An attach: its nonce, the name of its node, and the writer that was attached before.
     Attach(Nonce, String, Option<Writer>),
@@ -46,6 +49,7 @@ pub(crate) enum Landed {
 }
 
 /// The bucket.
+#[derive(Clone)]
 pub(crate) struct Store {
     volume: VolumeId,
     objects: BTreeMap<String, Object>,
@@ -93,6 +97,12 @@ impl Store {
             body: Body::Create { sectors },
         });
         store
+    }
+
+    /// The bucket becomes another one, or what it was at some time. Requests in flight are lost.
+    pub(crate) fn become_like(&mut self, other: Self) {
+        let Self { truncated, strays, requests, .. } = *self;
+        *self = Self { truncated, strays, requests, late: Vec::new(), landed: Vec::new(), ..other };
     }
 
     /// Takes a record that no process sent.

@@ -50,6 +50,8 @@ use dirty::DirtyCheck;
 pub struct World {
     pub(crate) hosts: Vec<Host>,
     pub(crate) store: Store,
+    /// The bucket as it was at some time.
+    backup: Option<Box<Store>>,
     pub(crate) rng: Rng,
     pub(crate) trace: Trace,
     pub(crate) failures: Failures,
@@ -84,6 +86,7 @@ impl World {
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store: Store::new(volume, sectors, Nonce::default()),
+            backup: None,
             rng: Rng::new(seed),
             trace: Trace::new(0),
             failures: Failures::new(faults),

@@ -26,6 +26,7 @@ pub(crate) struct Writers {
     last: Option<usize>,
     /// Commits that came into the log.
     commits: u64,
+    log_was_set_back: bool,
 }
 
 impl Writers {
@@ -68,6 +69,16 @@ impl Writers {
 
     pub(crate) fn set_last(&mut self, host: Option<usize>) {
         self.last = host;
+    }
+
+    /// The log has lost its newest records.
+    pub(crate) fn set_back(&mut self) {
+        self.log_was_set_back = true;
+    }
+
+    /// True if the log ever lost records.
+    pub(crate) fn log_was_set_back(&self) -> bool {
+        self.log_was_set_back
     }
 
     /// A commit came into the log.

@@ -17,7 +17,7 @@ const DIGESTS: [&str; 26] = [
     "c2404a955794ca19ec28c0d3b67c410a",
     "d6fc13c0250ee5925c539b0f443e18fa",
     "9d7e501a0b07b0f274ad43ea14de5b03",
-    "6f77cebb44dcbaefa4ff3f1e094c5a88",
+    "88e80eb858ed434fd2c9b8ada963486a",
     "25c83903548f82d71514b54da4988151",
     "7605c363c62b43570ee3d29c8ed4901e",
     "1cfcbcfd076156a4d7d053a382d23022",
@@ -30,7 +30,7 @@ const DIGESTS: [&str; 26] = [
     "177138393ad948158e9ddb9d46fa2b2d",
     "1c18fd5a622d9833570f617ce7b13b46",
     "09e02b5ecd4ec55e9d7ed1b77137455d",
-    "52b25905d0603653c7bda6a7465cd614",
+    "d747004c5dd88d0bfc4ca612a1fa1616",
     "0edf5ed3313d56884ec1b66c522b1b96",
 ];
 

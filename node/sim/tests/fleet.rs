@@ -26,13 +26,6 @@ fn many_volumes_share_hosts_and_stores() {
     run(48..52, 12, 36_000);
 }
 
-/// A process that died between adding a device and noting its number left a DEAD device that no later process
-/// deleted: the model looked for a record's device by its number alone.
-#[test]
-fn an_unnoted_device_is_found_by_its_tag() {
-    run(76..77, 4, 12_000);
-}
-
 /// Found by these seeds: the model did not note, while a store failed, that the process of a volume had
 /// ended. Its commit counted as late once the store answered again.
 #[test]

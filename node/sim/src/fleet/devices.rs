@@ -46,7 +46,7 @@ enum Stage {
 }
 
 /// A step that was done: a number for it, and words.
-pub(super) type Step = (u8, &'static str);
+pub(super) type Told = (u8, &'static str);
 
 /// Facts that a step needs about a volume that is served.
 #[derive(Debug, Clone, Copy)]
@@ -101,7 +101,7 @@ impl Devices {
     }
 
     /// Does what comes next for a volume whose engine runs here; what was done, if anything was.
-    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<Step> {
+    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<Told> {
         if !std::mem::replace(&mut self.has_swept, true) {
             self.sweep(kernel);
         }
@@ -124,6 +124,9 @@ impl Devices {
         }
         Invariant::DevicesAreOwn.check(stage.device().is_none(), || {
             format!("the volume left its ring, and its device is {stage:?}")
+        });
+        Invariant::DevicesAreOwn.check(!kernel.has_device_of(Owner::Volume(volume)), || {
+            format!("volume {volume} left the host, and the kernel still has a device of it")
         });
         self.records[volume] = None;
     }
@@ -248,7 +251,7 @@ impl Devices {
 }
 
 impl Stage {
-    const fn words(self) -> Step {
+    const fn words(self) -> Told {
         match self {
             Self::Unknown => (96, "the device is forgotten"),
             Self::Begun => (97, "the volume's record is written"),
@@ -272,5 +275,42 @@ impl Stage {
             | Self::Stopped(id)
             | Self::Cleared(id) => Some(id),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SERVED: Served = Served { is_ready: true, is_closed: false, attach: 7 };
+
+    /// A process died between adding a device and noting its number.
+    fn unnoted() -> (Kernel, Devices) {
+        let (mut kernel, mut devices) = (Kernel::default(), Devices::new(0xb100_0000, 1));
+        for _ in 0..2 {
+            devices.step(&mut kernel, 0, SERVED);
+        }
+        assert_eq!(devices.stages[0], Stage::Added(0));
+        assert_eq!(devices.records[0].and_then(|record| record.device), None);
+        kernel.daemon_died();
+        devices.daemon_died();
+        (kernel, devices)
+    }
+
+    /// Found by seed 76: a record that never got a number left a dead device for good.
+    #[test]
+    fn an_unnoted_device_is_found_by_its_tag() {
+        let (mut kernel, mut devices) = unnoted();
+        for _ in 0..2 {
+            devices.step(&mut kernel, 0, SERVED);
+        }
+        assert_eq!(kernel.list().count(), 0);
+    }
+
+    #[test]
+    fn an_unnoted_device_goes_with_its_volume() {
+        let (mut kernel, mut devices) = unnoted();
+        devices.left(&mut kernel, 0);
+        assert_eq!(kernel.list().count(), 0);
     }
 }

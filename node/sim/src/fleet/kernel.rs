@@ -55,6 +55,11 @@ impl Kernel {
         self.devices.get(&id).copied()
     }
 
+    /// True if the kernel has a device of this owner.
+    pub(super) fn has_device_of(&self, owner: Owner) -> bool {
+        self.devices.values().any(|device| device.owner == owner)
+    }
+
     /// All devices, by number.
     pub(super) fn list(&self) -> impl Iterator<Item = DeviceInfo> {
         self.devices.values().copied()

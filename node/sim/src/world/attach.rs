@@ -2,7 +2,7 @@
 
 use holdfast_background::{AttachError, Won};
 use holdfast_engine::action::MapWrite;
-use holdfast_engine::attach::{AttachRefused, Claim};
+use holdfast_engine::attach::{AttachRefused, Claim, Foreign, Missing};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::record::{Body, Record};
@@ -75,6 +75,7 @@ impl World {
     }
 
     pub(super) fn attach_ended(&mut self, host: usize, came_of: Result<Won<()>, AttachError<LocalError>>) {
+        self.check_set_back(&came_of);
         let came_of = match came_of {
             Ok(won) => return self.serve(host, won),
             Err(AttachError::Refused(
@@ -103,6 +104,20 @@ impl World {
         let here = &mut self.hosts[host];
         here.process = None;
         here.attempt.end(came_of);
+    }
+
+    /// An attach says that the log was set back only if it was.
+    fn check_set_back(&self, came_of: &Result<Won<()>, AttachError<LocalError>>) {
+        let says_so = match came_of {
+            Ok(won) => won.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
+            Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
+                *missing == Missing::Unlike(Foreign::LogSetBack)
+            }
+            Err(_) => false,
+        };
+        Invariant::FencedIsKept.check(!says_so || self.writers.log_was_set_back(), || {
+            "a log that was never set back is said to have been".into()
+        });
     }
 
     fn serve(&mut self, host: usize, won: Won<()>) {

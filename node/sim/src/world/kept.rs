@@ -1,8 +1,6 @@
 //! State that a fenced writer leaves on its host when it releases the volume, and any writer when its host
 //! loses power.
 
-use std::collections::BTreeMap;
-
 use super::World;
 use crate::disk::sectors;
 use crate::invariant::Invariant;
@@ -15,25 +13,14 @@ impl World {
         if !self.failures.disks_are_sound() || here.disk_past.was_full() {
             return;
         }
-        let mut disk = here.disk.lock();
+        let disk = here.disk.lock();
         let map = match disk.read_map() {
             Ok(Some(map)) => map,
             other => Invariant::SyncedIsWhole
                 .broken(&format!("the map that a fenced writer leaves: {:?}", other.err())),
         };
-        let runs = map.pages.iter().flat_map(|page| page.dirty_runs());
-        let kept: BTreeMap<u64, _> =
-            runs.flat_map(|(range, side)| sectors(range).map(move |sector| (sector, side))).collect();
-        for sector in here.content.expect.touched() {
-            let allowed = here.content.expect.allowed(sector);
-            let (stamps, place) = match kept.get(&sector) {
-                Some(side) => (vec![disk.side(*side).read(sector)], "preserved"),
-                None => (here.content.base().allowed(sector), "committed"),
-            };
-            Invariant::FencedIsKept.check(stamps.iter().any(|stamp| allowed.contains(stamp)), || {
-                format!("of sector {sector} {stamps:?} is {place}, the client last saw one of {allowed:?}")
-            });
-        }
+        let lacks = here.content.lacks(&disk, &map, here.content.base());
+        Invariant::FencedIsKept.check(lacks.is_none(), || lacks.unwrap_or_default());
     }
 
     /// Invariant 1, at once and not only where a client reads next: what the durable map names dirty is what

@@ -1,5 +1,5 @@
 //! Hosts whose disk is not the one they had: emptied, set back to a snapshot, copied from another host. And a
-//! volume that is created a second time in an emptied bucket.
+//! bucket that is set back to a backup, or emptied, and then the volume is created a second time.
 //!
 //! The model does not look at what the engine keeps on such a disk. It counts the commits that came into the
 //! log since the disk was as it is, and knows whose it was.
@@ -80,14 +80,40 @@ impl World {
         }
         self.trace.host_event(0, 82, "the bucket is emptied and the volume created again");
         let identity = Nonce(self.rng.bytes());
-        let mut store = Store::new(self.store.volume().clone(), self.store.manifest().sectors(), identity);
-        (store.truncated, store.strays) = (self.store.truncated, self.store.strays);
-        store.requests = self.store.requests;
-        self.store = store;
+        let sectors = self.store.manifest().sectors();
+        let empty = Store::new(self.store.volume().clone(), sectors, identity);
+        self.backup = None;
+        self.change_bucket(empty, OtherDisk::OtherVolume);
+    }
+
+    /// Keeps a backup of the bucket as it is.
+    pub fn take_backup(&mut self) {
+        self.backup = Some(Box::new(self.store.clone()));
+    }
+
+    /// True if there is a backup of the bucket.
+    pub fn has_backup(&self) -> bool {
+        self.backup.is_some()
+    }
+
+    /// All hosts lose power, and the bucket is set back to its last backup, if there is one. The disks are as
+    /// they were, and may know records that the log has lost.
+    pub fn set_bucket_back(&mut self) {
+        let Some(backup) = self.backup.clone() else { return };
+        for host in 0..self.hosts.len() {
+            self.lose_host(host, None);
+        }
+        self.trace.host_event(0, 83, "the bucket is set back to an earlier state");
+        self.writers.set_back();
+        self.change_bucket(*backup, OtherDisk::SetBackLog);
+    }
+
+    fn change_bucket(&mut self, store: Store, disks: OtherDisk) {
+        self.store.become_like(store);
         self.writers.set_last(None);
         for here in &mut self.hosts {
-            here.disk_past.forget_volume();
-            here.content.forget_commits();
+            here.disk_past.change_log(disks);
+            here.content.change_log(&self.store.last_cut());
         }
     }
 
@@ -114,7 +140,7 @@ impl World {
             None => Some(true),
             Some(OtherDisk::Empty | OtherDisk::OtherVolume) => Some(false),
             Some(OtherDisk::Copy(age)) if self.writers.have_passed(age) => Some(false),
-            Some(OtherDisk::Copy(_)) => None,
+            Some(OtherDisk::Copy(_) | OtherDisk::SetBackLog) => None,
         };
         let displaces = match has_data {
             Some(true) if owner == Some(host) => Displaces::None,
@@ -169,6 +195,11 @@ impl World {
                 Invariant::FencedIsKept.check(self.writers.is_last(age.host), || {
                     "what a writer that was replaced since left is taken for the volume's".into()
                 });
+            }
+            // Only where the log has all that the disk does not call dirty.
+            OtherDisk::SetBackLog => {
+                let lacks = here.content.lacks(&here.disk.lock(), &kept, &last_cut);
+                Invariant::OlderStateIsNeverUploaded.check(lacks.is_none(), || lacks.unwrap_or_default());
             }
         }
     }

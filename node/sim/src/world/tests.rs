@@ -5,6 +5,7 @@ use holdfast_engine::volume::DirtyLimits;
 use holdfast_types::SectorRange;
 
 use super::{Attach, Faults, World};
+use crate::calls::StoreAsk;
 use crate::drive;
 
 const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
@@ -83,4 +84,75 @@ fn a_late_attach_record_says_nothing_of_a_replaced_disk() {
         drive::read_all(&mut world, 1);
     }
     assert!(landed > 2, "in some the record comes late");
+}
+
+/// Host 0 commits a first write, the bucket is backed up, and it commits another one. Its last round, where
+/// there is one, says that all is committed.
+fn backed_up(seed: u64, rounds: usize) -> World {
+    let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
+    let clean = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+    for start in [0, 2] {
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+        world.request(0, Op::Write, SectorRange::new(start, 4)).expect("the device is idle");
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+        drive::until(&mut world, 0, clean);
+        if start == 0 {
+            world.take_backup();
+        }
+    }
+    for _ in 0..rounds {
+        world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device is idle");
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    }
+    world.set_bucket_back();
+    world
+}
+
+/// The node's state is preserved, and the older one is served only with permission.
+#[test]
+fn a_log_that_was_set_back_needs_permission() {
+    for seed in 0..8 {
+        let mut world = backed_up(seed, 2);
+        assert_eq!(world.attach(0, false, None), Attach::Refused, "the node's data is newer than the log");
+        assert_eq!(world.attach(0, true, None), Attach::Won);
+        drive::check_everywhere(&mut world, 0, 1);
+    }
+}
+
+/// Without a round since the commit the map still names the newer write dirty: nothing is lost.
+#[test]
+fn a_log_that_was_set_back_beneath_dirty_data_is_continued() {
+    let mut continued = 0;
+    for seed in 0..8 {
+        let mut world = backed_up(seed, 0);
+        continued += usize::from(world.attach(0, false, None) == Attach::Won);
+        drive::check_everywhere(&mut world, 0, 1);
+    }
+    assert!(continued > 0, "in some the map names the write dirty");
+}
+
+/// A process that dies while it uploads leaves a segment that no record will name: its successor uploads and
+/// commits one of its own, before or after that one comes.
+#[test]
+fn a_segment_of_a_dead_process_comes_after_its_successor() {
+    let mut landed = 0;
+    for seed in 0..16 {
+        let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
+        drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+        world.request(0, Op::Write, SectorRange::new(3, 4)).expect("the device is idle");
+        let uploads = |ask: &StoreAsk| matches!(ask, StoreAsk::PutSegment { .. });
+        drive::until(&mut world, 0, |world| world.asks_store(0, uploads));
+        world.kill(0);
+        let is_late = world.store.late.iter().any(|(ask, _)| uploads(ask));
+        landed += usize::from(is_late);
+        let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+        drive::until(&mut world, 0, committed);
+        while !world.store.late.is_empty() {
+            world.land_late();
+        }
+        assert_eq!(world.segments().count(), 1 + usize::from(is_late), "it is stored beside the other");
+        drive::check_everywhere(&mut world, 0, 1);
+        world.check_whole();
+    }
+    assert!(landed > 2, "in some the segment comes late");
 }
