@@ -25,7 +25,7 @@ pub(crate) enum ObjectKind {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Outcome {
+enum ReconcileOutcome {
     Done,
     RetrySoon,
     RetryLater,
@@ -35,7 +35,7 @@ enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReconcileLabels {
     kind: ObjectKind,
-    outcome: Outcome,
+    outcome: ReconcileOutcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -87,14 +87,14 @@ struct PhaseLabels {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Readiness {
+enum StoreReadiness {
     Ready,
     NotReady,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReadinessLabels {
-    readiness: Readiness,
+    readiness: StoreReadiness,
 }
 
 /// The operator's metrics.
@@ -185,7 +185,8 @@ impl Metrics {
                     store.status.as_ref().is_some_and(|status| is_true(&status.conditions, READY))
                 })
                 .count();
-            for (readiness, count) in [(Readiness::Ready, ready), (Readiness::NotReady, state.len() - ready)]
+            for (readiness, count) in
+                [(StoreReadiness::Ready, ready), (StoreReadiness::NotReady, state.len() - ready)]
             {
                 self.object_stores.get_or_create(&ReadinessLabels { readiness }).set(count as i64);
             }
@@ -208,10 +209,10 @@ impl Timer<'_> {
     /// Counts the reconciliation; `retry` is `None` when it is done.
     pub(crate) fn finish(self, retry: Option<Retry>) {
         let outcome = match retry {
-            None => Outcome::Done,
-            Some(Retry::Soon) => Outcome::RetrySoon,
-            Some(Retry::Later) => Outcome::RetryLater,
-            Some(Retry::Rarely) => Outcome::RetryRarely,
+            None => ReconcileOutcome::Done,
+            Some(Retry::Soon) => ReconcileOutcome::RetrySoon,
+            Some(Retry::Later) => ReconcileOutcome::RetryLater,
+            Some(Retry::Rarely) => ReconcileOutcome::RetryRarely,
         };
         self.metrics.reconciles.get_or_create(&ReconcileLabels { kind: self.kind, outcome }).inc();
         let elapsed = self.started.elapsed().as_secs_f64();
@@ -229,7 +230,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.start(ObjectKind::Volume).finish(None);
         metrics.volumes.get_or_create(&PhaseLabels { phase: Phase::Ready }).set(1);
-        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: Readiness::Ready }).set(1);
+        metrics.object_stores.get_or_create(&ReadinessLabels { readiness: StoreReadiness::Ready }).set(1);
         let text = metrics.render().expect("renders");
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
         let page = std::fs::read_to_string(page).expect("the page is there");

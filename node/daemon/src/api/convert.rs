@@ -17,7 +17,7 @@ use crate::node::{
 
 /// A field of a request cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FieldError {
+pub(crate) enum InvalidField {
     /// `volume_id` is no volume id.
     #[error("volume_id: {0}")]
     VolumeId(#[from] InvalidVolumeId),
@@ -37,8 +37,8 @@ pub(crate) enum FieldError {
     Durability(i32),
 }
 
-impl From<FieldError> for Status {
-    fn from(error: FieldError) -> Self {
+impl From<InvalidField> for Status {
+    fn from(error: InvalidField) -> Self {
         Self::invalid_argument(error.to_string())
     }
 }
@@ -52,9 +52,9 @@ pub(crate) struct Create {
 }
 
 impl TryFrom<wire::CreateRequest> for Create {
-    type Error = FieldError;
+    type Error = InvalidField;
 
-    fn try_from(request: wire::CreateRequest) -> Result<Self, FieldError> {
+    fn try_from(request: wire::CreateRequest) -> Result<Self, InvalidField> {
         let wire::CreateRequest { volume_id, store, size_bytes } = request;
         Ok(Self { volume: volume_id.try_into()?, store: store_name(store)?, bytes: size(size_bytes)? })
     }
@@ -72,9 +72,9 @@ pub(crate) struct Attach {
 }
 
 impl TryFrom<wire::AttachRequest> for Attach {
-    type Error = FieldError;
+    type Error = InvalidField;
 
-    fn try_from(request: wire::AttachRequest) -> Result<Self, FieldError> {
+    fn try_from(request: wire::AttachRequest) -> Result<Self, InvalidField> {
         let wire::AttachRequest { volume_id, store, size_bytes, replaces_epoch, max_dirty_age, durability } =
             request;
         Ok(Self {
@@ -107,30 +107,30 @@ impl Attach {
 }
 
 /// Checks a `volume_id`.
-pub(crate) fn volume_id(text: String) -> Result<VolumeId, FieldError> {
+pub(crate) fn volume_id(text: String) -> Result<VolumeId, InvalidField> {
     Ok(text.try_into()?)
 }
 
-fn store_name(name: String) -> Result<String, FieldError> {
-    if name.is_empty() { Err(FieldError::NoStore) } else { Ok(name) }
+fn store_name(name: String) -> Result<String, InvalidField> {
+    if name.is_empty() { Err(InvalidField::NoStore) } else { Ok(name) }
 }
 
-fn size(bytes: u64) -> Result<u64, FieldError> {
-    if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) { Ok(bytes) } else { Err(FieldError::Size(bytes)) }
+fn size(bytes: u64) -> Result<u64, InvalidField> {
+    if bytes > 0 && bytes.is_multiple_of(SECTOR_BYTES) { Ok(bytes) } else { Err(InvalidField::Size(bytes)) }
 }
 
-fn dirty_age(age: prost_types::Duration) -> Result<Duration, FieldError> {
+fn dirty_age(age: prost_types::Duration) -> Result<Duration, InvalidField> {
     match Duration::try_from(age) {
         Ok(age) if (1..=3600).contains(&age.as_secs()) => Ok(age),
-        Ok(_) | Err(_) => Err(FieldError::MaxDirtyAge),
+        Ok(_) | Err(_) => Err(InvalidField::MaxDirtyAge),
     }
 }
 
-fn flush_class(value: i32) -> Result<Durability, FieldError> {
+fn flush_class(value: i32) -> Result<Durability, InvalidField> {
     match wire::Durability::try_from(value) {
         Ok(wire::Durability::Unspecified | wire::Durability::Local) => Ok(Durability::Local),
         Ok(wire::Durability::Object) => Ok(Durability::Object),
-        Err(_unknown) => Err(FieldError::Durability(value)),
+        Err(_unknown) => Err(InvalidField::Durability(value)),
     }
 }
 

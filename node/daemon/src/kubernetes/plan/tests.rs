@@ -67,7 +67,7 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
             Step::Attach { grow: true, replaces: None } => "attach",
             Step::Attach { grow: false, replaces: None } => "attach as it is",
             Step::Detach => "detach",
-            Step::Clear => "clear",
+            Step::Clear => "remove the files",
         })
         .collect()
 }
@@ -77,32 +77,60 @@ fn failed(reason: &'static str) -> Option<Outcome> {
     Some(Outcome::Failed(OperationFailure { reason, message, retry: Retry::Later }))
 }
 
+fn me() -> Option<String> {
+    Some("a".to_owned())
+}
+
+fn other() -> Option<String> {
+    Some("b".to_owned())
+}
+
+const WAIT: Duration = Duration::from_secs(3);
+
+/// A volume that is not here.
+fn absent(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = granted();
+    change(&mut facts);
+    facts
+}
+
+/// A volume that is here.
+fn present(change: impl FnOnce(&mut Facts)) -> Facts {
+    let mut facts = served();
+    change(&mut facts);
+    facts
+}
+
+/// A volume that is here in another state than served.
+fn present_as(state: VolumeState, change: impl FnOnce(&mut Facts)) -> Facts {
+    present(|f| {
+        f.here.as_mut().unwrap().state = state;
+        change(f);
+    })
+}
+
+/// The host was lost while it served the volume, which is wanted elsewhere now.
+fn left_behind(facts: &mut Facts) {
+    facts.status.node = me();
+    facts.status.epoch = Some(3);
+    facts.spec.node_name = other();
+}
+
+/// For each case: words, the facts, and what is done.
+fn check<const N: usize>(cases: [(&str, Facts, &[&str]); N]) {
+    for (name, facts, expected) in cases {
+        assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
+    }
+}
+
 #[test]
-fn what_is_done_follows_from_wish_grant_claim_and_device() {
-    let other = || Some("b".to_owned());
-    let me = || Some("a".to_owned());
-    let wait = Duration::from_secs(3);
-    let absent = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = granted();
-        change(&mut facts);
-        facts
-    };
-    let present = |change: &dyn Fn(&mut Facts)| {
-        let mut facts = served();
-        change(&mut facts);
-        facts
-    };
-    let left_behind = |facts: &mut Facts| {
-        facts.status.node = me();
-        facts.status.epoch = Some(3);
-        facts.spec.node_name = other();
-    };
-    let cases: Vec<(&str, Facts, &[&str])> = vec![
+fn a_wanted_volume_is_claimed_and_attached() {
+    check([
         ("requested and granted", granted(), &["claim", "attach"]),
-        ("claimed by an earlier run", absent(&|f| f.status.node = me()), &["claim", "attach"]),
+        ("claimed by an earlier run", absent(|f| f.status.node = me()), &["claim", "attach"]),
         (
             "the writer of an epoch was force-detached",
-            absent(&|f| {
+            absent(|f| {
                 f.status.forced_detach = serde_json::from_value(
                     json!({ "node": "b", "time": "2026-01-01T00:00:00Z", "epoch": 3 }),
                 )
@@ -110,23 +138,134 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
             }),
             &["claim", "replace"],
         ),
+        ("requested, not granted", absent(|f| f.status.assigned_node = None), &[]),
+        ("granted to another", absent(|f| f.status.assigned_node = other()), &[]),
+        ("requested elsewhere", absent(|f| f.spec.node_name = other()), &[]),
+        ("being deleted", absent(|f| f.deleting = true), &[]),
+        ("an attach is in progress", absent(|f| f.doing = Some(Doing::Attaching)), &["report"]),
         (
-            "fenced, and wanted still",
-            present(&|f| f.here.as_mut().unwrap().state = VolumeState::Fenced),
-            &["report", "detach"],
+            "an attach failed a moment ago",
+            absent(|f| {
+                f.last = failed("Unavailable");
+                f.wait = WAIT;
+            }),
+            &["report"],
         ),
+        ("an attach failed a while ago", absent(|f| f.last = failed("Unavailable")), &["claim", "attach"]),
+    ]);
+}
+
+#[test]
+fn a_served_volume_is_detached_once_it_is_not_wanted() {
+    check([
+        ("served", served(), &[]),
+        ("served, never reported", present(|f| f.status.node = None), &["report"]),
+        ("fenced, and wanted still", present_as(VolumeState::Fenced, |_| {}), &["report", "detach"]),
         (
             "fenced and mounted",
-            present(&|f| {
-                f.here.as_mut().unwrap().state = VolumeState::Fenced;
+            present_as(VolumeState::Fenced, |f| {
                 f.last = failed("Busy");
-                f.wait = wait;
+                f.wait = WAIT;
+            }),
+            &["report"],
+        ),
+        ("wish moved", present(|f| f.spec.node_name = other()), &["report", "detach"]),
+        ("wish withdrawn", present(|f| f.spec.node_name = None), &["report", "detach"]),
+        ("deletion asked", present(|f| f.deleting = true), &["report", "detach"]),
+        ("grant moved by force", present(|f| f.status.assigned_node = other()), &["detach"]),
+        (
+            "a detach is in progress",
+            present(|f| {
+                f.spec.node_name = other();
+                f.doing = Some(Doing::Detaching);
             }),
             &["report"],
         ),
         (
+            "a detach failed a moment ago",
+            present(|f| {
+                f.spec.node_name = other();
+                f.last = failed("Busy");
+                f.wait = WAIT;
+            }),
+            &["report"],
+        ),
+        (
+            "a detach failed a while ago",
+            present(|f| {
+                f.spec.node_name = other();
+                f.last = failed("Busy");
+            }),
+            &["report", "detach"],
+        ),
+    ]);
+}
+
+#[test]
+fn an_operation_that_came_half_way_is_ended() {
+    check([
+        (
+            "a detach of the previous process resumes",
+            present_as(VolumeState::Detaching, |f| {
+                f.spec.node_name = other();
+                f.last = None;
+            }),
+            &["report"],
+        ),
+        (
+            "a detach of the previous process resumes, and the volume is wanted again",
+            present_as(VolumeState::Detaching, |f| {
+                f.last = None;
+            }),
+            &["report"],
+        ),
+        (
+            "a detach failed half way, and the volume is wanted again",
+            present_as(VolumeState::Detaching, |f| {
+                f.last = failed("NodeFailed");
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "a detach failed half way a moment ago, and the volume is wanted again",
+            present_as(VolumeState::Detaching, |f| {
+                f.last = failed("NodeFailed");
+                f.wait = WAIT;
+            }),
+            &["report"],
+        ),
+        ("another client detaches", present_as(VolumeState::Detaching, |_| {}), &["report"]),
+        (
+            "an attach failed, and its device could not be removed",
+            present_as(VolumeState::Attaching, |f| {
+                f.last = failed("NodeFailed");
+            }),
+            &["report", "detach"],
+        ),
+        (
+            "an attach failed a moment ago, and its device could not be removed",
+            present_as(VolumeState::Attaching, |f| {
+                f.last = failed("NodeFailed");
+                f.wait = WAIT;
+            }),
+            &["report"],
+        ),
+        (
+            "another client attaches",
+            present_as(VolumeState::Attaching, |f| {
+                f.last = None;
+            }),
+            &["report"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_claim_left_behind_is_ended() {
+    check([
+        (
             "claimed, not wanted any more, and an attach failed half way",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.status.epoch = None;
                 f.kept = true;
@@ -135,144 +274,16 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ),
         (
             "claimed, not wanted any more, and held by another node",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.last = failed("HeldElsewhere");
             }),
             &["clear"],
         ),
-        ("requested, not granted", absent(&|f| f.status.assigned_node = None), &[]),
-        ("granted to another", absent(&|f| f.status.assigned_node = other()), &[]),
-        ("requested elsewhere", absent(&|f| f.spec.node_name = other()), &[]),
-        ("being deleted", absent(&|f| f.deleting = true), &[]),
-        ("an attach is in progress", absent(&|f| f.doing = Some(Doing::Attaching)), &["report"]),
-        (
-            "an attach failed a moment ago",
-            absent(&|f| {
-                f.last = failed("Unavailable");
-                f.wait = wait;
-            }),
-            &["report"],
-        ),
-        ("an attach failed a while ago", absent(&|f| f.last = failed("Unavailable")), &["claim", "attach"]),
-        ("served", served(), &[]),
-        ("served, never reported", present(&|f| f.status.node = None), &["report"]),
-        ("wish moved", present(&|f| f.spec.node_name = other()), &["report", "detach"]),
-        ("wish withdrawn", present(&|f| f.spec.node_name = None), &["report", "detach"]),
-        ("deletion asked", present(&|f| f.deleting = true), &["report", "detach"]),
-        ("grant moved by force", present(&|f| f.status.assigned_node = other()), &["detach"]),
-        (
-            "a detach is in progress",
-            present(&|f| {
-                f.spec.node_name = other();
-                f.doing = Some(Doing::Detaching);
-            }),
-            &["report"],
-        ),
-        (
-            "a detach failed a moment ago",
-            present(&|f| {
-                f.spec.node_name = other();
-                f.last = failed("Busy");
-                f.wait = wait;
-            }),
-            &["report"],
-        ),
-        (
-            "a detach failed a while ago",
-            present(&|f| {
-                f.spec.node_name = other();
-                f.last = failed("Busy");
-            }),
-            &["report", "detach"],
-        ),
-        (
-            "a detach of the previous process resumes",
-            present(&|f| {
-                f.spec.node_name = other();
-                f.last = None;
-                f.here.as_mut().unwrap().state = VolumeState::Detaching;
-            }),
-            &["report"],
-        ),
-        (
-            "a detach of the previous process resumes, and the volume is wanted again",
-            present(&|f| {
-                f.last = None;
-                f.here.as_mut().unwrap().state = VolumeState::Detaching;
-            }),
-            &["report"],
-        ),
-        (
-            "a detach failed half way, and the volume is wanted again",
-            present(&|f| {
-                f.last = failed("NodeFailed");
-                f.here.as_mut().unwrap().state = VolumeState::Detaching;
-            }),
-            &["report", "detach"],
-        ),
-        (
-            "a detach failed half way a moment ago, and the volume is wanted again",
-            present(&|f| {
-                f.last = failed("NodeFailed");
-                f.wait = wait;
-                f.here.as_mut().unwrap().state = VolumeState::Detaching;
-            }),
-            &["report"],
-        ),
-        (
-            "another client detaches",
-            present(&|f| f.here.as_mut().unwrap().state = VolumeState::Detaching),
-            &["report"],
-        ),
-        (
-            "an attach failed, and its device could not be removed",
-            present(&|f| {
-                f.last = failed("NodeFailed");
-                f.here.as_mut().unwrap().state = VolumeState::Attaching;
-            }),
-            &["report", "detach"],
-        ),
-        (
-            "an attach failed a moment ago, and its device could not be removed",
-            present(&|f| {
-                f.last = failed("NodeFailed");
-                f.wait = wait;
-                f.here.as_mut().unwrap().state = VolumeState::Attaching;
-            }),
-            &["report"],
-        ),
-        (
-            "another client attaches",
-            present(&|f| {
-                f.last = None;
-                f.here.as_mut().unwrap().state = VolumeState::Attaching;
-            }),
-            &["report"],
-        ),
-        (
-            "taken by another node while this one was down",
-            absent(&|f| {
-                f.status.node = other();
-                f.status.assigned_node = other();
-                f.status.epoch = Some(4);
-                f.kept = true;
-            }),
-            &["clear"],
-        ),
-        (
-            "granted to another node that has not attached yet",
-            absent(&|f| {
-                f.status.node = other();
-                f.status.assigned_node = other();
-                f.kept = true;
-            }),
-            &[],
-        ),
-        ("left behind by a lost host", absent(&left_behind), &["claim", "attach as it is"]),
+        ("left behind by a lost host", absent(left_behind), &["claim", "attach as it is"]),
         (
             "left behind, to be deleted",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.deleting = true;
             }),
@@ -280,7 +291,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ),
         (
             "left behind, to be retained",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.deleting = true;
                 f.spec.deletion_policy = DeletionPolicy::Retain;
@@ -289,7 +300,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ),
         (
             "claimed, never attached",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.status.epoch = None;
             }),
@@ -297,7 +308,7 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ),
         (
             "detached",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.last = Some(Outcome::Detached);
             }),
@@ -305,16 +316,38 @@ fn what_is_done_follows_from_wish_grant_claim_and_device() {
         ),
         (
             "fenced and preserved",
-            absent(&|f| {
+            absent(|f| {
                 left_behind(f);
                 f.last = Some(Outcome::Preserve);
             }),
             &["clear"],
         ),
-    ];
-    for (name, facts, expected) in cases {
-        assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
-    }
+    ]);
+}
+
+#[test]
+fn files_of_another_nodes_volume_are_cleared_away() {
+    check([
+        (
+            "taken by another node while this one was down",
+            absent(|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.status.epoch = Some(4);
+                f.kept = true;
+            }),
+            &["remove the files"],
+        ),
+        (
+            "granted to another node that has not attached yet",
+            absent(|f| {
+                f.status.node = other();
+                f.status.assigned_node = other();
+                f.kept = true;
+            }),
+            &[],
+        ),
+    ]);
 }
 
 #[test]
