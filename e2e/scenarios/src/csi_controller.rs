@@ -17,7 +17,7 @@ use super::story::provision_store_at;
 
 const BUCKET: &str = "csi";
 const GIB: i64 = 1 << 30;
-/// What the API server must not let the driver do.
+/// Requests that the API server must deny the driver.
 const FORBIDDEN: [&[&str]; 4] = [
     &["patch", "volumes.storage.holdfast.dev", "--subresource=status"],
     &["patch", "storagenodes.storage.holdfast.dev"],

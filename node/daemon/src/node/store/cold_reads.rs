@@ -35,12 +35,11 @@ impl ColdReads {
         &self,
         objects: &dyn ObjectStore,
         volume: &VolumeId,
-        time: &NodeTime,
         lines: &ColdLines,
         range: SectorRange,
         layers: &Layers,
     ) -> Result<SlabSlot, ColdError> {
-        retry_while_unavailable(time, lines, range, |wanted| async move {
+        retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
             let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
