@@ -33,14 +33,7 @@ impl Served {
                 let read = ColdRead { request: id, range, at, layers, slot: None, again: false };
                 self.send(Work::Cold(Box::new(read)));
             }
-            Action::Write { id, range, side } => {
-                let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
-                let operation =
-                    FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: true };
-                let operation = self.begin_file(operation);
-                let (queue, request) = self.queues.request(id);
-                queue.write_part(ring, request, &part, operation);
-            }
+            Action::Write { id, range, side } => self.write(ring, id, range, side),
             Action::Punch { id, range, side } => {
                 self.punch(ring, side, range, FileOperation::Punch { request: id });
             }
@@ -86,6 +79,14 @@ impl Served {
             }
             Action::Report(report) => self.report(&report),
         }
+    }
+
+    fn write(&mut self, ring: &mut Ring, id: RequestId, range: SectorRange, side: Side) {
+        let part = part(range, 0, self.slots.sides[side as usize], range.start.byte_offset());
+        let operation = FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: true };
+        let operation = self.begin_file(operation);
+        let (queue, request) = self.queues.request(id);
+        queue.write_part(ring, request, &part, operation);
     }
 
     pub(super) fn send(&mut self, work: Work) {
