@@ -213,7 +213,8 @@ pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
     } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
         LocalData::Foreign(Foreign::Older)
     } else {
-        let was_closed = header.closed_clean && header.seq == manifest.seq();
+        // A control record may follow the detach: what is clean here is still what the store has.
+        let was_closed = header.closed_clean && header.seq >= manifest.data_seq();
         let is_stale = safeguard(CleanOnlyIfClosed) && !was_closed;
         LocalData::Ours { trust_clean: !is_stale }
     }
@@ -380,7 +381,7 @@ mod tests {
             index_bytes: 1,
             chunks: Fence::default(),
         };
-        (epoch, nonce, Body::Commit { segment, invalidated: SideSet::NONE, generation })
+        (epoch, nonce, Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation })
     }
 
     fn refused(manifest: &Manifest, found: Option<&Header>, replaces: Option<u64>) -> Option<AttachRefused> {
@@ -577,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn clean_data_counts_only_while_the_log_ends_where_it_was_closed() {
+    fn clean_data_counts_only_until_another_writer_attaches() {
         let (_, mut header) = won(&log(&[create()]), None, MINE);
         header.closed_clean = true;
         header.seq = Seq(3);
@@ -585,6 +586,19 @@ mod tests {
         assert_eq!(won(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
         let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
         assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign(Foreign::Superseded));
+    }
+
+    /// A record of the control plane in a detached log made all clean data of the node useless: the log did
+    /// not end at the very record that had closed it.
+    #[test]
+    fn clean_data_counts_until_a_record_changes_data() {
+        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        (header.closed_clean, header.seq) = (true, Seq(4));
+        let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach)];
+        let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach)]].concat();
+        assert_eq!(worth(&log(&again), Some(&header)), LocalData::Ours { trust_clean: true });
+        let changed = [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach)]].concat();
+        assert_eq!(worth(&log(&changed), Some(&header)), LocalData::Ours { trust_clean: false });
     }
 
     #[test]

@@ -69,7 +69,7 @@ pub struct Header {
     pub active: Side,
     /// The writer detached after its last round: clean data may be trusted if the log still ends at `seq`.
     pub closed_clean: bool,
-    /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Commit`), and no round
+    /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Change`), and no round
     /// has written the pages since.
     pub invalidated: SideSet,
     /// The last record that the writer knew. A log that ends before it was set back.

@@ -7,7 +7,7 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u64 seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated)   u8 deleted
+//! u8 length + text volume id   u64 seq   u64 data seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
 //! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
@@ -40,6 +40,7 @@ pub type Layers = Arc<[Arc<SegmentRef>]>;
 pub struct Manifest {
     volume: VolumeId,
     seq: Seq,
+    data_seq: Seq,
     sectors: u64,
     attached: bool,
     invalidated: SideSet,
@@ -169,6 +170,7 @@ impl Manifest {
         Self {
             volume,
             seq: Seq(0),
+            data_seq: Seq(0),
             sectors: 0,
             attached: false,
             invalidated: SideSet::NONE,
@@ -198,6 +200,11 @@ impl Manifest {
     /// The last record applied; zero before the first.
     pub fn seq(&self) -> Seq {
         self.seq
+    }
+
+    /// The last record that changed what the volume holds; zero before the first.
+    pub fn data_seq(&self) -> Seq {
+        self.data_seq
     }
 
     /// The seq of the checkpoint it was read from; zero without one.
@@ -345,6 +352,7 @@ impl Manifest {
             Body::Create { sectors } => {
                 self.sectors = *sectors;
                 self.identity = record.nonce;
+                self.data_seq = seq;
             }
             Body::Attach { sectors, node, displaced } => {
                 if record.epoch <= current {
@@ -365,18 +373,15 @@ impl Manifest {
                     self.attaches.pop_front();
                 }
             }
-            Body::Commit { .. } | Body::Detach if record.epoch != current || !self.attached => {
+            Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Commit { segment, .. } if segment.id.place() < seq => {
-                return Err(LogError::Place { seq, object: Box::new(segment.id.0) });
-            }
-            Body::Commit { segment, invalidated, generation } => {
-                let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
-                if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
-                    return Err(LogError::BeyondEnd { seq, first, chunks });
+            Body::Change { segments, invalidated, generation } => {
+                self.check_segments(seq, segments)?;
+                for segment in segments {
+                    self.add_segment(Arc::new(segment.clone()));
+                    self.data_seq = seq;
                 }
-                self.add_segment(Arc::new(segment.clone()));
                 self.invalidated = self.invalidated.or(*invalidated);
                 let before = if self.covered.writer == record.nonce { self.covered.generation } else { 0 };
                 self.covered = Covered { writer: record.nonce, generation: before.max(*generation) };
@@ -388,6 +393,21 @@ impl Manifest {
             }
         }
         self.seq = seq;
+        Ok(())
+    }
+
+    /// # Errors
+    /// [`LogError`] when the record at `seq` cannot add one of `segments`.
+    fn check_segments(&self, seq: Seq, segments: &[SegmentRef]) -> Result<(), LogError> {
+        let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+        for segment in segments {
+            if segment.id.place() < seq {
+                return Err(LogError::Place { seq, object: Box::new(segment.id.0) });
+            }
+            if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
+                return Err(LogError::BeyondEnd { seq, first, chunks });
+            }
+        }
         Ok(())
     }
 
@@ -411,6 +431,7 @@ impl Manifest {
         let mut out = Vec::new();
         wire::put_text(&mut out, self.volume.as_str());
         out.extend_from_slice(&self.seq.0.to_le_bytes());
+        out.extend_from_slice(&self.data_seq.0.to_le_bytes());
         out.extend_from_slice(&self.sectors.to_le_bytes());
         out.push(u8::from(self.attached) | (self.invalidated.bits() << 1));
         out.push(u8::from(self.deleted));
@@ -447,6 +468,10 @@ impl Manifest {
         let mut manifest = Self::empty(volume);
         manifest.seq = Seq(fields.u64()?);
         manifest.checkpointed = manifest.seq;
+        manifest.data_seq = Seq(fields.u64()?);
+        if manifest.data_seq > manifest.seq {
+            return Err(fields.bad("data seq", manifest.data_seq.0));
+        }
         manifest.sectors = fields.u64()?;
         if manifest.sectors > MAX_SECTORS {
             return Err(fields.bad("sectors", manifest.sectors));

@@ -6,7 +6,7 @@
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
 //! create (1): u64 sectors
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
-//! commit (3): u8 invalidated sides (1 A, 2 B), u64 generation, segment reference
+//! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
@@ -61,9 +61,9 @@ pub enum Body {
         displaced: Option<Displaced>,
     },
     /// One seal is durable.
-    Commit {
-        /// The segment that holds what the seal captured.
-        segment: SegmentRef,
+    Change {
+        /// The segments that hold what the seal captured: no block is in two of them.
+        segments: Vec<SegmentRef>,
         /// Sides whose data is invalid from here on after a loss of the host, because the writer's own disk
         /// failed a sync. Everything that was ever flushed on them is committed.
         invalidated: SideSet,
@@ -127,11 +127,15 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Commit { segment, invalidated, generation } => {
+            Body::Change { segments, invalidated, generation } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
-                segment.put(&mut out);
+                let count = u32::try_from(segments.len()).expect("a seal makes few segments");
+                out.extend_from_slice(&count.to_le_bytes());
+                for segment in segments {
+                    segment.put(&mut out);
+                }
             }
             Body::Detach => out.push(4),
             Body::Delete => out.push(5),
@@ -164,7 +168,9 @@ impl Record {
                 let invalidated = SideSet::from_bits(bits)
                     .ok_or_else(|| fields.bad("invalidated sides", u64::from(bits)))?;
                 let generation = fields.u64()?;
-                Body::Commit { invalidated, generation, segment: SegmentRef::take(&mut fields)? }
+                let count = fields.count(SegmentRef::MIN_BYTES)?;
+                let segments = (0..count).map(|_| SegmentRef::take(&mut fields)).collect::<Result<_, _>>()?;
+                Body::Change { segments, invalidated, generation }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -209,7 +215,7 @@ mod tests {
     }
 
     fn commit(segment: SegmentRef) -> Body {
-        Body::Commit { segment, invalidated: SideSet::NONE, generation: 1 }
+        Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1 }
     }
 
     #[test]
@@ -220,7 +226,7 @@ mod tests {
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
             Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),
-            Body::Commit { segment: segment(), invalidated: SideSet::BOTH, generation: 7 },
+            Body::Change { segments: vec![segment(), segment()], invalidated: SideSet::BOTH, generation: 7 },
             Body::Detach,
             Body::Delete,
         ] {

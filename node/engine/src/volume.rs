@@ -91,6 +91,8 @@ pub struct Volume<M> {
 /// An owner's turn to do what follows from the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
+    /// What the previous process was about to put into the log comes before all else that goes there.
+    Repeat,
     /// A round begins if one is asked for.
     Round,
     Evict,
@@ -106,6 +108,7 @@ enum Step {
 
 /// After most events.
 const AFTER_EVENT: &[Step] = &[
+    Step::Repeat,
     Step::Round,
     Step::Evict,
     Step::Round,
@@ -299,6 +302,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn settle(&mut self, steps: &[Step], out: &mut Vec<Action>) {
         for step in steps {
             match step {
+                Step::Repeat => self.repeat_record(out),
                 Step::Round => self.begin_round(out),
                 Step::Evict => self.advance_evict(out),
                 Step::Punch if self.evict_progress() == Some(RoundProgress::Ended) => self.advance_evict(out),
@@ -458,14 +462,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.data.evictor.sides_swapped(self.core.now);
             self.sealer.begin(SideSet::only(sealed));
         }
-        let Some(manifest) = &self.core.manifest else { return };
-        let next = manifest.seq().next();
+        if self.core.manifest.is_none() {
+            return;
+        }
         // While the next place in the log is being looked at, no record is made for it.
         if let Seal::Draining(sides) = self.sealer.seal()
             && self.log.is_idle()
             && (self.core.is_still(sides) || !safeguard(UploadStillSides))
         {
-            self.sides_are_still(next, out);
+            self.sides_are_still(out);
         }
         if let Seal::Round(_, number) = self.sealer.seal() {
             match self.rounds.progress(number, self.core.now) {
@@ -479,17 +484,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
-    /// Asks for the seal's round. A record that a predecessor was about to create comes first, with the same
-    /// bytes: it may have been created already.
-    fn sides_are_still(&mut self, next: Seq, out: &mut Vec<Action>) {
+    /// Asks for the seal's round.
+    fn sides_are_still(&mut self, out: &mut Vec<Action>) {
         reach(CrashPoint::SideStill);
-        if let Some(pending) = self.log.take_pending(next) {
-            if self.log.repeat_record(pending, out) {
-                self.sealer.record_repeated();
-            } else {
-                self.want_sealing_round();
-            }
-        } else if safeguard(RoundBeforeCommit) {
+        if safeguard(RoundBeforeCommit) {
             self.want_sealing_round();
         } else {
             self.sealer.upload(&self.core, out);
@@ -547,7 +545,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.seal_committed(out);
         }
         let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
-        self.log.create_record(Body::Commit { segment, invalidated, generation }, &self.core, out);
+        let segments = vec![segment];
+        self.log.create_record(Body::Change { segments, invalidated, generation }, &self.core, out);
     }
 
     fn clear(&mut self, out: &mut Vec<Action>) {
@@ -642,9 +641,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !self.repair.is_asked() || !is_still || self.core.lifecycle != Lifecycle::Serving {
             return;
         }
-        if !manifest.is_attached() || self.log.detach_was_sent(manifest) {
-            // A predecessor's detach record is in the log, or in flight: nothing may be committed after it
-            // (invariant 11).
+        if !manifest.is_attached() {
+            // A predecessor's detach record is in the log: nothing may be committed after it (invariant 11).
             self.repair.forget();
         }
         match self.repair.advance(&mut self.core) {
@@ -688,23 +686,38 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     fn log_news(&mut self, news: LogNews, out: &mut Vec<Action>) {
         match news {
             LogNews::Nothing => {}
-            LogNews::Predecessor(record) => self.follow(&record),
             LogNews::Fenced(known) => self.fence(known, out),
             LogNews::Won(record) => {
                 self.follow(&record);
                 self.log.won(self.core.now);
                 match record.body {
-                    Body::Commit { .. } => {
+                    Body::Change { .. } if self.sealer.is_committing() => {
                         self.sealer.committed();
                         self.clear(out);
                     }
-                    Body::Detach => self.close(record.seq),
+                    Body::Detach if self.core.lifecycle == Lifecycle::Releasing => self.close(record.seq),
+                    // Of the previous process: no mark of it was left. Its device was gone where it detached,
+                    // and this writer is told to detach too.
+                    Body::Change { .. } | Body::Detach => {}
                     Body::Create { .. } | Body::Attach { .. } | Body::Delete => {
                         unreachable!("a running writer makes none of these")
                     }
                 }
             }
         }
+    }
+
+    /// Sends the record that the previous process had stored. The seal that it is of was found again in the
+    /// live map; its sides are still, since no request was planned on them.
+    fn repeat_record(&mut self, out: &mut Vec<Action>) {
+        let Some(record) = self.log.left() else { return };
+        if let (Body::Change { .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal()) {
+            if !self.core.is_still(sides) && safeguard(UploadStillSides) {
+                return;
+            }
+            self.sealer.record_repeated();
+        }
+        self.log.repeat(out);
     }
 
     /// A record of this writer is the next one in the log.

@@ -1,6 +1,9 @@
 //! A volume on a host of memory that answers at once: what is stored again when the store lost it, and what a
-//! fenced writer leaves in its map.
+//! fenced writer leaves in its map, and what a successor does with the record that its predecessor left.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
 use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
@@ -10,15 +13,43 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 1000;
 const MAX_AGE: u64 = 1000;
 const NONCE: Nonce = Nonce([7; 16]);
 
+/// A live map that outlives the process that maps it.
+struct Mapping {
+    bytes: Vec<u8>,
+    home: Rc<RefCell<Vec<u8>>>,
+}
+
+impl AsRef<[u8]> for Mapping {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl AsMut<[u8]> for Mapping {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        *self.home.borrow_mut() = std::mem::take(&mut self.bytes);
+    }
+}
+
 struct Host {
-    volume: Volume<Vec<u8>>,
+    volume: Volume<Mapping>,
+    tmpfs: Rc<RefCell<Vec<u8>>>,
+    setup: Setup,
+    /// The log up to the volume's attach.
+    log: Manifest,
     map: Vec<u8>,
     /// Blocks that each segment was made of.
     uploads: Vec<Vec<DirtyBlock>>,
@@ -71,13 +102,34 @@ impl Host {
             unix_ms_at_zero: 0,
             durability: Durability::Local,
         };
-        let memory = vec![0; map_bytes(SECTORS) as usize];
-        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
-        let map = vec![0; file_bytes(1) as usize];
-        let (uploads, reports, reads) = (Vec::new(), Vec::new(), Vec::new());
-        let checkpoints = Vec::new();
-        let (late, answers_exist, store_answers) = (None, false, true);
-        Self { volume, map, uploads, reports, checkpoints, reads, late, answers_exist, store_answers, now: 0 }
+        let tmpfs = Rc::default();
+        let memory = Mapping { bytes: vec![0; map_bytes(SECTORS) as usize], home: Rc::clone(&tmpfs) };
+        let log = manifest.clone();
+        let volume = Volume::attach(setup.clone(), memory, manifest, &[], false, 0, &mut Vec::new());
+        Self {
+            volume,
+            tmpfs,
+            setup,
+            log,
+            map: vec![0; file_bytes(1) as usize],
+            uploads: Vec::new(),
+            reports: Vec::new(),
+            checkpoints: Vec::new(),
+            reads: Vec::new(),
+            late: None,
+            answers_exist: false,
+            store_answers: true,
+            now: 0,
+        }
+    }
+
+    /// The process died with its detach record stored for the place behind `self.log`; another takes over.
+    fn die_in_detach(&mut self) {
+        self.volume = Self::new().volume;
+        let memory = Mapping { bytes: self.tmpfs.take(), home: Rc::clone(&self.tmpfs) };
+        let seq = self.log.seq().next();
+        let pending = Pending { seq, bytes: detach_record(seq, NONCE) };
+        self.volume = Volume::resume(self.setup.clone(), memory, Some(pending), self.now).unwrap();
     }
 
     fn write(&mut self, start: u64, sectors: u64) {
@@ -133,8 +185,14 @@ impl Host {
                 return self.store_answers.then(segment);
             }
             Action::StorePending { .. } => Event::PendingStored { result: done },
-            Action::CreateRecord { .. } if self.answers_exist => Event::CreateAnswered(CreateAnswer::Exists),
-            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::CreateRecord { bytes, .. } => {
+                let there = self.late.is_some() || self.answers_exist;
+                let record = Record::decode(&bytes).unwrap();
+                if !there && matches!(record.body, Body::Change { .. }) {
+                    self.log.apply(&record).unwrap();
+                }
+                Event::CreateAnswered(if there { CreateAnswer::Exists } else { CreateAnswer::Created })
+            }
             Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.late.clone() },
             Action::Report(report) => {
                 self.reports.push(report);
@@ -275,13 +333,19 @@ fn detach_record(seq: Seq, nonce: Nonce) -> Vec<u8> {
 /// and its successor took it for another writer's.
 #[test]
 fn a_late_detach_of_its_own_fences_no_writer() {
-    for (nonce, end) in [(NONCE, Report::Detached), (Nonce([8; 16]), Report::Fenced)] {
+    let late = |nonce| Some(detach_record(Seq(3), nonce));
+    let fenced = Report::Fenced;
+    for (late, end) in
+        [(None, Report::Detached), (late(NONCE), Report::Detached), (late(Nonce([8; 16])), fenced)]
+    {
         let mut host = Host::new();
-        host.late = Some(detach_record(Seq(3), nonce));
-        host.commit();
+        host.die_in_detach();
+        host.late = late;
+        host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+        host.late = None;
         host.tell(Event::Detach);
         assert!(host.reports.contains(&end), "{:?}", host.reports);
-        assert_eq!(host.volume.status().fenced, end == Report::Fenced);
+        assert_eq!(host.volume.status().fenced, end == fenced);
     }
 }
 
@@ -291,11 +355,10 @@ fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     let mut host = Host::new();
     host.write(0, 8);
     host.commit();
-    host.late = Some(detach_record(Seq(4), NONCE));
-    host.commit();
+    host.die_in_detach();
     host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
+    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
-    host.late = None;
     host.tell(Event::Detach);
     assert_eq!(host.reports.last(), Some(&Report::Detached));
     assert_eq!(host.uploads.len(), 1, "the store has what was written, and no more");

@@ -80,7 +80,7 @@ pub async fn provision(
     match there.body {
         Body::Create { sectors: there } if there == sectors => Ok(()),
         Body::Create { sectors } => Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors }),
-        Body::Attach { .. } | Body::Commit { .. } | Body::Detach | Body::Delete => {
+        Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }
     }

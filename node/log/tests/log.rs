@@ -33,14 +33,14 @@ fn commit(seq: u64) -> Record {
     let id = SegmentId::new(Seq(seq), seq, [0; 10]);
     record(
         seq,
-        Body::Commit {
-            segment: SegmentRef {
+        Body::Change {
+            segments: vec![SegmentRef {
                 id,
                 bytes: 9,
                 index_offset: 0,
                 index_bytes: 9,
                 chunks: Fence::around([(0, 1)]),
-            },
+            }],
             invalidated: SideSet::NONE,
             generation: 1,
         },

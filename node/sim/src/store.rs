@@ -11,7 +11,7 @@ use bytes::Bytes;
 use holdfast_engine::compose::{Layer, compose, place};
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::segment::{FrameIndex, unpack};
+use holdfast_engine::segment::{FrameIndex, SegmentRef, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
@@ -208,7 +208,7 @@ impl Store {
         let record = Record::decode(body).expect("writers send whole records");
         Invariant::LogIsAChain
             .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
-        if let Body::Commit { segment, .. } = &record.body {
+        for segment in segments_of(&record.body) {
             let Some(stored) = self.segments.get(&segment.id) else {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
@@ -222,7 +222,7 @@ impl Store {
         }
         self.history.insert(seq, body.clone());
         match record.body {
-            Body::Commit { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
+            Body::Change { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
             Body::Create { .. } | Body::Detach | Body::Delete => {}
         }
@@ -350,6 +350,14 @@ impl Store {
 
     fn key(&self, segment: SegmentId) -> String {
         ObjectKey::Segment(self.volume.clone(), segment).to_string()
+    }
+}
+
+/// The segments that a record adds.
+fn segments_of(body: &Body) -> &[SegmentRef] {
+    match body {
+        Body::Change { segments, .. } => segments,
+        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
     }
 }
 

@@ -193,7 +193,7 @@ fn index_of(object: &[u8]) -> &[u8] {
 #[test]
 fn records() {
     let world = life();
-    let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Commit { .. });
+    let is_commit = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Change { .. });
     renew("log-record/commit", world.log().find(is_commit).unwrap());
     let is_attach = |bytes: &&[u8]| matches!(Record::decode(bytes).unwrap().body, Body::Attach { .. });
     let attach = Record::decode(world.log().find(is_attach).unwrap()).unwrap();
@@ -432,7 +432,7 @@ fn pending_records() {
         manifest.apply(&Record::decode(bytes).unwrap()).unwrap();
     }
     let commits = world.log().map(|bytes| Record::decode(bytes).unwrap());
-    let last = commits.filter(|record| matches!(record.body, Body::Commit { .. })).last().unwrap();
+    let last = commits.filter(|record| matches!(record.body, Body::Change { .. })).last().unwrap();
     let record = Record { seq: manifest.seq().next(), nonce: manifest.writer().unwrap(), ..last };
     let left = [&record.seq.0.to_le_bytes()[..], &record.encode()].concat();
     renew("pending/commit", &left);

@@ -21,7 +21,8 @@ fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
 }
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
-    Body::Commit { segment: segment(name, chunks), invalidated: SideSet::NONE, generation: u64::from(name) }
+    let segments = vec![segment(name, chunks)];
+    Body::Change { segments, invalidated: SideSet::NONE, generation: u64::from(name) }
 }
 
 fn attach(seq: u64, epoch: u64) -> Record {
@@ -135,10 +136,34 @@ fn an_object_is_not_added_behind_its_place() {
         let chunks = Fence::around([(0, 1)]);
         let id = SegmentId::new(Seq(place), 1, [1; 10]);
         let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, chunks };
-        record(3, 1, Body::Commit { segment, invalidated: SideSet::NONE, generation: 1 })
+        record(3, 1, Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1 })
     };
     let refused = manifest.apply(&named_for(2)).unwrap_err().to_string();
     assert!(refused.starts_with("log record 3 adds 00000000000000000002-"), "{refused}");
     assert_eq!(manifest.seq(), Seq(2));
     assert_eq!(manifest.apply(&named_for(3)), Ok(()));
+}
+
+#[test]
+fn only_segments_change_what_the_volume_holds() {
+    let mut manifest = attached();
+    assert_eq!(manifest.data_seq(), Seq(1));
+    manifest.apply(&record(3, 1, commit(1, vec![(0, 1)]))).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    assert_eq!(manifest.data_seq(), Seq(3));
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert_eq!(read.data_seq(), Seq(3));
+}
+
+#[test]
+fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
+    let mut manifest = attached();
+    let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(32, 1)])];
+    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
+    assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
+    assert!(manifest.segments().is_empty() && manifest.layers(Chunk(0)).is_none());
+    let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(1, 1)])];
+    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
+    manifest.apply(&record(3, 1, body)).unwrap();
+    assert_eq!(manifest.segments().len(), 2);
 }

@@ -1,7 +1,9 @@
-//! Records of a running writer: commit, detach, and the look whether another writer came.
+//! Records of a running writer: change, detach, and the look whether another writer came.
 //!
+//! 0. a record that the previous process had stored for the next place is sent before any other is made, with
+//!    the same bytes (`RecordRepeated`): it may be in the log already;
 //! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
-//!    successor repeats the same bytes (`RecordRepeated`);
+//!    successor repeats the same bytes;
 //! 2. `log/<seq>` is created once;
 //! 3. anything but a clear yes (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): what
 //!    this writer says there means won, anything else fenced (`Fenced`), nothing that it may be tried again
@@ -31,6 +33,8 @@ use crate::safeguard::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Commit {
     Idle,
+    /// The previous process was about to create this record, or had created it.
+    Left(Record, Vec<u8>),
     Storing(Record),
     Creating(Record, Vec<u8>),
     Reading(Record, Vec<u8>),
@@ -44,8 +48,6 @@ pub(super) enum LogNews {
     Nothing,
     /// This record of the writer is the next one in the log.
     Won(Record),
-    /// So is this one, which the previous process of this writer created.
-    Predecessor(Record),
     /// Another writer's record is there. The log up to this one is known.
     Fenced(Seq),
 }
@@ -54,7 +56,7 @@ pub(super) enum LogNews {
 pub(super) struct LogWriter {
     nonce: Nonce,
     commit: Commit,
-    /// The record that the previous process was about to create.
+    /// What the previous process left, until the log is known.
     pending: Option<Pending>,
     /// The newest checkpoint in the store.
     checkpointed: Seq,
@@ -83,8 +85,17 @@ impl LogWriter {
         self.commit == Commit::Idle
     }
 
-    /// The log was read to its end.
+    /// The log was read to its end. What the previous process left for a place that is taken now is in the
+    /// log, or its writer is fenced; what it never stored completely was never sent.
     pub(super) fn learned(&mut self, manifest: &Manifest, now: Millis) {
+        if let Some(pending) = self.pending.take().filter(|pending| pending.seq == manifest.seq().next())
+            && let Ok(record) = Record::decode(&pending.bytes)
+            && record.nonce == self.nonce
+            && record.seq == pending.seq
+            && matches!(record.body, Body::Change { .. } | Body::Detach)
+        {
+            self.commit = Commit::Left(record, pending.bytes);
+        }
         self.checkpointed = manifest.checkpointed();
         self.last_log_contact = now;
     }
@@ -98,21 +109,10 @@ impl LogWriter {
         manifest.seq().0.saturating_sub(self.checkpointed.0)
     }
 
-    /// Takes the record that the previous process was about to create, if its place is still free.
-    pub(super) fn take_pending(&mut self, next: Seq) -> Option<Pending> {
-        self.pending.take().filter(|pending| pending.seq == next)
-    }
-
-    /// Returns true if the previous process died with its detach record made for the next place in the log.
-    pub(super) fn detach_was_sent(&self, manifest: &Manifest) -> bool {
-        let next = self.pending.as_ref().filter(|pending| pending.seq == manifest.seq().next());
-        next.and_then(|pending| Record::decode(&pending.bytes).ok())
-            .is_some_and(|record| record.nonce == self.nonce && record.body == Body::Detach)
-    }
-
     /// Makes the next record of this writer and sends it.
     pub(super) fn create_record<M: Memory>(&mut self, body: Body, core: &Core<M>, out: &mut Vec<Action>) {
         let manifest = core.manifest.as_ref().expect("a writer without its manifest makes no record");
+        assert!(self.is_idle(), "one record is made at a time");
         let record = Record {
             volume: core.header.volume.clone(),
             seq: manifest.seq().next(),
@@ -136,18 +136,23 @@ impl LogWriter {
         self.commit = Commit::Creating(record, bytes);
     }
 
-    /// Sends what a predecessor had stored, unchanged. Returns false if it is not of this writer, or was
-    /// never completely stored: then it was never sent.
-    pub(super) fn repeat_record(&mut self, pending: Pending, out: &mut Vec<Action>) -> bool {
-        let Ok(record) = Record::decode(&pending.bytes) else { return false };
-        let is_own = record.nonce == self.nonce
-            && record.seq == pending.seq
-            && matches!(record.body, Body::Commit { .. });
-        if is_own {
-            reach(CrashPoint::RecordRepeated);
-            self.send(record, pending.bytes, out);
+    /// The record that is to be sent before any other is made.
+    pub(super) fn left(&self) -> Option<&Record> {
+        match &self.commit {
+            Commit::Left(record, _) => Some(record),
+            Commit::Idle
+            | Commit::Storing(_)
+            | Commit::Creating(..)
+            | Commit::Reading(..)
+            | Commit::Probing(_) => None,
         }
-        is_own
+    }
+
+    /// Sends what the previous process had stored, unchanged.
+    pub(super) fn repeat(&mut self, out: &mut Vec<Action>) {
+        let Commit::Left(record, bytes) = self.take_commit() else { unreachable!("no record was left") };
+        reach(CrashPoint::RecordRepeated);
+        self.send(record, bytes, out);
     }
 
     pub(super) fn pending_stored(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
@@ -208,18 +213,14 @@ impl LogWriter {
             Commit::Probing(at) if at == seq => {
                 reach(CrashPoint::LogLookedAt);
                 self.last_log_contact = now;
-                match found.map(Record::decode) {
+                match found {
                     None => LogNews::Nothing,
-                    // A predecessor's, sent before it died: its device was gone, and this writer is told to
-                    // detach too.
-                    Some(Ok(record)) if record.nonce == self.nonce && record.body == Body::Detach => {
-                        LogNews::Predecessor(record)
-                    }
                     Some(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),
                     Some(_) => LogNews::Nothing,
                 }
             }
             other @ (Commit::Idle
+            | Commit::Left(..)
             | Commit::Storing(_)
             | Commit::Creating(..)
             | Commit::Reading(..)

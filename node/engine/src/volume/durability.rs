@@ -26,7 +26,7 @@
 //! 1. no round runs: the durable map stays as the last one that ended well left it, and the groups of the one
 //!    that failed that were durable before. All it names was synced before it was written.
 //! 2. a FLUSH succeeds once a commit holds what it covers, as with `durability: object`.
-//! 3. each commit says which sides are invalid (`Body::Commit`): those it captured, and those whose dirty
+//! 3. each commit says which sides are invalid (`Body::Change`): those it captured, and those whose dirty
 //!    data, as far as the durable map names it, is committed already. After a loss of the host an attach
 //!    forgets what they hold. So a commit needs no round before it: what it holds is never hidden by what the
 //!    disk has of it.

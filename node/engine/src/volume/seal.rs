@@ -137,6 +137,11 @@ impl Sealer {
         self.seal == Seal::Open
     }
 
+    /// Returns true if the record of this seal is in flight.
+    pub(super) fn is_committing(&self) -> bool {
+        matches!(self.seal, Seal::Committing(_))
+    }
+
     /// Returns true if writes have to wait for a seal that covers `side`.
     pub(super) fn holds_still(&self, side: Side) -> bool {
         self.seal.holds_still(side)
