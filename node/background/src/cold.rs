@@ -1,6 +1,6 @@
 //! Blocks from the object store: the frames that make one up, and their bytes.
 //!
-//! Owns: the segment indexes kept in memory, the fetching of frames, the retries. Bytes that fail their
+//! Owns: the parts of indexes kept in memory, the fetching of frames, the retries. Bytes that fail their
 //! checksum are never handed out (invariant 3). Does not own: the place where a block's bytes are kept.
 //! On failure: a request is retried while the store is unreachable, refuses, or sends a senseless answer.
 //! Only two findings fail a read: the store says that the object does not exist, or the bytes are not those
@@ -10,18 +10,19 @@
 
 use std::error::Error;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::try_join_all;
 use holdfast_engine::DecodeError;
 use holdfast_engine::compose::{Composition, Layer, Piece, compose, place};
-use holdfast_engine::manifest::Layers;
+use holdfast_engine::index::{Run, RunHead, RunPage, RunRef, SegmentObject};
 use holdfast_engine::safeguard::{Safeguard::ReadOnlyWanted, safeguard};
 use holdfast_engine::segment::{FrameError, FrameIndex, SegmentRef, unpack};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Mask, SectorRange, SegmentId, VolumeId};
+use holdfast_types::{Block, Mask, RunId, SectorRange, SegmentId, VolumeId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
@@ -45,10 +46,10 @@ pub enum ColdError {
         #[source]
         source: StoreError,
     },
-    /// A segment's index is damaged.
+    /// A part of an index is damaged.
     #[error("object {key} is damaged")]
     Index {
-        /// The segment's key.
+        /// The key of the segment or the run.
         key: String,
         /// The damage.
         #[source]
@@ -149,27 +150,62 @@ pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>
     }
 }
 
-/// Weighs an index by its bytes, and none heavier than `most`: the cache refuses an index that is larger than
-/// itself.
+/// The name of a part of an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum PartName {
+    Segment(SegmentId),
+    Head(RunId),
+    Page(RunId, usize),
+}
+
+/// A part of an index.
 #[derive(Debug, Clone)]
-struct IndexBytes {
+enum IndexPart {
+    Segment(Arc<FrameIndex>),
+    Head(Arc<RunHead>),
+    Page(Arc<RunPage>),
+}
+
+/// Weighs a part by its bytes, and none heavier than `most`: the cache refuses what is larger than itself.
+#[derive(Debug, Clone)]
+struct PartBytes {
     most: u64,
 }
 
-impl Weighter<SegmentId, Arc<FrameIndex>> for IndexBytes {
-    fn weight(&self, _id: &SegmentId, index: &Arc<FrameIndex>) -> u64 {
-        (index.weight() as u64).clamp(64, self.most)
+impl Weighter<PartName, IndexPart> for PartBytes {
+    fn weight(&self, _name: &PartName, part: &IndexPart) -> u64 {
+        let bytes = match part {
+            IndexPart::Segment(index) => index.weight(),
+            IndexPart::Head(head) => head.weight(),
+            IndexPart::Page(page) => page.weight(),
+        };
+        (bytes as u64).clamp(64, self.most)
     }
 }
 
-/// Segment indexes kept in memory.
-pub struct Indexes(Cache<SegmentId, Arc<FrameIndex>, IndexBytes>);
+/// What a run knows of a block.
+enum Known {
+    Segment(SegmentId, Arc<FrameIndex>),
+    Merged(Arc<RunHead>, Arc<RunPage>),
+}
+
+impl Known {
+    fn layer(&self) -> Layer<'_> {
+        match self {
+            Self::Segment(segment, index) => Layer::Segment(*segment, index),
+            Self::Merged(head, page) => Layer::Merged(head, page),
+        }
+    }
+}
+
+/// Indexes kept in memory: whole ones of segments, of merged runs the heads and single pages.
+pub struct Indexes(Cache<PartName, IndexPart, PartBytes>);
 
 impl Indexes {
-    /// Keeps at most `bytes` of them, at least 1024; `expected` is their expected number. An index that is
-    /// larger is kept alone: without it, each read of its segment would fetch all of it.
+    /// Keeps at most `bytes` of them, at least 1024; `expected` is their expected number. A part that is
+    /// larger is kept alone: without it, each read of its run would fetch all of it.
     ///
-    /// The cache has one part, on any number of CPUs: it refuses what does not fit the share of a part.
+    /// The cache has one shard, on any number of CPUs: it refuses what does not fit the share of a shard.
     pub fn new(expected: usize, bytes: u64) -> Self {
         let options = OptionsBuilder::new()
             .shards(1)
@@ -178,7 +214,7 @@ impl Indexes {
             .build()
             .expect("both capacities are set");
         // A 32nd of it is for what was not read twice.
-        let weighter = IndexBytes { most: bytes - bytes.div_ceil(16) };
+        let weighter = PartBytes { most: bytes - bytes.div_ceil(16) };
         Self(Cache::with_options(
             options,
             weighter,
@@ -189,44 +225,117 @@ impl Indexes {
 
     /// Keeps the index of a segment that this node has made itself.
     pub(crate) fn keep(&self, id: SegmentId, index: FrameIndex) {
-        self.0.insert(id, Arc::new(index));
+        self.0.insert(PartName::Segment(id), IndexPart::Segment(Arc::new(index)));
     }
 
-    /// The frames that make up the sectors `wanted` of `block` as `layers` compose it.
+    /// The frames that make up the sectors `wanted` of `block` as `runs` compose it.
     ///
     /// # Errors
-    /// [`ColdError`], when an index is unavailable.
+    /// [`ColdError`], when a part of an index is unavailable.
     pub async fn compose(
         &self,
         objects: &dyn ObjectStore,
         volume: &VolumeId,
         block: Block,
         wanted: Mask,
-        layers: &Layers,
+        runs: &[Run],
     ) -> Result<Composition, ColdError> {
-        let indexes = try_join_all(layers.iter().map(|segment| self.index(objects, volume, segment))).await?;
-        let layers = layers.iter().zip(&indexes).map(|(segment, index)| Layer::Segment(segment.id, index));
-        Ok(compose(block, wanted, layers))
+        let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
+        let known = try_join_all(near.map(|run| self.known(objects, volume, block, run))).await?;
+        Ok(compose(block, wanted, known.iter().flatten().map(Known::layer)))
     }
 
-    async fn index(
+    /// What `run` knows of `block`; `None` where it has no page for it.
+    async fn known(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        block: Block,
+        run: &Run,
+    ) -> Result<Option<Known>, ColdError> {
+        match run {
+            Run::Segment(segment) => {
+                let index = self.index(objects, volume, segment).await?;
+                Ok(Some(Known::Segment(segment.id, index)))
+            }
+            Run::Merged(run) => {
+                let head = self.head(objects, volume, run).await?;
+                let Some(page) = head.page_of(block) else { return Ok(None) };
+                let page = self.page(objects, volume, run.id, &head, page).await?;
+                Ok(Some(Known::Merged(head, page)))
+            }
+        }
+    }
+
+    /// The index of a segment.
+    ///
+    /// # Errors
+    /// [`ColdError`], when it is unavailable.
+    pub(crate) async fn index(
         &self,
         objects: &dyn ObjectStore,
         volume: &VolumeId,
         segment: &SegmentRef,
     ) -> Result<Arc<FrameIndex>, ColdError> {
-        self.0
-            .get_or_insert_async(&segment.id, async {
-                let range = segment.index_offset..segment.index_offset + u64::from(segment.index_bytes);
-                let bytes = objects
-                    .get_range(&key(volume, segment.id), range)
-                    .await
-                    .map_err(|source| ColdError::Store { key: key(volume, segment.id), source })?;
-                FrameIndex::decode(&bytes)
-                    .map(Arc::new)
-                    .map_err(|source| ColdError::Index { key: key(volume, segment.id), source })
-            })
-            .await
+        let range = SegmentObject::from(segment).index_range();
+        let stored = Stored { objects, key: key(volume, segment.id), range };
+        let read =
+            stored.read(|bytes| FrameIndex::decode(bytes).map(|index| IndexPart::Segment(index.into())));
+        match self.0.get_or_insert_async(&PartName::Segment(segment.id), read).await? {
+            IndexPart::Segment(index) => Ok(index),
+            IndexPart::Head(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
+        }
+    }
+
+    /// The head of a merged run.
+    ///
+    /// # Errors
+    /// [`ColdError`], when it is unavailable.
+    pub(crate) async fn head(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        run: &RunRef,
+    ) -> Result<Arc<RunHead>, ColdError> {
+        let stored = Stored { objects, key: run_key(volume, run.id), range: run.head_range() };
+        let read = stored.read(|bytes| RunHead::decode(run, bytes).map(|head| IndexPart::Head(head.into())));
+        match self.0.get_or_insert_async(&PartName::Head(run.id), read).await? {
+            IndexPart::Head(head) => Ok(head),
+            IndexPart::Segment(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
+        }
+    }
+
+    async fn page(
+        &self,
+        objects: &dyn ObjectStore,
+        volume: &VolumeId,
+        run: RunId,
+        head: &RunHead,
+        page: usize,
+    ) -> Result<Arc<RunPage>, ColdError> {
+        let stored = Stored { objects, key: run_key(volume, run), range: head.page_range(page) };
+        let read = stored.read(|bytes| head.page(page, bytes).map(|page| IndexPart::Page(page.into())));
+        match self.0.get_or_insert_async(&PartName::Page(run, page), read).await? {
+            IndexPart::Page(page) => Ok(page),
+            IndexPart::Segment(_) | IndexPart::Head(_) => unreachable!("it is kept under another name"),
+        }
+    }
+}
+
+/// Bytes of an object that hold a part of an index.
+struct Stored<'a> {
+    objects: &'a dyn ObjectStore,
+    key: String,
+    range: Range<u64>,
+}
+
+impl Stored<'_> {
+    async fn read<T>(self, decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>) -> Result<T, ColdError> {
+        let Self { objects, key, range } = self;
+        match objects.get_range(&key, range).await {
+            Ok(bytes) => decode(&bytes).map_err(|source| ColdError::Index { key, source }),
+            Err(source) => Err(ColdError::Store { key, source }),
+        }
     }
 }
 
@@ -259,6 +368,10 @@ async fn frame(
         .get_range(&key(volume, piece.segment), range)
         .await
         .map_err(|source| ColdError::Store { key: key(volume, piece.segment), source })
+}
+
+fn run_key(volume: &VolumeId, run: RunId) -> String {
+    ObjectKey::Run(volume.clone(), run).to_string()
 }
 
 fn key(volume: &VolumeId, segment: SegmentId) -> String {

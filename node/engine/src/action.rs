@@ -4,7 +4,7 @@
 use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq};
 
 use crate::event::{Errno, RequestId};
-use crate::manifest::Layers;
+use crate::index::Runs;
 use crate::sector_map::Side;
 
 /// A local file that request bytes come from.
@@ -91,7 +91,7 @@ pub enum Action {
         /// Byte offset in the request.
         at: u32,
         /// The segments to look in.
-        layers: Layers,
+        runs: Runs,
     },
     /// Store the whole request in `side` at the range's own offset. Answer: `IoCompleted`.
     Write {

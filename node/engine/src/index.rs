@@ -16,9 +16,10 @@ pub mod policy;
 mod tests;
 mod writer;
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use holdfast_types::RunId;
+use holdfast_types::{PlacedId, RunId, Seq};
 
 pub use entry::Entry;
 pub use head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
@@ -26,8 +27,11 @@ pub use page::RunPage;
 
 use crate::fence::Fence;
 use crate::segment::SegmentRef;
+use crate::wire::{self, DecodeError, Reader};
 
 /// Place of a merged run, and the chunks that it has entries for.
+///
+/// `u64 place, u128 ulid, u8 level, u64 bytes, u64 head offset, u32 head bytes, u64 entries, fence`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunRef {
     /// Its name.
@@ -46,6 +50,37 @@ pub struct RunRef {
     pub chunks: Fence,
 }
 
+impl RunRef {
+    /// Bytes of the head's envelope in the object.
+    pub fn head_range(&self) -> Range<u64> {
+        self.head_offset..self.head_offset + u64::from(self.head_bytes)
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        wire::put_id(self.id.0, out);
+        out.push(self.level);
+        out.extend_from_slice(&self.bytes.to_le_bytes());
+        out.extend_from_slice(&self.head_offset.to_le_bytes());
+        out.extend_from_slice(&self.head_bytes.to_le_bytes());
+        out.extend_from_slice(&self.entries.to_le_bytes());
+        self.chunks.put(out);
+    }
+
+    fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let id = RunId(fields.id()?);
+        let level = fields.u8()?;
+        if level == 0 {
+            return Err(fields.bad("level of a run", 0));
+        }
+        let (bytes, head_offset, head_bytes) = (fields.u64()?, fields.u64()?, fields.u32()?);
+        if head_offset.checked_add(u64::from(head_bytes)).is_none_or(|end| end > bytes) {
+            return Err(fields.bad("run head offset", head_offset));
+        }
+        let entries = fields.u64()?;
+        Ok(Self { id, level, bytes, head_offset, head_bytes, entries, chunks: Fence::take(fields)? })
+    }
+}
+
 /// A run of a volume's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Run {
@@ -59,6 +94,38 @@ pub enum Run {
 pub type Runs = Arc<[Run]>;
 
 impl Run {
+    /// Fewest bytes of an encoded run.
+    pub(crate) const MIN_BYTES: usize = 1 + SegmentRef::MIN_BYTES;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Segment(segment) => {
+                out.push(0);
+                segment.put(out);
+            }
+            Self::Merged(run) => {
+                out.push(1);
+                run.put(out);
+            }
+        }
+    }
+
+    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        match fields.u8()? {
+            0 => Ok(Self::Segment(Arc::new(SegmentRef::take(fields)?))),
+            1 => Ok(Self::Merged(Arc::new(RunRef::take(fields)?))),
+            other => Err(fields.bad("kind of a run", u64::from(other))),
+        }
+    }
+
+    /// Its object's name; no two objects of a volume have the same.
+    pub fn id(&self) -> PlacedId {
+        match self {
+            Self::Segment(segment) => segment.id.0,
+            Self::Merged(run) => run.id.0,
+        }
+    }
+
     /// The chunks that it may have entries for.
     pub fn fence(&self) -> &Fence {
         match self {
@@ -74,4 +141,17 @@ impl Run {
             Self::Merged(run) => policy::Shape { level: run.level, entries: run.entries },
         }
     }
+}
+
+/// Neighbours of a volume's list to merge.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergePlan {
+    /// The place that the output is named for.
+    pub place: Seq,
+    /// The output's level.
+    pub level: u8,
+    /// The inputs, newest first.
+    pub inputs: Runs,
+    /// The oldest of them is the oldest of the list: zeros hide nothing.
+    pub is_oldest: bool,
 }

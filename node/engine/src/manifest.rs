@@ -1,4 +1,4 @@
-//! State of a volume as of a place in its log: size, writer, and for each chunk its segments, newest first.
+//! State of a volume as of a place in its log: size, writer, runs, and the chunks that hold data.
 //!
 //! Owns: applying records in order, and the checkpoint that holds the whole state.
 //! Invariants: records apply without a gap; an epoch never falls; no segment reaches beyond the volume; no
@@ -12,14 +12,17 @@
 //! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
-//! u32 n, n x segment reference             oldest first
+//! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
+//! set of chunks (`chunk_set`): those that may hold data
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, VolumeId};
 
+use crate::chunk_set::ChunkSet;
+use crate::index::{Run, Runs};
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::record::{Body, Displaced, Record};
 use crate::safeguard::{
@@ -31,9 +34,6 @@ use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
-
-/// The segments that hold frames for one chunk, newest first.
-pub type Layers = Arc<[Arc<SegmentRef>]>;
 
 /// A volume's state as of a seq.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +52,10 @@ pub struct Manifest {
     covered: Covered,
     checkpointed: Seq,
     attaches: VecDeque<Attach>,
-    segments: Vec<Arc<SegmentRef>>,
-    chunks: BTreeMap<u32, Layers>,
+    /// Newest first.
+    runs: Runs,
+    /// Chunks of which a run ever had a frame.
+    holds: ChunkSet,
 }
 
 /// An attach record of the log.
@@ -182,8 +184,8 @@ impl Manifest {
             covered: Covered::default(),
             checkpointed: Seq(0),
             attaches: VecDeque::new(),
-            segments: Vec::new(),
-            chunks: BTreeMap::new(),
+            runs: Runs::default(),
+            holds: ChunkSet::default(),
         }
     }
 
@@ -282,14 +284,14 @@ impl Manifest {
         self.deleted
     }
 
-    /// Segments for `chunk`, newest first; `None` where the volume holds no data.
-    pub fn layers(&self, chunk: Chunk) -> Option<&Layers> {
-        self.chunks.get(&u32::try_from(chunk.0).ok()?)
+    /// Returns false if the volume holds no data in `chunk`: all of it reads as zeros.
+    pub fn may_hold(&self, chunk: Chunk) -> bool {
+        self.holds.contains(chunk)
     }
 
-    /// Every segment the volume refers to, oldest first.
-    pub fn segments(&self) -> &[Arc<SegmentRef>] {
-        &self.segments
+    /// The volume's runs, newest first.
+    pub fn runs(&self) -> &Runs {
+        &self.runs
     }
 
     /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume
@@ -412,18 +414,13 @@ impl Manifest {
     }
 
     fn add_segment(&mut self, segment: Arc<SegmentRef>) {
-        for (first, count) in segment.chunks.runs() {
-            for chunk in *first..first + count {
-                let older = self.chunks.get(&chunk).map(|layers| &layers[..]).unwrap_or_default();
-                let layers: Layers = if safeguard(NewestSegmentFirst) {
-                    std::iter::once(&segment).chain(older).cloned().collect()
-                } else {
-                    older.iter().chain([&segment]).cloned().collect()
-                };
-                self.chunks.insert(chunk, layers);
-            }
-        }
-        self.segments.push(segment);
+        self.holds.insert(&segment.chunks);
+        let newest = [Run::Segment(segment)];
+        self.runs = if safeguard(NewestSegmentFirst) {
+            newest.iter().chain(&*self.runs).cloned().collect()
+        } else {
+            self.runs.iter().chain(&newest).cloned().collect()
+        };
     }
 
     /// The bytes of the checkpoint as of [`Manifest::seq`].
@@ -448,11 +445,10 @@ impl Manifest {
             out.extend_from_slice(&nonce.0);
             out.extend_from_slice(&seq.0.to_le_bytes());
         }
-        let segments = u32::try_from(self.segments.len()).expect("fewer than 2^32 segments");
-        out.extend_from_slice(&segments.to_le_bytes());
-        for segment in &self.segments {
-            segment.put(&mut out);
-        }
+        let runs = u32::try_from(self.runs.len()).expect("fewer than 2^32 runs");
+        out.extend_from_slice(&runs.to_le_bytes());
+        self.runs.iter().for_each(|run| run.put(&mut out));
+        self.holds.put(&mut out);
         wire::enclose(Kind::Checkpoint, &out)
     }
 
@@ -490,22 +486,18 @@ impl Manifest {
             let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));
             manifest.attaches.push_back(Attach { epoch, nonce, seq: Seq(fields.u64()?) });
         }
-        let mut layers: BTreeMap<u32, Vec<Arc<SegmentRef>>> = BTreeMap::new();
         let chunks = manifest.sectors.div_ceil(CHUNK_SECTORS);
-        for _ in 0..fields.count(SegmentRef::MIN_BYTES)? {
-            let segment = Arc::new(SegmentRef::take(&mut fields)?);
-            if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
-                return Err(fields.bad("segment chunk run", u64::from(first)));
+        let count = fields.count(Run::MIN_BYTES)?;
+        let mut runs = Vec::with_capacity(count);
+        for _ in 0..count {
+            let run = Run::take(&mut fields)?;
+            if let Some((first, _)) = run.fence().run_beyond(chunks) {
+                return Err(fields.bad("chunk of a run", u64::from(first)));
             }
-            for (first, count) in segment.chunks.runs() {
-                for chunk in *first..first + count {
-                    layers.entry(chunk).or_default().push(Arc::clone(&segment));
-                }
-            }
-            manifest.segments.push(segment);
+            runs.push(run);
         }
-        manifest.chunks =
-            layers.into_iter().map(|(chunk, list)| (chunk, list.into_iter().rev().collect())).collect();
+        manifest.runs = runs.into();
+        manifest.holds = ChunkSet::take(&mut fields, chunks)?;
         fields.end()?;
         Ok(manifest)
     }

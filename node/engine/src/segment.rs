@@ -239,7 +239,7 @@ impl SegmentBuilder {
         let index_bytes = u32::try_from(self.end() - index_offset).expect("an index is smaller than 4 GiB");
         let bytes = self.end() + TRAILER_BYTES;
         let segment = SegmentRef { id, bytes, index_offset, index_bytes, chunks: fence(&index.frames) };
-        self.body.extend_from_slice(&trailer(&segment));
+        self.body.extend_from_slice(&trailer(index_offset, index_bytes));
         (segment, index)
     }
 
@@ -252,11 +252,11 @@ impl SegmentBuilder {
 }
 
 /// The last bytes of the segment's object.
-pub fn trailer(segment: &SegmentRef) -> [u8; TRAILER_BYTES as usize] {
+pub fn trailer(index_offset: u64, index_bytes: u32) -> [u8; TRAILER_BYTES as usize] {
     let mut out = [0; TRAILER_BYTES as usize];
     out[..4].copy_from_slice(b"HFSG");
-    out[4..8].copy_from_slice(&segment.index_bytes.to_le_bytes());
-    out[8..].copy_from_slice(&segment.index_offset.to_le_bytes());
+    out[4..8].copy_from_slice(&index_bytes.to_le_bytes());
+    out[8..].copy_from_slice(&index_offset.to_le_bytes());
     out
 }
 

@@ -1,9 +1,11 @@
 //! Scrub: reads everything that a volume has in its store, and reports what is damaged and its effect.
 //!
 //! 1. every record and every checkpoint; a checkpoint must equal the state that the log replays to (`log`);
-//! 2. every segment the volume refers to: there, of the right length, with an intact index and intact frames
-//!    (`segment`);
-//! 3. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
+//! 2. every merged run of the volume: there, of the right length, with an intact head and intact pages
+//!    (`run`);
+//! 3. every segment that the volume's runs name: there, of the right length, with an intact index and intact
+//!    frames (`segment`);
+//! 4. of damaged frames, which sectors still show: a newer frame may hide them (`visible`).
 //!
 //! Owns: the order of reads and the meaning of a finding. Changes nothing; [`repair_checkpoints`] does.
 //! Costs: a LIST and a GET for each record and checkpoint; for each segment two GETs and one for every 4 MiB.
@@ -12,14 +14,18 @@
 
 mod log;
 mod repair;
+mod run;
 mod segment;
 mod visible;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use holdfast_engine::DecodeError;
+use holdfast_engine::index::{Run, RunHead, SegmentObject};
 use holdfast_engine::manifest::{LogError, Manifest};
 use holdfast_engine::segment::FrameError;
 use holdfast_objects::ObjectStore;
@@ -28,6 +34,7 @@ use holdfast_types::{SectorRange, Seq, VolumeId};
 use crate::LogFailure;
 
 pub use repair::repair_checkpoints;
+use segment::Named;
 
 /// Segments read at once; each holds at most one read of 4 MiB and its index in memory.
 const PARALLEL_SEGMENTS: usize = 4;
@@ -68,6 +75,17 @@ pub enum Fault {
     /// The trailer, which no reader needs.
     #[error("has a damaged trailer")]
     Trailer,
+    /// Some of a merged run's pages.
+    #[error("has damaged pages ({count})")]
+    Pages {
+        /// Number of damaged pages.
+        count: u64,
+        /// The first one's bytes in the object.
+        first: Range<u64>,
+        /// The damage of the first one.
+        #[source]
+        source: DecodeError,
+    },
     /// Some of a segment's frames.
     #[error("has damaged frames ({count})")]
     Frames {
@@ -152,20 +170,28 @@ pub async fn scrub(
 ) -> Result<Report, LogFailure> {
     let log::LogState { manifest, records, checkpoints, mut findings, replaceable } =
         log::read(objects, volume).await?;
-    let total_bytes = manifest.segments().iter().map(|segment| segment.bytes).sum();
+    let mut runs = run::scan_heads(objects, volume, manifest.runs()).await?;
+    let named = named_segments(&manifest, &runs);
+    let total_bytes =
+        named.iter().map(Named::bytes).sum::<u64>() + runs.values().map(|scan| scan.run.bytes).sum::<u64>();
     let read = AtomicU64::new(0);
     let meter = |bytes: u64| {
         let read_bytes = read.fetch_add(bytes, Ordering::Relaxed) + bytes;
         tell(Progress { read_bytes, total_bytes });
     };
-    let scans: Vec<segment::Scan> = stream::iter(manifest.segments().to_vec())
+    for scan in runs.values_mut() {
+        scan.scan_pages(objects, volume, &meter).await?;
+    }
+    let scans: Vec<segment::Scan> = stream::iter(named)
         .map(|segment| segment::scan(objects, volume, segment, &meter))
         .buffered(PARALLEL_SEGMENTS)
         .try_collect()
         .await?;
     let frames = scans.iter().map(|scan| scan.frames).sum();
     let segments = scans.len() as u64;
-    findings.extend(visible::weigh(objects, volume, &manifest, scans).await?);
+    let lookup = visible::Lookup { objects, volume, manifest: &manifest, runs: &runs };
+    findings.extend(visible::weigh(lookup, scans).await?);
+    findings.extend(visible::weigh_runs(&manifest, runs));
     Ok(Report {
         manifest,
         records,
@@ -176,4 +202,23 @@ pub async fn scrub(
         findings,
         replaceable,
     })
+}
+
+/// Every segment that the volume refers to and a reader can find, oldest first.
+fn named_segments(manifest: &Manifest, scans: &BTreeMap<usize, run::RunScan>) -> Vec<Named> {
+    let runs = manifest.runs().iter().enumerate().rev();
+    let named = runs.flat_map(|(number, run)| match run {
+        Run::Segment(segment) => vec![Named::Listed(Arc::clone(segment))],
+        Run::Merged(_) => {
+            let head = scans.get(&number).and_then(|scan| scan.head.as_ref());
+            let segments = head.map(RunHead::segments).unwrap_or_default();
+            let merged = |(ordinal, object): (u32, &SegmentObject)| Named::Merged {
+                run: number,
+                ordinal,
+                object: *object,
+            };
+            (0..).zip(segments).map(merged).collect()
+        }
+    });
+    named.collect()
 }

@@ -90,7 +90,7 @@ async fn a_long_log_is_read_from_its_newest_checkpoint() {
     let before = store.counts();
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     let after = store.counts();
-    assert_eq!((manifest.seq(), manifest.checkpointed(), manifest.segments().len()), (Seq(41), Seq(40), 39));
+    assert_eq!((manifest.seq(), manifest.checkpointed(), manifest.runs().len()), (Seq(41), Seq(40), 39));
     let spent = (after.list - before.list, after.get - before.get, after.total() - before.total());
     assert_eq!(spent, (2, 2, 4));
 }
@@ -169,7 +169,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
     let kept: Vec<u64> = [1, 2, 40].into_iter().chain(257..=300).collect();
     assert_eq!(seqs_of(&store, "log").await, kept);
     let read = read_manifest_to_end(&store, &volume()).await.unwrap();
-    assert_eq!((read.seq(), read.segments().len()), (Seq(300), 297));
+    assert_eq!((read.seq(), read.runs().len()), (Seq(300), 297));
     // It continues as if nothing had been truncated.
     provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
     let stale = Record { epoch: Epoch(1), ..commit(40) };

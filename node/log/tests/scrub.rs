@@ -253,13 +253,13 @@ async fn a_damaged_checkpoint_is_replaced_from_the_log() {
     assert_eq!(removed, [checkpoint_key(4)]);
     assert_eq!(keys(&stored.scrub().await), [] as [&str; 0]);
     let repaired = read_manifest(&stored.store, &volume()).await.unwrap();
-    assert_eq!((repaired.checkpointed(), repaired.segments()), (Seq(5), sound.segments()));
+    assert_eq!((repaired.checkpointed(), repaired.runs()), (Seq(5), sound.runs()));
 
     // At the log's end there is nothing newer to make: the checkpoint before it, with the records, is enough.
     stored.store.corrupt(&checkpoint_key(5), |bytes| bytes[50] ^= 1);
     let report = stored.scrub().await;
     repair_checkpoints(&stored.store, &volume(), &report).await.unwrap();
-    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap().segments(), sound.segments());
+    assert_eq!(read_manifest(&stored.store, &volume()).await.unwrap().runs(), sound.runs());
 }
 
 #[tokio::test]

@@ -12,7 +12,8 @@ use holdfast_background::{
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
 use holdfast_engine::event::{Event, Op, RequestId};
-use holdfast_engine::manifest::{Layers, Manifest};
+use holdfast_engine::index::Runs;
+use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
@@ -182,14 +183,14 @@ impl Process {
         });
     }
 
-    fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, layers: Layers) {
+    fn read_cold(&mut self, id: RequestId, range: SectorRange, at: u32, runs: Runs) {
         let (background, shared) = (Arc::clone(&self.background), self.shared.clone());
         self.tasks.start(async move {
             let Background { volume, objects, time, .. } = &*background;
             let Shared { pools: Pools { indexes, .. }, slab, .. } = &shared;
             let block = match slab {
-                Some(slab) => slab.read(&**objects, volume, time, indexes, range, &layers).await,
-                None => read_block(&**objects, volume, time, indexes, range, &layers).await,
+                Some(slab) => slab.read(&**objects, volume, time, indexes, range, &runs).await,
+                None => read_block(&**objects, volume, time, indexes, range, &runs).await,
             };
             Ended::Cold { id, range, at, block }
         });
@@ -234,7 +235,7 @@ impl Process {
             Action::WriteCheckpoint { seq, bytes } => {
                 return self.work(Work::WriteCheckpoint { seq, bytes });
             }
-            Action::ReadCold { id, range, at, layers } => return self.read_cold(id, range, at, layers),
+            Action::ReadCold { id, range, at, runs } => return self.read_cold(id, range, at, runs),
             Action::SyncSide { side } => mark = Some(disk.lock().sides[side as usize].mark()),
             Action::SyncMap => mark = Some(disk.lock().map.mark()),
             Action::Report(Report::Fenced) => self.fenced = true,
@@ -349,10 +350,10 @@ pub(crate) async fn read_block(
     time: &SimTime,
     indexes: &Indexes,
     range: SectorRange,
-    layers: &Layers,
+    runs: &Runs,
 ) -> Result<Vec<u8>, ColdError> {
     retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-        let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+        let plan = indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
         let mut whole = vec![0; BLOCK_BYTES as usize];
         fetch(objects, volume, &plan, &mut whole).await?;
         Ok(whole)

@@ -3,7 +3,7 @@
 use std::io;
 
 use holdfast_background::{ColdError, ColdLines, Indexes, Slot, SlotTable, fetch, retry_while_unavailable};
-use holdfast_engine::manifest::Layers;
+use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
 use parking_lot::Mutex;
@@ -38,11 +38,11 @@ impl Slab {
         time: &SimTime,
         indexes: &Indexes,
         range: SectorRange,
-        layers: &Layers,
+        runs: &Runs,
     ) -> Result<Vec<u8>, ColdError> {
         let calls = &time.calls;
         retry_while_unavailable(time, &ColdLines::default(), range, |wanted| async move {
-            let plan = indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+            let plan = indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
             let whole = async {
                 let mut whole = vec![0; BLOCK_BYTES as usize];
                 fetch(objects, volume, &plan, &mut whole).await?;

@@ -9,14 +9,15 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use holdfast_engine::compose::{Layer, compose, place};
+use holdfast_engine::index::{Run, RunHead, RunPage};
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::segment::{FrameIndex, SegmentRef, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, SECTOR_BYTES, Sector, SectorRange, SegmentId, Seq,
-    VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange,
+    SegmentId, Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
@@ -39,6 +40,21 @@ struct Segment {
     cut: Rc<Cut>,
 }
 
+#[derive(Clone)]
+struct MergedRun {
+    head: RunHead,
+    body: Bytes,
+}
+
+impl MergedRun {
+    fn page_of(&self, block: Block) -> Option<RunPage> {
+        let page = self.head.page_of(block)?;
+        let Range { start, end } = self.head.page_range(page);
+        let bytes = &self.body[start as usize..end as usize];
+        Some(self.head.page(page, bytes).expect("writers send whole runs"))
+    }
+}
+
 /// A writer's record that came into the log.
 #[derive(Clone)]
 pub(crate) enum Landed {
@@ -54,6 +70,7 @@ pub(crate) struct Store {
     volume: VolumeId,
     objects: BTreeMap<String, Object>,
     segments: BTreeMap<SegmentId, Segment>,
+    runs: BTreeMap<RunId, MergedRun>,
     /// The log as it is.
     truth: Manifest,
     /// Its records, those that were truncated too.
@@ -82,6 +99,7 @@ impl Store {
             truncated: 0,
             strays: 0,
             segments: BTreeMap::new(),
+            runs: BTreeMap::new(),
             last_cut: Rc::default(),
             late: Vec::new(),
             landed: Vec::new(),
@@ -135,7 +153,10 @@ impl Store {
                 Err(holdfast_objects::CreateError::Exists { key: key.clone() })
             }),
             StoreAsk::PutSegment { key, body } => {
-                self.put_segment(key, body, cut.expect("an upload belongs to a seal"));
+                match ObjectKey::parse(key) {
+                    Some(ObjectKey::Run(_, id)) => self.put_run(key, id, body),
+                    _ => self.put_segment(key, body, cut.expect("an upload belongs to a seal")),
+                }
                 Answer::Stored(Ok(()))
             }
             StoreAsk::List { prefix, start_after, limit } => {
@@ -262,6 +283,19 @@ impl Store {
         self.insert(key, body.clone());
     }
 
+    fn put_run(&mut self, key: &str, id: RunId, body: &Bytes) {
+        if let Some(there) = self.objects.get(key) {
+            Invariant::NeverForeignBytes.check(there.body == *body, || format!("{key} changes"));
+            return;
+        }
+        let trailer = &body[body.len() - 16..];
+        let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
+        let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
+        let head = RunHead::decode_alone(&body[at..at + length]).expect("writers send whole runs");
+        self.runs.insert(id, MergedRun { head, body: body.clone() });
+        self.insert(key, body.clone());
+    }
+
     /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
     pub(crate) fn replace(&mut self, key: &str, body: Option<Bytes>) -> Option<Bytes> {
         let was = self.get(key).ok().cloned();
@@ -324,9 +358,17 @@ impl Store {
 
     /// One block as the log's end says.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
-        let Some(layers) = manifest.layers(block.chunk()) else { return vec![0; BLOCK_SECTORS as usize] };
-        let layers =
-            layers.iter().map(|segment| Layer::Segment(segment.id, &self.segments[&segment.id].index));
+        let runs = manifest.runs().iter().filter(|run| run.fence().may_hold(block.chunk()));
+        let known: Vec<(&Run, Option<RunPage>)> = runs
+            .map(|run| match run {
+                Run::Segment(_) => (run, None),
+                Run::Merged(merged) => (run, self.runs[&merged.id].page_of(block)),
+            })
+            .collect();
+        let layers = known.iter().filter_map(|(run, page)| match run {
+            Run::Segment(segment) => Some(Layer::Segment(segment.id, &self.segments[&segment.id].index)),
+            Run::Merged(merged) => Some(Layer::Merged(&self.runs[&merged.id].head, page.as_ref()?)),
+        });
         let plan = compose(block, Mask::FULL, layers);
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {

@@ -162,8 +162,8 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
             };
             (33, [u64::from(id.0) << 8 | from, range.start.0, range.sectors, u64::from(*at)])
         }
-        Action::ReadCold { id, range, at, layers } => {
-            (34, [u64::from(id.0) << 32 | layers.len() as u64, range.start.0, range.sectors, u64::from(*at)])
+        Action::ReadCold { id, range, at, runs } => {
+            (34, [u64::from(id.0) << 32 | runs.len() as u64, range.start.0, range.sectors, u64::from(*at)])
         }
         Action::Write { id, range, side } => (35, [id.0.into(), range.start.0, range.sectors, *side as u64]),
         Action::Punch { id, range, side } => (36, [id.0.into(), range.start.0, range.sectors, *side as u64]),
@@ -284,11 +284,11 @@ fn action_words(action: &Action) -> String {
         Action::Read { id, range, from, .. } => {
             format!("read {} sectors at {} from {from:?} (request {})", range.sectors, range.start.0, id.0)
         }
-        Action::ReadCold { id, range, layers, .. } => format!(
+        Action::ReadCold { id, range, runs, .. } => format!(
             "read {} sectors at {} from {} segments (request {})",
             range.sectors,
             range.start.0,
-            layers.len(),
+            runs.len(),
             id.0
         ),
         Action::Write { id, range, side } => {

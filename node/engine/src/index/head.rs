@@ -164,6 +164,16 @@ impl RunHead {
         self.pages[page].offset..self.pages.get(page + 1).map_or(self.pages_end, |next| next.offset)
     }
 
+    /// Blocks whose entries stand in a page, if the run has any of them: its first, and the one behind the
+    /// last.
+    ///
+    /// # Panics
+    /// If there is no such page.
+    pub fn blocks_of(&self, page: usize) -> Range<u64> {
+        let end = self.pages.get(page + 1).map_or(1 << 32, |next| u64::from(next.first_block));
+        u64::from(self.pages[page].first_block)..end
+    }
+
     /// Reads a page from its bytes.
     ///
     /// # Errors
@@ -180,7 +190,7 @@ impl RunHead {
     }
 
     /// The segment that an entry of one of its pages names; `None` for zeros.
-    pub(crate) fn segment_of(&self, entry: &Entry) -> Option<SegmentId> {
+    pub fn segment_of(&self, entry: &Entry) -> Option<SegmentId> {
         let segment = self.segments.get(entry.segment as usize).filter(|_| !entry.is_zero())?;
         Some(segment.id)
     }

@@ -37,16 +37,14 @@ fn attached() -> Manifest {
 }
 
 #[test]
-fn layers_stand_newest_first_and_a_checkpoint_keeps_them() {
+fn runs_stand_newest_first_and_a_checkpoint_keeps_them() {
     let mut manifest = attached();
     manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
-    manifest.apply(&record(4, 1, commit(2, vec![(1, 1)]))).unwrap();
-    let names = |chunk| -> Vec<SegmentId> {
-        manifest.layers(Chunk(chunk)).map(|l| l.iter().map(|s| s.id).collect()).unwrap_or_default()
-    };
-    assert_eq!(names(0), [id(1)]);
-    assert_eq!(names(1), [id(2), id(1)]);
-    assert!(names(2).is_empty());
+    manifest.apply(&record(4, 1, commit(2, vec![(1, 1), (7, 1)]))).unwrap();
+    let fences: Vec<&[(u32, u32)]> = manifest.runs().iter().map(|run| run.fence().runs()).collect();
+    assert_eq!(fences, [&[(1, 1), (7, 1)][..], &[(0, 2)]]);
+    let held: Vec<u64> = (0..9).filter(|chunk| manifest.may_hold(Chunk(*chunk))).collect();
+    assert_eq!(held, [0, 1, 7]);
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
     assert_eq!(read.checkpointed(), Seq(4));
     assert_eq!(read, Manifest { checkpointed: Seq(4), ..manifest });

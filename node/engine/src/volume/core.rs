@@ -119,7 +119,7 @@ impl<M: Memory> Core<M> {
     /// False if every sector reads as zeros; none while the manifest is not loaded.
     pub(super) fn holds_data(&self) -> Option<bool> {
         let manifest = self.manifest.as_ref()?;
-        Some(!manifest.segments().is_empty() || self.map.is_any_prepared())
+        Some(!manifest.runs().is_empty() || self.map.is_any_prepared())
     }
 
     /// Returns true if a sync of a side failed since the attach (`volume/durability.rs`).
@@ -195,7 +195,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn record_zeroes(&mut self, range: SectorRange, side: Side) {
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             let chunk = piece.start.chunk();
-            let remote_data = self.manifest.as_ref().is_none_or(|manifest| manifest.layers(chunk).is_some());
+            let remote_data = self.manifest.as_ref().is_none_or(|manifest| manifest.may_hold(chunk));
             if self.map.is_prepared(chunk) && self.map.mark_zeroed(piece, side, remote_data) {
                 self.became_dirty(piece, side);
             }

@@ -131,7 +131,7 @@ impl DataPath {
         let mut affected = Vec::new();
         for piece in range.split_at_multiples(CHUNK_SECTORS) {
             let chunk = piece.start.chunk();
-            if manifest.layers(chunk).is_some() || core.map.is_prepared(chunk) {
+            if manifest.may_hold(chunk) || core.map.is_prepared(chunk) {
                 affected.push(chunk);
             }
         }

@@ -41,14 +41,13 @@ pub(super) fn tile<M: Memory>(
                     return None;
                 };
                 // A run lies within one chunk.
-                match manifest.layers(run.start.chunk()) {
-                    None => out.push(Action::Read { id, range: run, at, from: Source::Zeros }),
-                    Some(layers) => {
-                        for piece in run.split_at_multiples(BLOCK_SECTORS) {
-                            let at = at + bytes(SectorRange::new(run.start.0, piece.start.0 - run.start.0));
-                            out.push(Action::ReadCold { id, range: piece, at, layers: layers.clone() });
-                        }
+                if manifest.may_hold(run.start.chunk()) {
+                    for piece in run.split_at_multiples(BLOCK_SECTORS) {
+                        let at = at + bytes(SectorRange::new(run.start.0, piece.start.0 - run.start.0));
+                        out.push(Action::ReadCold { id, range: piece, at, runs: manifest.runs().clone() });
                     }
+                } else {
+                    out.push(Action::Read { id, range: run, at, from: Source::Zeros });
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use holdfast_engine::index::SegmentObject;
 use holdfast_engine::segment::{
     Codec, Frame, FrameError, FrameIndex, SegmentRef, TRAILER_BYTES, trailer, unpack,
 };
@@ -16,8 +17,32 @@ use crate::{LogFailure, store};
 /// Bytes of frames read at once.
 const READ_BYTES: u64 = 4 << 20;
 
+/// A segment of the volume, by what names it.
+#[derive(Debug, Clone)]
+pub(super) enum Named {
+    /// The list of runs, as a run of level 0: reads need its own index.
+    Listed(Arc<SegmentRef>),
+    /// A merged run, by its place in the list: reads need the frames that it names.
+    Merged { run: usize, ordinal: u32, object: SegmentObject },
+}
+
+impl Named {
+    /// Size of the object in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.object().bytes
+    }
+
+    fn object(&self) -> SegmentObject {
+        match self {
+            Self::Listed(segment) => SegmentObject::from(&**segment),
+            Self::Merged { object, .. } => *object,
+        }
+    }
+}
+
 /// Findings in one segment.
 pub(super) struct Scan {
+    pub(super) named: Named,
     pub(super) id: SegmentId,
     pub(super) key: String,
     /// Frames read.
@@ -29,7 +54,7 @@ pub(super) struct Scan {
 
 pub(super) enum Verdict {
     Whole,
-    /// No frame of it can be found.
+    /// No frame of it can be found by its own index.
     Lost(Fault),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),
@@ -38,11 +63,13 @@ pub(super) enum Verdict {
 pub(super) async fn scan(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    segment: Arc<SegmentRef>,
+    named: Named,
     meter: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<Scan, LogFailure> {
-    let key = ObjectKey::Segment(volume.clone(), segment.id).to_string();
-    let mut scan = Scan { id: segment.id, key, frames: 0, verdict: Verdict::Whole, blemishes: Vec::new() };
+    let segment = named.object();
+    let id = segment.id;
+    let key = ObjectKey::Segment(volume.clone(), id).to_string();
+    let mut scan = Scan { named, id, key, frames: 0, verdict: Verdict::Whole, blemishes: Vec::new() };
     let failed = |error| store("read a segment", volume)(error);
     let end = match objects.get_suffix(&scan.key, TRAILER_BYTES).await {
         Ok(end) => end,
@@ -50,16 +77,16 @@ pub(super) async fn scan(
         Err(error) => return Err(failed(error)),
     };
     let have = end.size_bytes;
-    let index_end = segment.index_offset + u64::from(segment.index_bytes);
-    if have < index_end {
+    let index_range = segment.index_range();
+    if have < index_range.end {
         return scan.lost(Fault::Length { have, need: segment.bytes });
     }
     if have != segment.bytes {
         scan.blemishes.push(Fault::Length { have, need: segment.bytes });
-    } else if end.bytes != trailer(&segment)[..] {
+    } else if end.bytes != trailer(segment.index_offset, segment.index_bytes)[..] {
         scan.blemishes.push(Fault::Trailer);
     }
-    let index = match objects.get_range(&scan.key, segment.index_offset..index_end).await {
+    let index = match objects.get_range(&scan.key, index_range).await {
         Ok(bytes) => bytes,
         Err(StoreError::NotFound { .. }) => return scan.lost(Fault::Missing),
         Err(error) => return Err(failed(error)),
@@ -70,17 +97,37 @@ pub(super) async fn scan(
         Err(error) => return scan.lost(Fault::Bytes(error)),
     };
     // Frames come in the order of their bytes, before the index.
-    let inside = |frame: &&Frame| {
-        frame.offset.checked_add(u64::from(frame.stored)).is_some_and(|end| end <= segment.index_offset)
-    };
-    let inside = index.frames().iter().take_while(inside).count();
+    let inside = index.frames().iter().take_while(|frame| end_of(frame) <= segment.index_offset).count();
     let (inside, outside) = index.frames().split_at(inside);
+    let Some(mut damaged) = check(objects, volume, &scan.key, inside, meter).await? else {
+        return scan.lost(Fault::Missing);
+    };
+    scan.frames = inside.iter().filter(|frame| frame.codec != Codec::Zero).count() as u64;
+    damaged.extend(outside.iter().filter(|frame| frame.codec != Codec::Zero).map(cut_off));
+    if !damaged.is_empty() {
+        scan.verdict = Verdict::Frames(damaged);
+    }
+    Ok(scan)
+}
+
+/// The damaged ones of `frames`, which come in the order of their bytes; `None` if the object is missing.
+pub(super) async fn check(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    key: &str,
+    frames: &[Frame],
+    meter: &(dyn Fn(u64) + Send + Sync),
+) -> Result<Option<Vec<(Frame, FrameError)>>, LogFailure> {
     let mut damaged = Vec::new();
-    for (range, frames) in batches(inside) {
-        let bytes = match objects.get_range(&scan.key, range.clone()).await {
+    for (range, frames) in batches(frames) {
+        let bytes = match objects.get_range(key, range.clone()).await {
             Ok(bytes) => bytes,
-            Err(StoreError::NotFound { .. }) => return scan.lost(Fault::Missing),
-            Err(error) => return Err(failed(error)),
+            Err(StoreError::NotFound { .. }) => return Ok(None),
+            Err(StoreError::OutOfRange { .. }) => {
+                damaged.extend(frames.iter().map(cut_off));
+                continue;
+            }
+            Err(error) => return Err(store("read a segment", volume)(error)),
         };
         for frame in frames {
             let at = usize::try_from(frame.offset - range.start).expect("a read is at most a few MiB");
@@ -88,17 +135,18 @@ pub(super) async fn scan(
                 damaged.push((*frame, error));
             }
         }
-        scan.frames += frames.len() as u64;
         meter(bytes.len() as u64);
     }
-    for frame in outside.iter().filter(|frame| frame.codec != Codec::Zero) {
-        let error = FrameError::Length { block: frame.block, have: 0, need: frame.stored as usize };
-        damaged.push((*frame, error));
-    }
-    if !damaged.is_empty() {
-        scan.verdict = Verdict::Frames(damaged);
-    }
-    Ok(scan)
+    Ok(Some(damaged))
+}
+
+/// A frame of which the object has no bytes.
+pub(super) fn cut_off(frame: &Frame) -> (Frame, FrameError) {
+    (*frame, FrameError::Length { block: frame.block, have: 0, need: frame.stored as usize })
+}
+
+fn end_of(frame: &Frame) -> u64 {
+    frame.offset.saturating_add(u64::from(frame.stored))
 }
 
 impl Scan {

@@ -1,125 +1,235 @@
 //! Sectors of damaged frames that no newer frame hides.
 //!
-//! A segment that is completely lost affects every chunk it has frames for: without its index its contents
-//! are unknown.
+//! Of a segment that stands in the list itself and is completely lost, every chunk is affected that it has
+//! frames for: without its index its contents are unknown. The same goes for a merged run without its head; a
+//! page that is damaged affects the blocks between its first and the next page's. Of a segment that a merged
+//! run names, the frames count that the run names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use holdfast_engine::fence::Fence;
+use holdfast_engine::index::{Run, RunPage, SegmentObject};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
+use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
 
-use super::segment::{Scan, Verdict};
+use super::run::RunScan;
+use super::segment::{Named, Scan, Verdict, check, cut_off};
 use super::{Effect, Fault, Finding};
 use crate::{LogFailure, store};
 
-/// Damaged frames of one chunk, by segment.
-type InChunk = HashMap<SegmentId, Vec<Frame>>;
+/// Segments with a damaged frame, by block.
+type Damaged = BTreeMap<u32, BTreeSet<SegmentId>>;
+/// Sectors that show damage, by segment.
+type Shown = HashMap<SegmentId, Vec<SectorRange>>;
 
-/// Turns each scan into findings with their effect on the volume.
-pub(super) async fn weigh(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    manifest: &Manifest,
-    scans: Vec<Scan>,
-) -> Result<Vec<Finding>, LogFailure> {
-    let mut chunks: BTreeMap<Chunk, InChunk> = BTreeMap::new();
+/// A volume's runs and what was found of them.
+#[derive(Clone, Copy)]
+pub(super) struct Lookup<'a> {
+    pub(super) objects: &'a dyn ObjectStore,
+    pub(super) volume: &'a VolumeId,
+    pub(super) manifest: &'a Manifest,
+    /// The scans of the merged runs, by their place in the list.
+    pub(super) runs: &'a BTreeMap<usize, RunScan>,
+}
+
+/// Turns each scan into findings with their effect on the volume. Scans come in the order of the findings.
+pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Finding>, LogFailure> {
+    let named = lookup.named_by_runs(&scans).await?;
+    let mut damaged = Damaged::new();
     for scan in &scans {
-        let Verdict::Frames(damaged) = &scan.verdict else { continue };
-        for (frame, _) in damaged {
-            let chunk = chunks.entry(Block(u64::from(frame.block)).chunk()).or_default();
-            chunk.entry(scan.id).or_default().push(*frame);
+        let frames = match (&scan.verdict, named.get(&scan.id)) {
+            (Verdict::Frames(frames), _) => frames.iter().map(|(frame, _)| frame.block).collect(),
+            (Verdict::Lost(_), Some(frames)) => frames.iter().map(|frame| frame.block).collect(),
+            (Verdict::Lost(_), None) | (Verdict::Whole, _) => Vec::new(),
+        };
+        for block in frames {
+            damaged.entry(block).or_default().insert(scan.id);
         }
     }
-    let mut shown: HashMap<SegmentId, Vec<SectorRange>> = HashMap::new();
-    for (chunk, damaged) in chunks {
-        look_at_chunk(objects, volume, manifest, chunk, &damaged, &mut shown).await?;
-    }
+    let mut shown = lookup.shown(&damaged).await?;
     let mut findings = Vec::new();
-    for (scan, segment) in scans.into_iter().zip(manifest.segments()) {
+    for scan in scans {
         let harmless = |fault| Finding { key: scan.key.clone(), fault, effect: Effect::Harmless };
         findings.extend(scan.blemishes.into_iter().map(harmless));
-        let (fault, ranges) = match scan.verdict {
-            Verdict::Whole => continue,
-            Verdict::Lost(fault) => (fault, chunk_ranges(segment, manifest.sectors())),
-            Verdict::Frames(damaged) => {
+        let visible = shown.remove(&scan.id).unwrap_or_default();
+        let (fault, ranges) = match (scan.verdict, scan.named) {
+            (Verdict::Whole, _) => continue,
+            (Verdict::Lost(fault), Named::Listed(segment)) => {
+                (fault, chunk_ranges(lookup.manifest, &segment.chunks))
+            }
+            (Verdict::Lost(fault), Named::Merged { .. }) => (fault, visible),
+            (Verdict::Frames(damaged), _) => {
                 let count = damaged.len() as u64;
                 let Some((frame, source)) = damaged.into_iter().next() else { continue };
                 let first = frame.offset..frame.offset + u64::from(frame.stored);
-                (Fault::Frames { count, first, source }, shown.remove(&scan.id).unwrap_or_default())
+                (Fault::Frames { count, first, source }, visible)
             }
         };
-        let ranges = join(ranges);
-        let effect = if ranges.is_empty() { Effect::Harmless } else { Effect::Unreadable(ranges) };
-        findings.push(Finding { key: scan.key, fault, effect });
+        findings.push(Finding { key: scan.key, fault, effect: effect(ranges) });
     }
     Ok(findings)
 }
 
-/// Visits the chunk's layers, newest first, with the sectors that the newer ones cover.
-async fn look_at_chunk(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    manifest: &Manifest,
-    chunk: Chunk,
-    damaged: &InChunk,
-    shown: &mut HashMap<SegmentId, Vec<SectorRange>>,
-) -> Result<(), LogFailure> {
-    let blocks: BTreeSet<u32> = damaged.values().flatten().map(|frame| frame.block).collect();
-    let mut covered: BTreeMap<u32, Mask> = blocks.into_iter().map(|block| (block, Mask::EMPTY)).collect();
-    let mut to_come = damaged.len();
-    for segment in manifest.layers(chunk).map(|layers| &layers[..]).unwrap_or_default() {
-        if let Some(frames) = damaged.get(&segment.id) {
-            let ranges = shown.entry(segment.id).or_default();
-            for frame in frames {
-                let hidden = covered.get(&frame.block).copied().unwrap_or_default();
-                let first = Block(u64::from(frame.block)).first_sector().0;
-                let visible = frame.mask.minus(hidden).runs();
-                ranges.extend(
-                    visible
-                        .map(|(bit, sectors)| SectorRange::new(first + u64::from(bit), u64::from(sectors))),
-                );
-            }
-            to_come -= 1;
-            if to_come == 0 {
-                return Ok(());
-            }
+/// Turns the scans of merged runs into findings.
+pub(super) fn weigh_runs(manifest: &Manifest, scans: BTreeMap<usize, RunScan>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for scan in scans.into_values().rev() {
+        let RunScan { run, key, head, lost, pages, blemishes } = scan;
+        let harmless = |fault| Finding { key: key.clone(), fault, effect: Effect::Harmless };
+        findings.extend(blemishes.into_iter().map(harmless));
+        if let Some(fault) = lost {
+            let ranges = chunk_ranges(manifest, &run.chunks);
+            findings.push(Finding { key, fault, effect: effect(ranges) });
+            continue;
         }
-        let Some(index) = index(objects, volume, segment).await? else { continue };
-        for (block, mask) in &mut covered {
-            if let Some(frame) = index.find(Block(u64::from(*block))) {
-                *mask = mask.union(frame.mask);
-            }
+        let Some(head) = head else { continue };
+        let chunks = chunk_ranges(manifest, &run.chunks);
+        let mut ranges = Vec::new();
+        for (page, _) in &pages {
+            let blocks = head.blocks_of(*page);
+            let sectors =
+                SectorRange::new(blocks.start * BLOCK_SECTORS, (blocks.end - blocks.start) * BLOCK_SECTORS);
+            ranges.extend(chunks.iter().filter_map(|chunk| chunk.intersect(sectors)));
         }
+        let count = pages.len() as u64;
+        let Some((page, source)) = pages.into_iter().next() else { continue };
+        let fault = Fault::Pages { count, first: head.page_range(page), source };
+        findings.push(Finding { key, fault, effect: effect(ranges) });
     }
-    Ok(())
+    findings
 }
 
-/// The index of a segment; `None` where it is damaged, which is a finding of its own.
-async fn index(
-    objects: &dyn ObjectStore,
-    volume: &VolumeId,
-    segment: &SegmentRef,
-) -> Result<Option<FrameIndex>, LogFailure> {
-    let key = ObjectKey::Segment(volume.clone(), segment.id).to_string();
-    let range = segment.index_offset..segment.index_offset + u64::from(segment.index_bytes);
-    match objects.get_range(&key, range).await {
-        Ok(bytes) => Ok(FrameIndex::decode(&bytes).ok()),
-        Err(StoreError::NotFound { .. } | StoreError::OutOfRange { .. }) => Ok(None),
-        Err(error) => Err(store("read a segment", volume)(error)),
+impl Lookup<'_> {
+    /// Frames that merged runs name in segments whose own index is of no use: those that are damaged.
+    async fn named_by_runs(&self, scans: &[Scan]) -> Result<HashMap<SegmentId, Vec<Frame>>, LogFailure> {
+        let mut wanted: BTreeMap<usize, BTreeMap<u32, &Scan>> = BTreeMap::new();
+        for scan in scans {
+            if let (Named::Merged { run, ordinal, .. }, Verdict::Lost(_)) = (&scan.named, &scan.verdict) {
+                wanted.entry(*run).or_default().insert(*ordinal, scan);
+            }
+        }
+        let mut damaged = HashMap::new();
+        for (run, wanted) in wanted {
+            let ordinals = wanted.keys().map(|ordinal| (*ordinal, Vec::new())).collect();
+            let named = self.runs[&run].frames_of(self.objects, self.volume, ordinals).await?;
+            for (ordinal, frames) in named {
+                let scan = wanted[&ordinal];
+                damaged.insert(scan.id, self.unsound(scan, frames).await?);
+            }
+        }
+        Ok(damaged)
+    }
+
+    /// Those of `frames` that are damaged in a lost segment.
+    async fn unsound(&self, scan: &Scan, frames: Vec<Frame>) -> Result<Vec<Frame>, LogFailure> {
+        let there = match &scan.verdict {
+            Verdict::Lost(Fault::Missing) => 0,
+            Verdict::Lost(Fault::Length { have, .. }) => *have,
+            Verdict::Lost(_) | Verdict::Frames(_) | Verdict::Whole => u64::MAX,
+        };
+        let ends = |frame: &Frame| frame.offset.saturating_add(u64::from(frame.stored));
+        let (inside, outside): (Vec<Frame>, _) = frames.into_iter().partition(|frame| ends(frame) <= there);
+        let found = check(self.objects, self.volume, &scan.key, &inside, &|_bytes| ()).await?;
+        let found = found.unwrap_or_else(|| inside.iter().map(cut_off).collect());
+        Ok(found.into_iter().map(|(frame, _)| frame).chain(outside).collect())
+    }
+
+    /// Sectors of damaged frames that no newer frame covers, by segment.
+    async fn shown(&self, damaged: &Damaged) -> Result<Shown, LogFailure> {
+        let mut shown = Shown::new();
+        let mut chunks: BTreeMap<Chunk, Damaged> = BTreeMap::new();
+        for (block, segments) in damaged {
+            let chunk = Block(u64::from(*block)).chunk();
+            chunks.entry(chunk).or_default().insert(*block, segments.clone());
+        }
+        for (chunk, damaged) in chunks {
+            let mut look = Look { damaged: &damaged, covered: HashMap::new(), shown: &mut shown };
+            for (number, run) in self.manifest.runs().iter().enumerate() {
+                if run.fence().may_hold(chunk) {
+                    self.look_at_run(number, run, &mut look).await?;
+                }
+            }
+        }
+        Ok(shown)
+    }
+
+    async fn look_at_run(&self, number: usize, run: &Run, look: &mut Look<'_>) -> Result<(), LogFailure> {
+        match run {
+            Run::Segment(segment) => {
+                let Some(index) = self.index(segment).await? else { return Ok(()) };
+                for block in look.damaged.keys() {
+                    if let Some(frame) = index.find(Block(u64::from(*block))) {
+                        look.see(*block, Some(segment.id), frame.mask);
+                    }
+                }
+            }
+            Run::Merged(_) => {
+                let Some(scan) = self.runs.get(&number) else { return Ok(()) };
+                let Some(head) = &scan.head else { return Ok(()) };
+                let mut last: Option<(usize, Option<RunPage>)> = None;
+                for block in look.damaged.keys() {
+                    let at = Block(u64::from(*block));
+                    let Some(page) = head.page_of(at) else { continue };
+                    if last.as_ref().is_none_or(|(there, _)| *there != page) {
+                        last = Some((page, scan.page_of(self.objects, self.volume, at).await?));
+                    }
+                    let Some((_, Some(page))) = &last else { continue };
+                    for entry in page.find(at) {
+                        look.see(*block, head.segment_of(entry), entry.visible);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The index of a segment; `None` where it is damaged, which is a finding of its own.
+    async fn index(&self, segment: &SegmentRef) -> Result<Option<FrameIndex>, LogFailure> {
+        let key = ObjectKey::Segment(self.volume.clone(), segment.id).to_string();
+        match self.objects.get_range(&key, SegmentObject::from(segment).index_range()).await {
+            Ok(bytes) => Ok(FrameIndex::decode(&bytes).ok()),
+            Err(StoreError::NotFound { .. } | StoreError::OutOfRange { .. }) => Ok(None),
+            Err(error) => Err(store("read a segment", self.volume)(error)),
+        }
     }
 }
 
-/// The sectors of the chunks that a segment has frames for.
-fn chunk_ranges(segment: &SegmentRef, sectors: u64) -> Vec<SectorRange> {
-    let volume = SectorRange::new(0, sectors);
-    let run = |(first, count): &(u32, u32)| {
-        let run = SectorRange::new(u64::from(*first) * CHUNK_SECTORS, u64::from(*count) * CHUNK_SECTORS);
-        run.intersect(volume)
-    };
-    segment.chunks.runs().iter().filter_map(run).collect()
+/// A look at the damaged blocks of a chunk, run by run, newest first.
+struct Look<'a> {
+    damaged: &'a Damaged,
+    covered: HashMap<u32, Mask>,
+    shown: &'a mut Shown,
+}
+
+impl Look<'_> {
+    /// A run shows the sectors `mask` of `block`, of this segment's frame or of zeros.
+    fn see(&mut self, block: u32, segment: Option<SegmentId>, mask: Mask) {
+        let covered = self.covered.entry(block).or_default();
+        let visible = mask.minus(*covered);
+        *covered = covered.union(mask);
+        let Some(segment) = segment.filter(|segment| self.damaged[&block].contains(segment)) else { return };
+        let first = Block(u64::from(block)).first_sector().0;
+        let ranges = visible.runs().map(|(bit, sectors)| (first + u64::from(bit), u64::from(sectors)));
+        let shown = self.shown.entry(segment).or_default();
+        shown.extend(ranges.map(|(start, sectors)| SectorRange::new(start, sectors)));
+    }
+}
+
+/// Sectors of the chunks of `fence` that hold data.
+fn chunk_ranges(manifest: &Manifest, fence: &Fence) -> Vec<SectorRange> {
+    let volume = SectorRange::new(0, manifest.sectors());
+    let chunks = fence.runs().iter().flat_map(|(first, count)| *first..*first + *count);
+    let held = chunks.map(|chunk| Chunk(u64::from(chunk))).filter(|chunk| manifest.may_hold(*chunk));
+    held.filter_map(|chunk| SectorRange::new(chunk.first_sector().0, CHUNK_SECTORS).intersect(volume))
+        .collect()
+}
+
+fn effect(ranges: Vec<SectorRange>) -> Effect {
+    let ranges = join(ranges);
+    if ranges.is_empty() { Effect::Harmless } else { Effect::Unreadable(ranges) }
 }
 
 /// The same sectors as runs that ascend and do not touch.

@@ -127,9 +127,10 @@ impl World {
     ) -> Option<Vec<Stamp>> {
         let indexes = Arc::clone(indexes);
         let block = range.start.block();
-        let Some(layers) = truth.layers(block.chunk()).cloned() else {
+        if !truth.may_hold(block.chunk()) {
             return Some(vec![0; BLOCK_SECTORS as usize]);
-        };
+        }
+        let runs = truth.runs().clone();
         let volume = self.store.volume().clone();
         let read = self.ask_soundly(|objects| async move {
             let time = SimTime {
@@ -137,7 +138,7 @@ impl World {
                 now: Arc::default(),
                 rng: Arc::new(Mutex::new(Rng::new(0))),
             };
-            read_block(&objects, &volume, &time, &indexes, range, &layers).await
+            read_block(&objects, &volume, &time, &indexes, range, &runs).await
         });
         read.ok().map(|bytes| stamps(block, &bytes).collect())
     }

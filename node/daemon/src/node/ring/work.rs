@@ -1,7 +1,7 @@
 //! Work that a volume on a ring thread asks of the runtime.
 
 use holdfast_engine::event::RequestId;
-use holdfast_engine::manifest::Layers;
+use holdfast_engine::index::Runs;
 use holdfast_types::SectorRange;
 
 use crate::node::store::block_cache::SlabSlot;
@@ -15,7 +15,7 @@ pub(in crate::node) struct ColdRead {
     pub(in crate::node) range: SectorRange,
     /// Start of the range within the request, in bytes.
     pub(in crate::node) at: u32,
-    pub(in crate::node) layers: Layers,
+    pub(in crate::node) runs: Runs,
     /// Slot of the block in the slab, held to the end of the copy. In work: the slot that the disk could not
     /// read.
     pub(in crate::node) slot: Option<SlabSlot>,

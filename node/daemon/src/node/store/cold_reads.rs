@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use holdfast_background::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
-use holdfast_engine::manifest::Layers;
+use holdfast_engine::index::Runs;
 use holdfast_objects::ObjectStore;
 use holdfast_ring::HeapBuffer;
 use holdfast_types::{BLOCK_BYTES, SectorRange, VolumeId};
@@ -27,7 +27,7 @@ impl ColdReads {
         self.slab.forget(slot);
     }
 
-    /// The slab slot of `range`'s block that holds at least `range` as `layers` compose it.
+    /// The slab slot of `range`'s block that holds at least `range` as `runs` compose it.
     ///
     /// # Errors
     /// [`ColdError`] only where asking again cannot help.
@@ -37,10 +37,10 @@ impl ColdReads {
         volume: &VolumeId,
         lines: &ColdLines,
         range: SectorRange,
-        layers: &Layers,
+        runs: &Runs,
     ) -> Result<SlabSlot, ColdError> {
         retry_while_unavailable(&NodeTime, lines, range, |wanted| async move {
-            let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, layers).await?;
+            let plan = self.indexes.compose(objects, volume, range.start.block(), wanted, runs).await?;
             let whole = async {
                 let mut whole = HeapBuffer::zeroed(BLOCK_BYTES as usize);
                 fetch(objects, volume, &plan, &mut whole).await?;

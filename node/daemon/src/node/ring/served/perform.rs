@@ -28,9 +28,9 @@ impl Served {
                     FileOperation::Move { request: id, len_bytes: part.len_bytes, is_write: false };
                 self.read_part(ring, id, &part, operation);
             }
-            Action::ReadCold { id, range, at, layers } => {
+            Action::ReadCold { id, range, at, runs } => {
                 self.tally.cold_reads += 1;
-                let read = ColdRead { request: id, range, at, layers, slot: None, again: false };
+                let read = ColdRead { request: id, range, at, runs, slot: None, again: false };
                 self.send(Work::Cold(Box::new(read)));
             }
             Action::Write { id, range, side } => self.write(ring, id, range, side),
