@@ -159,9 +159,9 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(32, 1)])];
     let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
-    assert!(manifest.segments().is_empty() && manifest.layers(Chunk(0)).is_none());
+    assert!(manifest.runs().is_empty() && !manifest.may_hold(Chunk(0)));
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(1, 1)])];
     let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
     manifest.apply(&record(3, 1, body)).unwrap();
-    assert_eq!(manifest.segments().len(), 2);
+    assert_eq!(manifest.runs().len(), 2);
 }
