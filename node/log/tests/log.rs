@@ -276,7 +276,7 @@ fn left_of_removed(seq: u64) -> Vec<String> {
     [1, seq]
         .map(|seq| format!("volumes/v/log/{seq:020}"))
         .into_iter()
-        .chain(["volumes/v/trimmed/00000000000000000064".to_owned()])
+        .chain(["volumes/v/truncated/00000000000000000064".to_owned()])
         .collect()
 }
 
