@@ -1,22 +1,28 @@
-//! The Holdfast CSI driver: the Controller service, once for a cluster, on a Unix socket.
+//! The Holdfast CSI driver on Unix sockets: the Controller service, once for a cluster, and the Node service,
+//! once on each node.
 
 mod capability;
 mod controller;
 mod deadline;
 mod endpoint;
 mod identity;
+mod node;
 mod outcome;
 mod probe;
 mod publish_context;
+mod registration;
 mod settings;
 mod topology;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use holdfast_proto::csi::v1::controller_server::ControllerServer;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
+use holdfast_proto::csi::v1::node_server::NodeServer;
+use holdfast_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use holdfast_service::shutdown::Shutdown;
 use holdfast_service::{chain, telemetry};
 use kube::Client;
@@ -24,7 +30,14 @@ use tonic::service::Routes;
 
 use crate::controller::Controller;
 use crate::identity::Identity;
-use crate::settings::{Command, Listen, Settings};
+use crate::node::{Daemon, Node};
+use crate::registration::Registration;
+use crate::settings::{Command, Listen, NodeSettings, Settings};
+
+/// Longest wait at the end for programs that still work on a device: they continue without this process.
+const PROGRAMS_END_WITHIN: Duration = Duration::from_secs(2);
+/// Time between two tries to find a node daemon that can serve volumes.
+const DAEMON_RETRY: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     let settings = Settings::parse();
@@ -35,9 +48,11 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let outcome = tokio::runtime::Runtime::new()
-        .context("cannot start")
-        .and_then(|runtime| runtime.block_on(run(settings)));
+    let outcome = tokio::runtime::Runtime::new().context("cannot start").and_then(|runtime| {
+        let outcome = runtime.block_on(run(settings));
+        runtime.shutdown_timeout(PROGRAMS_END_WITHIN);
+        outcome
+    });
     if let Err(error) = &outcome {
         tracing::error!(error = format!("{error:#}"), "driver ends");
     }
@@ -48,6 +63,7 @@ fn main() -> ExitCode {
 async fn run(settings: Settings) -> anyhow::Result<()> {
     match settings.command {
         Command::Controller(listen) => serve_controller(listen).await,
+        Command::Node(settings) => serve_node(settings).await,
         Command::Probe(Listen { endpoint }) => probe::ask(&endpoint.path).await,
     }
 }
@@ -60,4 +76,42 @@ async fn serve_controller(Listen { endpoint }: Listen) -> anyhow::Result<()> {
         .add_service(ControllerServer::new(Controller::new(client)));
     tracing::info!(socket = %endpoint.path.display(), name = identity::NAME, "controller listens");
     socket.serve(services, shutdown.requested()).await.context("the socket failed")
+}
+
+/// The CSI socket answers before the registration socket is there: the kubelet asks at once.
+async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
+    let NodeSettings { listen, registration, kubelet_endpoint, daemon_socket, directory, node_name } =
+        settings;
+    let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
+    let daemon = Daemon::new(daemon_socket);
+    let socket = endpoint::listen(&listen.endpoint.path)?;
+    let node = Node::new(node_name, daemon.clone(), directory);
+    let services = Routes::new(IdentityServer::new(Identity)).add_service(NodeServer::new(node));
+    let serve = socket.serve(services, std::future::pending());
+    let register = register(&daemon, &registration.path, kubelet_endpoint);
+    tokio::select! {
+        ended = serve => ended.context("the socket failed"),
+        ended = register => ended,
+        () = shutdown.requested() => Ok(()),
+    }
+}
+
+/// Lets the kubelet find the driver once the node can serve volumes.
+async fn register(daemon: &Daemon, path: &std::path::Path, kubelet_endpoint: String) -> anyhow::Result<()> {
+    let mut said = String::new();
+    while let Err(status) = daemon.usable().await {
+        if said != status.message() {
+            status.message().clone_into(&mut said);
+            tracing::warn!(message = said, "driver not registered yet");
+        }
+        tokio::time::sleep(DAEMON_RETRY).await;
+    }
+    let socket = endpoint::listen(path)?;
+    let registration = Registration::new(kubelet_endpoint);
+    let services = Routes::new(RegistrationServer::new(registration.clone()));
+    tracing::info!(socket = %path.display(), name = identity::NAME, "kubelet can register the driver");
+    tokio::select! {
+        ended = socket.serve(services, std::future::pending()) => ended.context("the registration socket failed"),
+        why = registration.refused() => anyhow::bail!("the kubelet refused the driver: {why}"),
+    }
 }

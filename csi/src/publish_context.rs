@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use tonic::Status;
+
 const VOLUME_ID: &str = "volumeID";
 const EPOCH: &str = "epoch";
 const MAY_FORMAT: &str = "mayFormat";
@@ -28,17 +30,39 @@ pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
     words
 }
 
+/// The context that CSI passed on.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: the volume was not published by this driver.
+pub(crate) fn read(words: &HashMap<String, String>) -> Result<PublishContext, Status> {
+    let missing = |key: &str| {
+        Status::invalid_argument(format!(
+            "publish_context.{key}: is missing or unusable; pass on what ControllerPublishVolume returned"
+        ))
+    };
+    Ok(PublishContext {
+        volume_id: words
+            .get(VOLUME_ID)
+            .filter(|id| !id.is_empty())
+            .cloned()
+            .ok_or_else(|| missing(VOLUME_ID))?,
+        epoch: words.get(EPOCH).and_then(|epoch| epoch.parse().ok()).ok_or_else(|| missing(EPOCH))?,
+        may_format: words.get(MAY_FORMAT).is_some_and(|value| value == "yes"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_an_allowed_format_is_told() {
+    fn the_context_is_read_as_it_was_written() {
         for may_format in [false, true] {
             let context = PublishContext { volume_id: "id".to_owned(), epoch: 7, may_format };
-            let words = write(&context);
-            assert_eq!((words["volumeID"].as_str(), words["epoch"].as_str()), ("id", "7"));
-            assert_eq!(words.contains_key("mayFormat"), may_format);
+            assert_eq!(read(&write(&context)).ok(), Some(context));
         }
+        assert!(read(&HashMap::new()).is_err());
+        let bad = [(VOLUME_ID.to_owned(), "id".to_owned()), (EPOCH.to_owned(), "x".to_owned())];
+        assert!(read(&HashMap::from(bad)).is_err());
     }
 }

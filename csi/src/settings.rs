@@ -18,6 +18,8 @@ pub(crate) struct Settings {
 pub(crate) enum Command {
     /// Answers for the cluster: creates, deletes, publishes and expands volumes
     Controller(Listen),
+    /// Answers for one node: makes and mounts file systems, and registers with the kubelet
+    Node(NodeSettings),
     /// Asks the process that listens on the endpoint if it is ready: the probe of its pod
     Probe(Listen),
 }
@@ -28,6 +30,41 @@ pub(crate) struct Listen {
     /// Address of the CSI services: unix:// and the absolute path of a socket.
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
     pub(crate) endpoint: Endpoint,
+}
+
+/// Settings of the Node service.
+#[derive(Debug, Args)]
+pub(crate) struct NodeSettings {
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+
+    /// Address of the socket on which the kubelet finds the driver.
+    #[arg(
+        long,
+        env = "HOLDFAST_REGISTRATION",
+        default_value = "unix:///registration/csi.holdfast.dev-reg.sock"
+    )]
+    pub(crate) registration: Endpoint,
+
+    /// Path of the CSI socket as the kubelet sees it.
+    #[arg(
+        long,
+        env = "HOLDFAST_KUBELET_ENDPOINT",
+        default_value = "/var/lib/kubelet/plugins/csi.holdfast.dev/csi.sock"
+    )]
+    pub(crate) kubelet_endpoint: String,
+
+    /// Path of the node daemon's socket.
+    #[arg(long, env = "HOLDFAST_DAEMON_SOCKET", default_value = "/run/holdfast/node.sock")]
+    pub(crate) daemon_socket: PathBuf,
+
+    /// Directory of what must outlive the process: locks, and formats in progress.
+    #[arg(long, env = "HOLDFAST_DIRECTORY", default_value = "/csi")]
+    pub(crate) directory: PathBuf,
+
+    /// Name of the node, which its StorageNode has.
+    #[arg(long, env = "HOLDFAST_NODE_NAME")]
+    pub(crate) node_name: String,
 }
 
 /// A Unix socket, written the way CSI sidecars write it.

@@ -62,6 +62,11 @@ impl Use {
         Self::of(AccessType::Block(BlockVolume {}), Mode::SingleNodeMultiWriter)
     }
 
+    /// As a request says it.
+    pub(crate) fn capability(&self) -> VolumeCapability {
+        self.capability.clone()
+    }
+
     fn mount(fs_type: &str, options: &[&str]) -> AccessType {
         AccessType::Mount(MountVolume {
             fs_type: fs_type.to_owned(),

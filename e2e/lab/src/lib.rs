@@ -13,6 +13,7 @@ pub mod churn;
 pub mod command;
 pub mod control_plane;
 pub mod csi;
+pub mod csi_node;
 pub mod guest;
 pub mod inside;
 pub mod limit;

@@ -26,7 +26,7 @@ use crate::vm::machine::Options;
 use crate::vm::{HOST, Vm};
 
 /// Programs of the workspace that test machines get, beside this one, which is their process 1.
-const NODE_PROGRAMS: &[&str] = &["holdfast-node"];
+const NODE_PROGRAMS: &[&str] = &["holdfast-csi", "holdfast-node"];
 
 /// Templates of the chart that say who may do what.
 const ROLES: &[&str] = &["operator-rbac", "node-rbac", "secrets-rbac", "csi-rbac"];

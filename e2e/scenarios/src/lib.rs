@@ -10,6 +10,7 @@ mod cache_disk;
 mod chart;
 mod control_plane;
 mod csi_controller;
+mod csi_node;
 mod damage;
 mod device_identity;
 pub mod drain;
@@ -171,6 +172,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(60),
         alone: false,
         run: damage::run,
+    },
+    Scenario {
+        name: "csi-node",
+        about: "claims are formatted, mounted, read on another node and deleted, also over kills; unknown data is never formatted",
+        expected: Duration::from_secs(120),
+        alone: false,
+        run: csi_node::run,
     },
     Scenario {
         name: "fenced",

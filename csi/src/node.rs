@@ -1,0 +1,152 @@
+//! The CSI Node service: from a block device of the node daemon to a path of a pod.
+//!
+//! Owns: the answers, one file for each request; the order of checks before anything is written to a device.
+//! Does not own: whether the node serves a volume: it asks the node daemon on its socket, and the API server
+//! nothing.
+//! Invariants: a device is formatted only if no known signature is on it and the daemon says that it holds no
+//! data, or after the user allowed it, or while a format of the same attach was interrupted. No system call
+//! touches a device that the daemon does not serve. One operation on a volume at a time, also over a restart
+//! of this process: its programs hold a lock file.
+//! On failure: `UNAVAILABLE` while the daemon does not serve the device; `ABORTED` while an operation that
+//! was begun still runs, which is never interrupted.
+
+mod capabilities;
+mod content;
+mod daemon;
+mod expand;
+mod info;
+mod interrupted_format;
+mod mounts;
+mod operations;
+mod paths;
+mod publish;
+mod stage;
+mod stats;
+mod tool;
+mod unmount;
+mod unpublish;
+mod unstage;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use holdfast_proto::csi::v1::{
+    NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
+    NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest,
+    NodeGetStorageHealthResponse, NodeGetVolumeHealthRequest, NodeGetVolumeHealthResponse,
+    NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse, NodePublishVolumeRequest,
+    NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest,
+    NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, node_server,
+};
+use tonic::{Request, Response, Status};
+
+pub(crate) use self::daemon::Daemon;
+use self::interrupted_format::InterruptedFormats;
+use self::operations::Operations;
+use self::tool::Tools;
+use crate::outcome::{logged, not_built};
+
+/// The Node service. Clones are the same service.
+#[derive(Clone)]
+pub(crate) struct Node(Arc<Inner>);
+
+/// Parts that the operations share.
+struct Inner {
+    /// Name of the node, as its StorageNode has it.
+    name: String,
+    daemon: Daemon,
+    operations: Operations,
+    tools: Tools,
+    formats: InterruptedFormats,
+}
+
+impl Node {
+    /// The service of the node of that name. `directory` keeps what must outlive the process.
+    pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf) -> Self {
+        Self(Arc::new(Inner {
+            name,
+            daemon,
+            operations: Operations::default(),
+            tools: Tools::new(directory.join("locks")),
+            formats: InterruptedFormats::new(directory.join("formats")),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl node_server::Node for Node {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("NodeStageVolume", &about, stage::answer(self, request)).await
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("NodeUnstageVolume", &about, unstage::answer(self, request)).await
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("NodePublishVolume", &about, publish::answer(self, request)).await
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("NodeUnpublishVolume", &about, unpublish::answer(self, request)).await
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        stats::answer(self, request).await.map(Response::new)
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        let about = request.get_ref().volume_id.clone();
+        logged("NodeExpandVolume", &about, expand::answer(self, request)).await
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        request: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        Ok(Response::new(capabilities::answer(request.into_inner())))
+    }
+
+    async fn node_get_info(
+        &self,
+        request: Request<NodeGetInfoRequest>,
+    ) -> Result<Response<NodeGetInfoResponse>, Status> {
+        logged("NodeGetInfo", "", info::answer(self, request)).await
+    }
+
+    async fn node_get_volume_health(
+        &self,
+        _: Request<NodeGetVolumeHealthRequest>,
+    ) -> Result<Response<NodeGetVolumeHealthResponse>, Status> {
+        Err(not_built("NodeGetVolumeHealth"))
+    }
+
+    async fn node_get_storage_health(
+        &self,
+        _: Request<NodeGetStorageHealthRequest>,
+    ) -> Result<Response<NodeGetStorageHealthResponse>, Status> {
+        Err(not_built("NodeGetStorageHealth"))
+    }
+}

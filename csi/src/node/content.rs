@@ -1,0 +1,219 @@
+//! Content of a device, and what to do with it before it is mounted.
+
+use std::path::Path;
+
+use tonic::Status;
+
+use super::tool::{CommandLine, Ended};
+use crate::capability::FileSystem;
+
+/// Exit codes of `blkid --probe`. Source: `man blkid`.
+const FOUND: i32 = 0;
+const NOTHING: i32 = 2;
+const AMBIGUOUS: i32 = 8;
+/// Least exit code of e2fsck that means that errors are left. Source: `man e2fsck`.
+const ERRORS_LEFT: i32 = 4;
+
+/// Signature on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// None that is known.
+    Nothing,
+    /// A file system of ours.
+    FileSystem(FileSystem),
+    /// Something else, by its name.
+    Other(String),
+}
+
+/// Facts that decide what is done with a device.
+#[derive(Clone, Debug)]
+pub(super) struct Facts {
+    /// The file system that is asked for.
+    pub(super) wanted: FileSystem,
+    /// Signature on the device.
+    pub(super) content: Content,
+    /// False if every byte is zero, as the node daemon says; none while it does not know.
+    pub(super) holds_data: Option<bool>,
+    /// A format of this attach was begun and not finished.
+    pub(super) is_half_formatted: bool,
+    /// The user allows to format unknown content.
+    pub(super) may_format: bool,
+}
+
+/// The preparation of a device before it is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Make the file system.
+    Format {
+        /// Every byte is zero.
+        is_zero: bool,
+    },
+    /// Check the file system that is there.
+    Check,
+}
+
+/// Decides what to do with a device. Data is never formatted on a guess: no signature alone is no proof that
+/// a device is empty.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
+/// whether it holds anything.
+pub(super) fn plan(facts: &Facts) -> Result<Plan, Status> {
+    let Facts { wanted, content, holds_data, is_half_formatted, may_format } = facts;
+    if *is_half_formatted {
+        return Ok(Plan::Format { is_zero: false });
+    }
+    let name = wanted.name();
+    match (content, holds_data) {
+        (Content::FileSystem(found), _) if found == wanted => Ok(Plan::Check),
+        (Content::FileSystem(found), _) => Err(refused(&format!(
+            "the volume holds {found}, and {name} is asked for. It was not formatted. Ask for fsType {found}",
+            found = found.name()
+        ))),
+        (Content::Other(found), _) => Err(refused(&format!(
+            "the volume holds {found}, and {name} is asked for. It was not formatted. Use it as a raw block volume"
+        ))),
+        (Content::Nothing, Some(false)) => Ok(Plan::Format { is_zero: true }),
+        (Content::Nothing, Some(true)) if *may_format => Ok(Plan::Format { is_zero: false }),
+        (Content::Nothing, Some(true)) => Err(refused(
+            "the volume holds data without a known signature. It was not formatted. If the data may be lost, annotate the \
+             Volume with holdfast.dev/format-unknown-content=yes and start the pod again",
+        )),
+        (Content::Nothing, None) => Err(Status::unavailable(
+            "it is not known yet whether the volume holds data. It was not formatted; it is tried again",
+        )),
+    }
+}
+
+fn refused(message: &str) -> Status {
+    Status::failed_precondition(message)
+}
+
+/// The command that looks for signatures.
+pub(super) fn probe(device: &Path) -> CommandLine {
+    CommandLine::new(["blkid", "--probe", "--output", "export"]).and(device)
+}
+
+/// Reads the answer of [`probe`].
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: several signatures. `INTERNAL`: the device was not read.
+pub(super) fn probed(ended: &Ended) -> Result<Content, Status> {
+    match ended.code {
+        Some(FOUND) => {
+            let value = |key: &str| {
+                ended
+                    .stdout
+                    .lines()
+                    .find_map(|line| line.strip_prefix(key)?.strip_prefix('='))
+                    .map(str::to_owned)
+            };
+            let found = value("TYPE").or_else(|| Some(format!("a partition table ({})", value("PTTYPE")?)));
+            Ok(match found {
+                None => Content::Nothing,
+                Some(name) => FileSystem::named(&name).map_or(Content::Other(name), Content::FileSystem),
+            })
+        }
+        Some(NOTHING) => Ok(Content::Nothing),
+        Some(AMBIGUOUS) => {
+            Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
+        }
+        code => Err(Status::internal(format!("blkid failed ({code:?}): {}", ended.output()))),
+    }
+}
+
+/// The command that makes a file system. A discard would only say again what is so.
+pub(super) fn format(file_system: FileSystem, device: &Path, is_zero: bool) -> CommandLine {
+    match file_system {
+        FileSystem::Ext4 => {
+            let zero = if is_zero { "nodiscard,assume_storage_prezeroed=1" } else { "nodiscard" };
+            CommandLine::new(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", zero]).and(device)
+        }
+        FileSystem::Xfs => CommandLine::new(["mkfs.xfs", "-q", "-f", "-K"]).and(device),
+        FileSystem::Btrfs => CommandLine::new(["mkfs.btrfs", "-q", "-f", "-K"]).and(device),
+    }
+}
+
+/// The command that checks a file system before it is mounted; none where the mount itself replays what a
+/// crash left.
+pub(super) fn check(file_system: FileSystem, device: &Path) -> Option<CommandLine> {
+    match file_system {
+        FileSystem::Ext4 => Some(CommandLine::new(["e2fsck", "-p"]).and(device)),
+        FileSystem::Xfs | FileSystem::Btrfs => None,
+    }
+}
+
+/// Reads the answer of [`check`].
+///
+/// # Errors
+/// `INTERNAL` with its output: errors are left, which no program repairs without a person.
+pub(super) fn checked(ended: &Ended, device: &Path) -> Result<(), Status> {
+    match ended.code {
+        Some(code) if code < ERRORS_LEFT => Ok(()),
+        code => Err(Status::internal(format!(
+            "e2fsck found errors that it does not repair by itself ({code:?}). The volume was not mounted. Repair it with \
+             `e2fsck {}`: {}",
+            device.display(),
+            ended.output()
+        ))),
+    }
+}
+
+/// The command that lets a file system fill its device.
+pub(super) fn grow(file_system: FileSystem, device: &Path, mounted: &Path) -> CommandLine {
+    match file_system {
+        FileSystem::Ext4 => CommandLine::new(["resize2fs"]).and(device),
+        FileSystem::Xfs => CommandLine::new(["xfs_growfs"]).and(mounted),
+        FileSystem::Btrfs => CommandLine::new(["btrfs", "filesystem", "resize", "max"]).and(mounted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    fn facts(content: Content, holds_data: Option<bool>) -> Facts {
+        Facts { wanted: FileSystem::Ext4, content, holds_data, is_half_formatted: false, may_format: false }
+    }
+
+    #[test]
+    fn only_a_volume_without_data_is_formatted() {
+        let ext4 = Content::FileSystem(FileSystem::Ext4);
+        let xfs = Content::FileSystem(FileSystem::Xfs);
+        let other = Content::Other("LVM2_member".to_owned());
+        for (content, holds_data, expected) in [
+            (Content::Nothing, Some(false), Ok(Plan::Format { is_zero: true })),
+            (Content::Nothing, Some(true), Err(Code::FailedPrecondition)),
+            (Content::Nothing, None, Err(Code::Unavailable)),
+            (ext4.clone(), Some(true), Ok(Plan::Check)),
+            (ext4.clone(), None, Ok(Plan::Check)),
+            (xfs.clone(), Some(true), Err(Code::FailedPrecondition)),
+            (xfs, Some(false), Err(Code::FailedPrecondition)),
+            (other, Some(true), Err(Code::FailedPrecondition)),
+        ] {
+            let found = plan(&facts(content.clone(), holds_data)).map_err(|status| status.code());
+            assert_eq!(found, expected, "{content:?}, {holds_data:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_data_is_formatted_only_when_the_user_says_so() {
+        let mut unknown = facts(Content::Nothing, Some(true));
+        let refused = plan(&unknown).expect_err("data");
+        assert!(refused.message().contains("holdfast.dev/format-unknown-content=yes"));
+        unknown.may_format = true;
+        assert_eq!(plan(&unknown).ok(), Some(Plan::Format { is_zero: false }));
+        let known = Facts { content: Content::FileSystem(FileSystem::Xfs), ..unknown };
+        assert!(plan(&known).is_err(), "a known file system is never replaced");
+    }
+
+    #[test]
+    fn a_format_that_was_interrupted_is_begun_again() {
+        for content in [Content::Nothing, Content::FileSystem(FileSystem::Ext4)] {
+            let half = Facts { is_half_formatted: true, ..facts(content, Some(true)) };
+            assert_eq!(plan(&half).ok(), Some(Plan::Format { is_zero: false }));
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The node daemon, asked on its local socket.
+//!
+//! Owns: the requests. Each has a connection of its own, so that a daemon that was restarted is found at
+//! once.
+//! On failure: `UNAVAILABLE`: while the daemon does not answer, the kernel holds the requests to its devices.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_proto::node::v1::node_client::NodeClient;
+use holdfast_proto::node::v1::{
+    AwaitServedRequest, CapabilitiesRequest, CapabilitiesResponse, ListRequest, Volume, VolumeState,
+};
+use tokio::time::{Instant, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Request, Status};
+
+use super::mounts::DeviceNumber;
+use crate::publish_context::PublishContext;
+
+/// Longest wait for an answer that the daemon has at once.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// The daemon of this node.
+#[derive(Clone, Debug)]
+pub(crate) struct Daemon {
+    socket: PathBuf,
+}
+
+/// A volume's device that serves requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Served {
+    /// The device.
+    pub(super) path: PathBuf,
+    /// Its number.
+    pub(super) number: DeviceNumber,
+    /// Its size.
+    pub(super) bytes: u64,
+    /// The writer's fencing number.
+    pub(super) epoch: u64,
+    /// False if every byte reads as zero; none while unknown.
+    pub(super) holds_data: Option<bool>,
+}
+
+impl Served {
+    fn of(volume: Volume) -> Result<Self, Status> {
+        let device = volume.device.ok_or_else(|| Status::unavailable("the volume has no device yet"))?;
+        let path = PathBuf::from(device.path);
+        let number = DeviceNumber::of(&path)?;
+        let holds_data = volume.holds_data;
+        Ok(Self { path, number, bytes: device.size_bytes, epoch: device.epoch, holds_data })
+    }
+}
+
+impl Daemon {
+    /// The daemon that listens on `socket`.
+    pub(crate) fn new(socket: PathBuf) -> Self {
+        Self { socket }
+    }
+
+    /// Waits until the daemon serves a published volume.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`: it does not within the time.
+    pub(super) async fn served(&self, context: &PublishContext, until: Instant) -> Result<Served, Status> {
+        let PublishContext { volume_id, epoch, may_format: _ } = context;
+        let left = until.saturating_duration_since(Instant::now());
+        let mut request =
+            Request::new(AwaitServedRequest { volume_id: volume_id.clone(), min_epoch: *epoch });
+        request.set_timeout(left);
+        let asked = async { Ok::<_, Status>(self.client().await?.await_served(request).await?.into_inner()) };
+        let served = match timeout(left, asked).await {
+            Ok(answer) => answer.map_err(|status| away(&self.socket, &status))?,
+            Err(_elapsed) => {
+                return Err(Status::unavailable(format!(
+                    "the node does not serve volume {volume_id} with epoch {epoch} or later yet; see the conditions of its Volume"
+                )));
+            }
+        };
+        Served::of(served.volume.unwrap_or_default())
+    }
+
+    /// The volumes of this node, and whether each serves requests.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`: the daemon does not answer.
+    pub(super) async fn volumes(&self) -> Result<Vec<Volume>, Status> {
+        let asked = async { Ok::<_, Status>(self.client().await?.list(ListRequest {}).await?.into_inner()) };
+        Ok(self.within(asked).await?.volumes)
+    }
+
+    /// Capabilities of a daemon that can serve volumes at all.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`: it does not answer, or the kernel lacks what it needs.
+    pub(crate) async fn usable(&self) -> Result<CapabilitiesResponse, Status> {
+        let capabilities = self.capabilities().await?;
+        if capabilities.transports.iter().any(|transport| transport.available) {
+            return Ok(capabilities);
+        }
+        let refusals = capabilities.transports.iter().filter_map(|transport| transport.refusal.as_deref());
+        let refusals: Vec<&str> = refusals.collect();
+        Err(Status::unavailable(format!("the node cannot serve volumes: {}", refusals.join("; "))))
+    }
+
+    async fn capabilities(&self) -> Result<CapabilitiesResponse, Status> {
+        self.within(async {
+            Ok(self.client().await?.capabilities(CapabilitiesRequest {}).await?.into_inner())
+        })
+        .await
+    }
+
+    async fn within<T>(&self, asked: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        match timeout(LIMIT, asked).await {
+            Ok(answer) => answer.map_err(|status| away(&self.socket, &status)),
+            Err(_elapsed) => Err(away(&self.socket, &Status::deadline_exceeded("it does not answer"))),
+        }
+    }
+
+    async fn client(&self) -> Result<NodeClient<Channel>, Status> {
+        let endpoint = Endpoint::from_shared(format!("unix://{}", self.socket.display()));
+        let connected = async { endpoint?.connect().await };
+        Ok(NodeClient::new(
+            connected.await.map_err(|error| Status::unavailable(holdfast_service::chain(&error)))?,
+        ))
+    }
+}
+
+/// Reasons for which a file system on a device must not be touched now.
+///
+/// # Errors
+/// `UNAVAILABLE`: its daemon does not serve it, so that a system call on it might never return.
+pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Result<(), Status> {
+    let is_it = |volume: &&Volume| {
+        let device = volume.device.as_ref();
+        device.is_some_and(|device| {
+            DeviceNumber::of(Path::new(&device.path)).is_ok_and(|found| found == number)
+        })
+    };
+    let waits = |volume: &Volume| volume.state() == VolumeState::Quiesced;
+    let waiting = match volumes.iter().find(is_it) {
+        Some(volume) => waits(volume).then_some(volume),
+        // A volume whose recovery failed is listed without its device: this may be it.
+        None => volumes.iter().find(|volume| waits(volume) && volume.device.is_none()),
+    };
+    waiting.map_or(Ok(()), |volume| {
+        Err(Status::unavailable(format!(
+            "the device of volume {} waits for its recovery: {}. Nothing was done; it is tried again",
+            volume.volume_id,
+            volume.message.as_deref().unwrap_or("see the log of the node daemon")
+        )))
+    })
+}
+
+fn away(socket: &Path, status: &Status) -> Status {
+    Status::unavailable(format!(
+        "the node daemon did not answer on {}: {}. Its devices wait for it; nothing was done",
+        socket.display(),
+        status.message()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_proto::node::v1::Device;
+    use tonic::Code;
+
+    use super::*;
+
+    fn volume(state: VolumeState, path: Option<&str>) -> Volume {
+        let device = path.map(|path| Device { path: path.to_owned(), ..Device::default() });
+        Volume { volume_id: "v".to_owned(), state: state.into(), device, ..Volume::default() }
+    }
+
+    /// Any block or character device will do as a device with a number.
+    #[test]
+    fn a_device_whose_requests_wait_is_not_touched() {
+        let zero = DeviceNumber::of(Path::new("/dev/zero")).expect("a device");
+        let null = DeviceNumber::of(Path::new("/dev/null")).expect("a device");
+        let serving = volume(VolumeState::Attached, Some("/dev/zero"));
+        check_touchable(&[], zero).expect("of no volume: it fails at once");
+        check_touchable(&[serving.clone()], zero).expect("served");
+        check_touchable(&[volume(VolumeState::Fenced, Some("/dev/zero"))], zero).expect("fails at once");
+        check_touchable(&[serving.clone(), volume(VolumeState::Quiesced, None)], zero).expect("served");
+        for volumes in [
+            vec![volume(VolumeState::Quiesced, Some("/dev/zero"))],
+            vec![serving, volume(VolumeState::Quiesced, None)],
+        ] {
+            let number = if volumes.len() == 1 { zero } else { null };
+            assert_eq!(check_touchable(&volumes, number).expect_err("waits").code(), Code::Unavailable);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `NodeExpandVolume`: a file system grows to the size of its device.
+
+use std::path::Path;
+
+use holdfast_proto::csi::v1::{NodeExpandVolumeRequest, NodeExpandVolumeResponse};
+use holdfast_proto::node::v1::Device;
+use tonic::{Request, Status};
+
+use super::daemon::check_touchable;
+use super::mounts::DeviceNumber;
+use super::{Node, content, mounts, paths};
+use crate::capability::FileSystem;
+use crate::deadline;
+
+pub(super) async fn answer(
+    node: &Node,
+    request: Request<NodeExpandVolumeRequest>,
+) -> Result<NodeExpandVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let NodeExpandVolumeRequest {
+        volume_id,
+        volume_path,
+        capacity_range,
+        staging_target_path: _,
+        volume_capability: _,
+        secrets: _,
+    } = request.into_inner();
+    let volume = paths::volume(volume_id)?;
+    let path = paths::absolute("volume_path", volume_path)?;
+    let all = mounts::all()?;
+    let mount = mounts::at(&all, &path).ok_or_else(|| not_published(&path))?;
+    let volumes = node.0.daemon.volumes().await?;
+    let number = match mount.device_node() {
+        Some(device) => Some(DeviceNumber::of(&device)?),
+        None => mount.device(),
+    };
+    let number = number.ok_or_else(|| Status::internal("the mount has no device"))?;
+    check_touchable(&volumes, number)?;
+    let devices = volumes.iter().filter_map(|volume| volume.device.as_ref());
+    let device = devices.into_iter().find(|device| is_it(device, number));
+    let device = device.ok_or_else(|| Status::unavailable("the node does not serve the device now"))?;
+    let required = capacity_range.map_or(0, |range| range.required_bytes);
+    let bytes = i64::try_from(device.size_bytes).unwrap_or(i64::MAX);
+    if bytes < required {
+        return Err(Status::failed_precondition(format!(
+            "capacity_range.required_bytes: the device has {bytes} bytes, not {required}. It grows at its next attach: stop \
+             the pods that use the volume, and start them again"
+        )));
+    }
+    if mount.device_node().is_none() {
+        let file_system = FileSystem::named(&mount.fs_type)
+            .ok_or_else(|| Status::failed_precondition(format!("{} cannot grow here", mount.fs_type)))?;
+        let line = content::grow(file_system, Path::new(&device.path), &path);
+        let (inner, name) = (node.0.clone(), volume.clone());
+        node.0.operations.run(&volume, until, async move { inner.tools.succeed(&name, line).await }).await?;
+    }
+    Ok(NodeExpandVolumeResponse { capacity_bytes: bytes })
+}
+
+/// The answer about a path without a volume.
+pub(super) fn not_published(path: &Path) -> Status {
+    Status::not_found(format!("volume_path: no volume is published at {}", path.display()))
+}
+
+fn is_it(device: &Device, number: DeviceNumber) -> bool {
+    DeviceNumber::of(Path::new(&device.path)).is_ok_and(|found| found == number)
+}

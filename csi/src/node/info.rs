@@ -1,0 +1,19 @@
+//! `NodeGetInfo`.
+
+use holdfast_proto::csi::v1::{NodeGetInfoRequest, NodeGetInfoResponse};
+use tonic::{Request, Status};
+
+use super::Node;
+use crate::topology;
+
+pub(super) async fn answer(
+    node: &Node,
+    _: Request<NodeGetInfoRequest>,
+) -> Result<NodeGetInfoResponse, Status> {
+    let capabilities = node.0.daemon.usable().await?;
+    Ok(NodeGetInfoResponse {
+        node_id: node.0.name.clone(),
+        max_volumes_per_node: capabilities.max_volumes.into(),
+        accessible_topology: Some(topology::served()),
+    })
+}

@@ -1,0 +1,79 @@
+//! Formats that were begun and perhaps not finished.
+//!
+//! A half-made file system looks like data of a user. So before a format a file says which attach of which
+//! volume is being formatted, and it is removed after that. The next request of the same attach formats
+//! again. Another epoch means that another writer may have come between: then the file says nothing.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+
+use tonic::Status;
+
+use super::tool::file_name;
+
+/// The formats in progress, in files of a directory. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct InterruptedFormats(PathBuf);
+
+impl InterruptedFormats {
+    /// Those whose files are in that directory.
+    pub(super) fn new(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// Returns true if a format of this attach of the volume was begun and not finished.
+    pub(super) fn contains(&self, volume_id: &str, epoch: u64) -> bool {
+        fs::read_to_string(self.file(volume_id)).is_ok_and(|text| text.trim() == epoch.to_string())
+    }
+
+    /// Notes durably that a format begins.
+    ///
+    /// # Errors
+    /// `INTERNAL`: it cannot be noted; nothing may be formatted.
+    pub(super) fn begin(&self, volume_id: &str, epoch: u64) -> Result<(), Status> {
+        let file = self.file(volume_id);
+        let written = fs::create_dir_all(&self.0).and_then(|()| {
+            let mut writer = File::create(&file)?;
+            write!(writer, "{epoch}")?;
+            writer.sync_all()?;
+            File::open(&self.0)?.sync_all()
+        });
+        written.map_err(|error| Status::internal(format!("{} cannot be written: {error}", file.display())))
+    }
+
+    /// Notes that no format is in progress.
+    ///
+    /// # Errors
+    /// `INTERNAL`: it cannot be noted; the file system must not be used.
+    pub(super) fn end(&self, volume_id: &str) -> Result<(), Status> {
+        let file = self.file(volume_id);
+        match fs::remove_file(&file) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(Status::internal(format!("{} cannot be removed: {error}", file.display())))
+            }
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    fn file(&self, volume_id: &str) -> PathBuf {
+        self.0.join(file_name(volume_id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_attach_may_be_formatted_again() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let formats = InterruptedFormats::new(directory.path().join("formats"));
+        assert!(!formats.contains("v", 3));
+        formats.end("v").expect("nothing to remove");
+        formats.begin("v", 3).expect("noted");
+        assert!(formats.contains("v", 3) && !formats.contains("v", 4) && !formats.contains("w", 3));
+        formats.end("v").expect("removed");
+        assert!(!formats.contains("v", 3));
+    }
+}

@@ -1,0 +1,211 @@
+//! `NodePublishVolume`: the staged file system, or the raw device, at a path of a pod.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use holdfast_proto::csi::v1::{NodePublishVolumeRequest, NodePublishVolumeResponse};
+use tonic::{Request, Status};
+
+use super::daemon::Served;
+use super::mounts::{self, Mount};
+use super::tool::CommandLine;
+use super::{Inner, Node, paths};
+use crate::capability::{Access, Capability, Users};
+use crate::deadline;
+use crate::publish_context;
+
+/// A path to publish.
+#[derive(Debug)]
+struct Wanted {
+    volume: String,
+    device: Served,
+    /// Path at which the file system is staged; none of a raw device.
+    staged: Option<PathBuf>,
+    target: PathBuf,
+    users: Users,
+    is_read_only: bool,
+}
+
+/// The next step of a publication.
+#[derive(Debug, PartialEq, Eq)]
+enum Plan {
+    /// Mount it.
+    Bind,
+    /// It is mounted for writing, and must not be written.
+    MakeReadOnly,
+    /// It is as it should be.
+    Done,
+}
+
+pub(super) async fn answer(
+    node: &Node,
+    request: Request<NodePublishVolumeRequest>,
+) -> Result<NodePublishVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let NodePublishVolumeRequest {
+        volume_id,
+        publish_context,
+        staging_target_path,
+        target_path,
+        volume_capability,
+        readonly,
+        secrets: _,
+        volume_context: _,
+    } = request.into_inner();
+    let volume = paths::volume(volume_id)?;
+    let target = paths::absolute("target_path", target_path)?;
+    let Capability { access, users } = Capability::try_from(volume_capability)?;
+    let context = publish_context::read(&publish_context)?;
+    let staged = match access {
+        Access::Block => None,
+        Access::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
+    };
+    let inner = node.0.clone();
+    let name = volume.clone();
+    let publish = async move {
+        let device = inner.daemon.served(&context, until).await?;
+        let wanted = Wanted { volume: name, device, staged, target, users, is_read_only: readonly };
+        inner.publish(&wanted).await
+    };
+    node.0.operations.run(&volume, until, publish).await?;
+    Ok(NodePublishVolumeResponse {})
+}
+
+impl Inner {
+    async fn publish(&self, wanted: &Wanted) -> Result<(), Status> {
+        let mut next = plan(wanted, &mounts::all()?)?;
+        if next == Plan::Bind {
+            let source = wanted.staged.as_ref().unwrap_or(&wanted.device.path);
+            make_target(wanted)?;
+            let bind = CommandLine::new(["mount", "--bind"]).and(source).and(&wanted.target);
+            self.tools.succeed(&wanted.volume, bind).await?;
+            next = plan(wanted, &mounts::all()?)?;
+        }
+        if next == Plan::MakeReadOnly {
+            let line = CommandLine::new(["mount", "-o", "remount,bind,ro"]).and(&wanted.target);
+            self.tools.succeed(&wanted.volume, line).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Plans a publication from the mounts there are.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: the volume is not staged, or used by another path and may have one only.
+/// `ALREADY_EXISTS`: the path has something else.
+fn plan(wanted: &Wanted, all: &[Mount]) -> Result<Plan, Status> {
+    let Wanted { device, staged, target, .. } = wanted;
+    let is_ours = |mount: &Mount| match staged {
+        Some(_) => mount.is_of(device) && mount.root == "/",
+        None => mount.is_node_of(&device.path),
+    };
+    if let Some(staged) = staged
+        && !mounts::at(all, staged).is_some_and(|mount| mount.is_of(device))
+    {
+        return Err(Status::failed_precondition(format!(
+            "staging_target_path: the volume is not staged at {}; stage it first",
+            staged.display()
+        )));
+    }
+    let other =
+        |mount: &&Mount| is_ours(mount) && mount.point != *target && staged.as_ref() != Some(&mount.point);
+    if wanted.users == Users::One
+        && let Some(other) = all.iter().find(other)
+    {
+        return Err(Status::failed_precondition(format!(
+            "target_path: the volume is for one pod at a time, and is published at {}",
+            other.point.display()
+        )));
+    }
+    // The container runtime keeps a pod from writing to a raw device that it may only read.
+    let read_only = wanted.is_read_only && staged.is_some();
+    match mounts::at(all, target) {
+        None => Ok(Plan::Bind),
+        Some(mount) if !is_ours(mount) => Err(occupied(target, &mount.source.display().to_string())),
+        Some(mount) if mount.is_read_only && !read_only => {
+            Err(occupied(target, "the volume for reading only"))
+        }
+        Some(mount) if read_only && !mount.is_read_only => Ok(Plan::MakeReadOnly),
+        Some(_) => Ok(Plan::Done),
+    }
+}
+
+fn occupied(target: &Path, what: &str) -> Status {
+    let target = target.display();
+    Status::already_exists(format!("target_path: {target} has {what} already. Unpublish it first"))
+}
+
+/// Makes the directory, or the file, that is mounted over.
+fn make_target(wanted: &Wanted) -> Result<(), Status> {
+    let made = match (&wanted.staged, wanted.target.parent()) {
+        (Some(_), _) => fs::create_dir_all(&wanted.target),
+        (None, parent) => {
+            let parent = parent.map_or(Ok(()), fs::create_dir_all);
+            parent.and_then(|()| File::options().create(true).append(true).open(&wanted.target).map(drop))
+        }
+    };
+    made.map_err(|error| Status::internal(format!("{} cannot be made: {error}", wanted.target.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::mounts::tests::{device, parsed};
+    use super::*;
+
+    const STAGED: &str = "36 35 259:3 / /staged rw shared:1 - ext4 /dev/ublkb0 rw";
+    const FIRST: &str = "37 35 259:3 / /pods/a rw shared:1 - ext4 /dev/ublkb0 rw";
+    const FIRST_READ_ONLY: &str = "37 35 259:3 / /pods/a ro shared:1 - ext4 /dev/ublkb0 rw";
+    const SUB_PATH: &str = "38 35 259:3 /sub /pods/a/subpath rw - ext4 /dev/ublkb0 rw";
+    const RAW: &str = "39 35 0:5 /ublkb0 /pods/a rw - devtmpfs udev rw";
+
+    fn wanted(target: &str, users: Users) -> Wanted {
+        Wanted {
+            volume: "v".to_owned(),
+            device: device("/dev/ublkb0", 3),
+            staged: Some("/staged".into()),
+            target: target.into(),
+            users,
+            is_read_only: false,
+        }
+    }
+
+    fn code(wanted: &Wanted, lines: &[&str]) -> Result<Plan, Code> {
+        plan(wanted, &parsed(lines)).map_err(|status| status.code())
+    }
+
+    #[test]
+    fn a_staged_volume_is_bound_once() {
+        let many = wanted("/pods/a", Users::Many);
+        assert_eq!(code(&many, &[]), Err(Code::FailedPrecondition));
+        assert_eq!(code(&many, &[STAGED]), Ok(Plan::Bind));
+        assert_eq!(code(&many, &[STAGED, FIRST]), Ok(Plan::Done));
+        assert_eq!(code(&many, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
+        assert_eq!(code(&many, &[STAGED, &FIRST.replace("259:3", "259:9")]), Err(Code::AlreadyExists));
+        let reader = Wanted { is_read_only: true, ..wanted("/pods/a", Users::Many) };
+        assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(Plan::MakeReadOnly));
+        assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(Plan::Done));
+    }
+
+    #[test]
+    fn a_volume_for_one_pod_has_one_path() {
+        let first = wanted("/pods/a", Users::One);
+        assert_eq!(code(&first, &[STAGED]), Ok(Plan::Bind));
+        assert_eq!(code(&first, &[STAGED, FIRST, SUB_PATH]), Ok(Plan::Done));
+        let second = wanted("/pods/b", Users::One);
+        assert_eq!(code(&second, &[STAGED, FIRST]), Err(Code::FailedPrecondition));
+        assert_eq!(code(&wanted("/pods/b", Users::Many), &[STAGED, FIRST]), Ok(Plan::Bind));
+    }
+
+    #[test]
+    fn a_raw_device_is_bound_as_its_node() {
+        let raw = Wanted { staged: None, ..wanted("/pods/a", Users::One) };
+        assert_eq!(code(&raw, &[]), Ok(Plan::Bind));
+        assert_eq!(code(&raw, &[RAW]), Ok(Plan::Done));
+        assert_eq!(code(&raw, &[FIRST]), Err(Code::AlreadyExists));
+        let second = Wanted { staged: None, ..wanted("/pods/b", Users::One) };
+        assert_eq!(code(&second, &[RAW]), Err(Code::FailedPrecondition));
+    }
+}

@@ -1,0 +1,143 @@
+//! `NodeStageVolume`: a file system on the volume's device, mounted once for all pods of the node.
+//!
+//! ```text
+//! served? -> mounted already? -> signatures -> format (noted before and after) or check -> mount
+//! ```
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_proto::csi::v1::{NodeStageVolumeRequest, NodeStageVolumeResponse};
+use tokio::time::{Instant, sleep};
+use tonic::{Request, Status};
+
+use super::content::{self, Content, Facts, Plan};
+use super::daemon::Served;
+use super::tool::CommandLine;
+use super::{Inner, Node, mounts, paths};
+use crate::capability::{Access, Capability, FileSystem};
+use crate::deadline;
+use crate::publish_context::{self, PublishContext};
+
+/// Time after which the figures of a volume tell of every write that had completed before.
+const FIGURES_ARE_NEW: Duration = Duration::from_secs(1);
+
+/// A file system to mount.
+#[derive(Debug)]
+struct Wanted {
+    volume: String,
+    context: PublishContext,
+    file_system: FileSystem,
+    options: Vec<String>,
+    point: PathBuf,
+    until: Instant,
+}
+
+pub(super) async fn answer(
+    node: &Node,
+    request: Request<NodeStageVolumeRequest>,
+) -> Result<NodeStageVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let NodeStageVolumeRequest {
+        volume_id,
+        publish_context,
+        staging_target_path,
+        volume_capability,
+        secrets: _,
+        volume_context: _,
+    } = request.into_inner();
+    let volume = paths::volume(volume_id)?;
+    let point = paths::absolute("staging_target_path", staging_target_path)?;
+    let Capability { access, users: _ } = Capability::try_from(volume_capability)?;
+    let context = publish_context::read(&publish_context)?;
+    match access {
+        // A raw device has nothing to prepare: it is there, or it is not.
+        Access::Block => drop(node.0.daemon.served(&context, until).await?),
+        Access::Mount { file_system, options } => {
+            let wanted = Wanted { volume: volume.clone(), context, file_system, options, point, until };
+            let inner = node.0.clone();
+            node.0.operations.run(&volume, until, async move { inner.stage(wanted).await }).await?;
+        }
+    }
+    Ok(NodeStageVolumeResponse {})
+}
+
+impl Inner {
+    async fn stage(&self, wanted: Wanted) -> Result<(), Status> {
+        let device = self.daemon.served(&wanted.context, wanted.until).await?;
+        if is_mounted(&wanted.point, &device)? {
+            return Ok(());
+        }
+        match content::plan(&self.facts(&wanted, &device).await?)? {
+            Plan::Format { is_zero } => self.format(&wanted, &device, is_zero).await?,
+            Plan::Check => self.check(&wanted, &device.path).await?,
+        }
+        fs::create_dir_all(&wanted.point).map_err(|error| {
+            Status::internal(format!("{} cannot be made: {error}", wanted.point.display()))
+        })?;
+        self.tools.succeed(&wanted.volume, mount(&wanted, &device.path)).await
+    }
+
+    async fn facts(&self, wanted: &Wanted, device: &Served) -> Result<Facts, Status> {
+        let probed = self.tools.run(&wanted.volume, content::probe(&device.path)).await?;
+        let content = content::probed(&probed)?;
+        let mut holds_data = device.holds_data;
+        if content == Content::Nothing && holds_data != Some(true) {
+            // The figures of a volume are published four times a second, and just after an attach not at all:
+            // what was written last may not be in them yet.
+            sleep(FIGURES_ARE_NEW).await;
+            holds_data = self.daemon.served(&wanted.context, wanted.until).await?.holds_data;
+        }
+        Ok(Facts {
+            wanted: wanted.file_system,
+            content,
+            holds_data,
+            is_half_formatted: self.formats.contains(&wanted.context.volume_id, device.epoch),
+            may_format: wanted.context.may_format,
+        })
+    }
+
+    async fn format(&self, wanted: &Wanted, device: &Served, is_zero: bool) -> Result<(), Status> {
+        let id = &wanted.context.volume_id;
+        self.formats.begin(id, device.epoch)?;
+        self.tools
+            .succeed(&wanted.volume, content::format(wanted.file_system, &device.path, is_zero))
+            .await?;
+        self.formats.end(id)
+    }
+
+    async fn check(&self, wanted: &Wanted, device: &Path) -> Result<(), Status> {
+        let Some(line) = content::check(wanted.file_system, device) else { return Ok(()) };
+        content::checked(&self.tools.run(&wanted.volume, line).await?, device)
+    }
+}
+
+/// Returns true if the device is mounted there already.
+///
+/// # Errors
+/// `FAILED_PRECONDITION`: something else is.
+fn is_mounted(point: &Path, device: &Served) -> Result<bool, Status> {
+    let mounts = mounts::all()?;
+    match mounts::at(&mounts, point) {
+        None => Ok(false),
+        Some(mount) if mount.is_of(device) => Ok(true),
+        Some(mount) => Err(Status::failed_precondition(format!(
+            "staging_target_path: {} is mounted at {}, not {}. Unstage the volume first",
+            mount.source.display(),
+            point.display(),
+            device.path.display()
+        ))),
+    }
+}
+
+fn mount(wanted: &Wanted, device: &Path) -> CommandLine {
+    let line = CommandLine::new(["mount", "-t", wanted.file_system.name()]);
+    let line = if wanted.options.is_empty() {
+        line
+    } else {
+        line.and("-o").and(OsString::from(wanted.options.join(",")))
+    };
+    line.and(device).and(&wanted.point)
+}

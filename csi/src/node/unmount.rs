@@ -1,0 +1,34 @@
+//! The end of the mounts at a path.
+
+use std::path::Path;
+
+use tonic::Status;
+
+use super::Inner;
+use super::daemon::check_touchable;
+use super::mounts;
+use super::tool::CommandLine;
+
+/// Mounts at one path that are ended in one request: more are none of ours.
+const MOST: usize = 16;
+
+impl Inner {
+    /// Ends every mount at `path`. A file system whose device waits for its daemon is left as it is.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE`: such a device. `INTERNAL`: the mount is still used, or umount(8) failed otherwise.
+    pub(super) async fn unmount(&self, volume: &str, path: &Path) -> Result<(), Status> {
+        for _ in 0..MOST {
+            let mounts = mounts::all()?;
+            let Some(mount) = mounts::at(&mounts, path) else { return Ok(()) };
+            // A device node is no file system: its end waits for nothing.
+            if mount.device_node().is_none()
+                && let Some(number) = mount.device()
+            {
+                check_touchable(&self.daemon.volumes().await?, number)?;
+            }
+            self.tools.succeed(volume, CommandLine::new(["umount", "--no-canonicalize"]).and(path)).await?;
+        }
+        Err(Status::internal(format!("{} has more than {MOST} mounts; end them by hand", path.display())))
+    }
+}

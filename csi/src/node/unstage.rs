@@ -1,0 +1,20 @@
+//! `NodeUnstageVolume`: ends the mount that all pods of the node shared.
+
+use holdfast_proto::csi::v1::{NodeUnstageVolumeRequest, NodeUnstageVolumeResponse};
+use tonic::{Request, Status};
+
+use super::{Node, paths};
+use crate::deadline;
+
+pub(super) async fn answer(
+    node: &Node,
+    request: Request<NodeUnstageVolumeRequest>,
+) -> Result<NodeUnstageVolumeResponse, Status> {
+    let until = deadline::of(&request);
+    let NodeUnstageVolumeRequest { volume_id, staging_target_path } = request.into_inner();
+    let volume = paths::volume(volume_id)?;
+    let point = paths::absolute("staging_target_path", staging_target_path)?;
+    let (inner, name) = (node.0.clone(), volume.clone());
+    node.0.operations.run(&volume, until, async move { inner.unmount(&name, &point).await }).await?;
+    Ok(NodeUnstageVolumeResponse {})
+}

@@ -1,0 +1,231 @@
+//! The CSI driver's Node service in a test machine, asked as the kubelet asks it.
+//!
+//! Owns: one `holdfast-csi node` at a time in a machine, which can be killed and started again.
+//! Does not own: the node daemon beside it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_proto::csi::v1::{self, CapacityRange};
+use holdfast_proto::pluginregistration::v1::{
+    InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
+};
+use prost::Message;
+
+use crate::csi::{Answer, Csi, LIMIT, Use};
+use crate::node::SIGKILL;
+use crate::rpc::Socket;
+use crate::vm::Vm;
+use crate::wire::Program;
+
+/// Name of the process among the machine's programs.
+pub const PROGRAM: &str = "csi-node";
+const SOCKET: &str = "/var/lib/kubelet/plugins/csi.holdfast.dev/csi.sock";
+const REGISTRATION: &str = "/var/lib/kubelet/plugins_registry/csi.holdfast.dev-reg.sock";
+const DAEMON: &str = "/run/holdfast/node.sock";
+const START_LIMIT: Duration = Duration::from_secs(120);
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// The Node service of one machine.
+#[derive(Debug, Clone)]
+pub struct CsiNode {
+    vm: Arc<Vm>,
+    csi: Csi,
+}
+
+/// A published volume on its node, as the kubelet knows it.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The volume's id.
+    pub volume: String,
+    /// Answer of `ControllerPublishVolume`.
+    pub context: HashMap<String, String>,
+    /// Its use.
+    pub how: Use,
+}
+
+impl Claim {
+    /// Path at which the kubelet has the volume staged.
+    pub fn staging(&self) -> String {
+        format!("/var/lib/kubelet/plugins/kubernetes.io/csi/{}/globalmount", self.volume)
+    }
+
+    /// The path of a pod.
+    pub fn target(&self, pod: &str) -> String {
+        format!("/var/lib/kubelet/pods/{pod}/volumes/{}", self.volume)
+    }
+}
+
+impl CsiNode {
+    /// Starts the service beside the daemon of `vm`, and waits until it can be registered.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn start(vm: Arc<Vm>) -> Result<Self> {
+        let csi = Csi::new(Socket::Machine(Arc::clone(&vm), SOCKET.to_owned()));
+        let node = Self { vm, csi };
+        node.vm
+            .exec("mkdir -p /var/lib/kubelet/plugins/csi.holdfast.dev /var/lib/kubelet/plugins_registry")?;
+        node.restart()?;
+        Ok(node)
+    }
+
+    /// The machine.
+    pub fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// Kills it and waits until it is gone.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn kill(&self) -> Result<()> {
+        self.vm.signal(PROGRAM, SIGKILL)?;
+        self.vm.wait(PROGRAM, STOP_LIMIT).map(drop)
+    }
+
+    /// Starts it again after [`CsiNode::kill`], and waits until it listens.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn restart(&self) -> Result<()> {
+        let node = format!("--node-name={}", self.vm.name());
+        let argv = ["holdfast-csi", "node", &node]
+            .map(str::to_owned)
+            .into_iter()
+            .chain([format!("--endpoint=unix://{SOCKET}"), format!("--registration=unix://{REGISTRATION}")])
+            .chain([format!("--kubelet-endpoint={SOCKET}"), format!("--daemon-socket={DAEMON}")])
+            .chain(["--directory=/var/lib/kubelet/plugins/csi.holdfast.dev".to_owned()]);
+        let mut program = Program { argv: argv.collect(), ..Program::default() };
+        program.env.insert("RUST_LOG".to_owned(), "info".to_owned());
+        let lines = self.vm.log(PROGRAM).unwrap_or_default().lines().count();
+        self.vm.spawn(PROGRAM, &program)?;
+        crate::wait::until("the CSI node service to listen", START_LIMIT, || {
+            ensure!(self.vm.status(PROGRAM)?.is_none(), "it ended:\n{}", self.vm.log(PROGRAM)?);
+            let log = self.vm.log(PROGRAM)?;
+            Ok(log.lines().skip(lines).any(|line| line.contains("kubelet can register")).then_some(()))
+        })
+    }
+
+    /// Asks on the registration socket as the kubelet does, and says that it took the driver.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn register(&self) -> Result<PluginInfo> {
+        let socket = Socket::Machine(Arc::clone(&self.vm), REGISTRATION.to_owned());
+        let ask = |method: &str, message: &[u8]| -> Result<Vec<u8>> {
+            let path = format!("/pluginregistration.Registration/{method}");
+            socket.call(&path, message, LIMIT)?.map_err(|refused| anyhow::anyhow!("{}", refused.message))
+        };
+        let info = PluginInfo::decode(ask("GetInfo", &InfoRequest {}.encode_to_vec())?.as_slice())?;
+        let took = RegistrationStatus { plugin_registered: true, error: String::new() };
+        let heard = ask("NotifyRegistrationStatus", &took.encode_to_vec())?;
+        RegistrationStatusResponse::decode(heard.as_slice()).context("read the answer")?;
+        Ok(info)
+    }
+
+    /// `NodeGetInfo`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn info(&self) -> Result<Answer<v1::NodeGetInfoResponse>> {
+        self.csi.ask("Node/NodeGetInfo", &v1::NodeGetInfoRequest {}, LIMIT)
+    }
+
+    /// `NodeStageVolume`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn stage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
+        let request = v1::NodeStageVolumeRequest {
+            volume_id: claim.volume.clone(),
+            publish_context: claim.context.clone(),
+            staging_target_path: claim.staging(),
+            volume_capability: Some(claim.how.capability()),
+            ..Default::default()
+        };
+        let answer: Answer<v1::NodeStageVolumeResponse> =
+            self.csi.ask("Node/NodeStageVolume", &request, limit)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `NodeUnstageVolume`.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn unstage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
+        let request = v1::NodeUnstageVolumeRequest {
+            volume_id: claim.volume.clone(),
+            staging_target_path: claim.staging(),
+        };
+        let answer: Answer<v1::NodeUnstageVolumeResponse> =
+            self.csi.ask("Node/NodeUnstageVolume", &request, limit)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `NodePublishVolume` at the path of a pod.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn publish(&self, claim: &Claim, pod: &str, readonly: bool) -> Result<Answer<()>> {
+        let request = v1::NodePublishVolumeRequest {
+            volume_id: claim.volume.clone(),
+            publish_context: claim.context.clone(),
+            staging_target_path: claim.staging(),
+            target_path: claim.target(pod),
+            volume_capability: Some(claim.how.capability()),
+            readonly,
+            ..Default::default()
+        };
+        let answer: Answer<v1::NodePublishVolumeResponse> =
+            self.csi.ask("Node/NodePublishVolume", &request, LIMIT)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `NodeUnpublishVolume` from the path of a pod.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn unpublish(&self, claim: &Claim, pod: &str) -> Result<Answer<()>> {
+        let request = v1::NodeUnpublishVolumeRequest {
+            volume_id: claim.volume.clone(),
+            target_path: claim.target(pod),
+        };
+        let answer: Answer<v1::NodeUnpublishVolumeResponse> =
+            self.csi.ask("Node/NodeUnpublishVolume", &request, LIMIT)?;
+        Ok(answer.map(drop))
+    }
+
+    /// `NodeGetVolumeStats`: the total of bytes at the path of a pod.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn total(&self, claim: &Claim, pod: &str) -> Result<Answer<i64>> {
+        let request = v1::NodeGetVolumeStatsRequest {
+            volume_id: claim.volume.clone(),
+            volume_path: claim.target(pod),
+            ..Default::default()
+        };
+        let answer: Answer<v1::NodeGetVolumeStatsResponse> =
+            self.csi.ask("Node/NodeGetVolumeStats", &request, LIMIT)?;
+        Ok(answer.map(|stats| stats.usage.first().map_or(0, |usage| usage.total)))
+    }
+
+    /// `NodeExpandVolume` at the path of a pod.
+    ///
+    /// # Errors
+    /// If the driver cannot be asked.
+    pub fn expand(&self, claim: &Claim, pod: &str, bytes: i64) -> Result<Answer<i64>> {
+        let request = v1::NodeExpandVolumeRequest {
+            volume_id: claim.volume.clone(),
+            volume_path: claim.target(pod),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            ..Default::default()
+        };
+        let answer: Answer<v1::NodeExpandVolumeResponse> =
+            self.csi.ask("Node/NodeExpandVolume", &request, LIMIT)?;
+        Ok(answer.map(|expanded| expanded.capacity_bytes))
+    }
+}

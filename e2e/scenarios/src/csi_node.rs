@@ -1,0 +1,199 @@
+//! The CSI Node service on real devices. The scenario plays the sidecars and the kubelet: claims are created,
+//! published, staged, used by pods, moved to another node and deleted, while processes are killed.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
+use holdfast_lab::csi_node::{Claim, CsiNode};
+use holdfast_lab::node::Node;
+use holdfast_lab::report;
+use holdfast_lab::world::World;
+
+use super::story::provision_store;
+
+const BUCKET: &str = "csi";
+const GIB: i64 = 1 << 30;
+/// Time limit of a request that must be refused at once, whatever its device does.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    let controller = world.csi_controller()?;
+    let csi = controller.csi();
+    let a = world.node("a", "auto", "")?;
+    let on_a = CsiNode::start(world.vm("a")?)?;
+    register(&on_a)?;
+
+    let data = claim(&csi, "pvc-data", "a", &Use::mounted("ext4"))?;
+    ext4(&on_a, &data)?;
+    daemon_away(&a, &on_a, &data)?;
+    killed(&csi, &on_a)?;
+    raw(world, &csi, &on_a)?;
+
+    report::step("move the claim to node b, larger than before");
+    granted("withdraw", csi.unpublish(&data.volume, "a", LIMIT)?)?;
+    granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
+    let b = world.node("b", "auto", "")?;
+    let on_b = CsiNode::start(world.vm("b")?)?;
+    let moved = Claim { context: granted("publish", csi.publish(&data.volume, "b", LIMIT)?)?, ..data };
+    granted("stage", on_b.stage(&moved, LIMIT)?)?;
+    granted("publish", on_b.publish(&moved, "pod", false)?)?;
+    let target = moved.target("pod");
+    on_b.vm().exec(&format!("grep -qx kept {target}/file"))?;
+    let grown = granted("expand", on_b.expand(&moved, "pod", 2 * GIB)?)?;
+    let total = granted("stats", on_b.total(&moved, "pod")?)?;
+    ensure!(grown == 2 * GIB && total > 2 * GIB * 9 / 10, "{grown} bytes, a file system of {total}");
+    release(&on_b, &moved, "pod")?;
+
+    report::step("delete the claims");
+    for (volume, node) in [("pvc-data", "b"), ("pvc-killed", "a"), ("pvc-raw", "a")] {
+        granted("withdraw", csi.unpublish(volume, node, LIMIT)?)?;
+        granted("delete", csi.delete(volume, LIMIT)?)?;
+    }
+    let left = s3.keys(BUCKET, "")?;
+    ensure!(left.iter().all(|key| key.contains("/log/")), "not only tombstones but {left:?}");
+    for node in [&a, &b] {
+        node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
+        node.terminate()?;
+    }
+    operator.stop()
+}
+
+fn register(node: &CsiNode) -> Result<()> {
+    report::step("register the driver as the kubelet would");
+    let info = node.register()?;
+    ensure!(info.r#type == "CSIPlugin" && info.name == "csi.holdfast.dev", "{info:?}");
+    ensure!(info.endpoint.ends_with("/csi.sock"), "{info:?}");
+    let info = granted("info", node.info()?)?;
+    let topology = info.accessible_topology.unwrap_or_default().segments;
+    ensure!(
+        info.node_id == "a" && info.max_volumes_per_node == 256,
+        "{} {}",
+        info.node_id,
+        info.max_volumes_per_node
+    );
+    ensure!(
+        topology.get("topology.holdfast.dev/served").is_some_and(|value| value == "true"),
+        "{topology:?}"
+    );
+    Ok(())
+}
+
+/// Creates a claim and publishes it on a node.
+fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
+    granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(how), LIMIT)?)?;
+    let context = granted("publish", csi.publish(name, node, LIMIT)?)?;
+    Ok(Claim { volume: name.to_owned(), context, how: how.clone() })
+}
+
+fn ext4(node: &CsiNode, data: &Claim) -> Result<()> {
+    report::step("stage, publish and use a file system, each twice");
+    for _ in 0..2 {
+        granted("stage", node.stage(data, LIMIT)?)?;
+    }
+    for _ in 0..2 {
+        granted("publish", node.publish(data, "first", false)?)?;
+        granted("publish for reading", node.publish(data, "second", true)?)?;
+    }
+    let (first, second) = (data.target("first"), data.target("second"));
+    node.vm().exec(&format!(
+        "echo kept > {first}/file; grep -qx kept {second}/file; if touch {second}/file 2>/dev/null; then exit 1; fi; sync -f {first}"
+    ))?;
+    let one = Claim { how: Use::mounted_by_one("ext4"), ..data.clone() };
+    let third = node.publish(&one, "third", false)?;
+    refused("a second pod of a claim for one", third, "FailedPrecondition", "one pod at a time")?;
+    let total = granted("stats", node.total(data, "first")?)?;
+    ensure!(total > GIB * 9 / 10 && total <= GIB, "a file system of {total} bytes");
+    refused("stats of nothing", node.total(data, "none")?, "NotFound", "no volume is published")?;
+    let larger = node.expand(data, "first", 2 * GIB)?;
+    refused("a device that is too small", larger, "FailedPrecondition", "grows at its next attach")?;
+    let other = Claim { how: Use::mounted("xfs"), ..data.clone() };
+    granted("unpublish", node.unpublish(data, "second")?)?;
+    granted("unpublish again", node.unpublish(data, "second")?)?;
+    release(node, data, "first")?;
+    refused("another file system", node.stage(&other, LIMIT)?, "FailedPrecondition", "Ask for fsType ext4")?;
+    granted("stage again", node.stage(data, LIMIT)?)
+}
+
+/// While no daemon serves the devices, a request is refused and touches none.
+fn daemon_away(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
+    report::step("kill the node daemon: requests are refused at once, and work again after its return");
+    daemon.kill()?;
+    refused("unstage", node.unstage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
+    refused("stage", node.stage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
+    daemon.restart()?;
+    granted("publish", node.publish(data, "pod", false)?)?;
+    node.vm().exec(&format!("grep -qx kept {}/file", data.target("pod")))?;
+    release(node, data, "pod")
+}
+
+/// The driver dies again and again while it stages a claim.
+fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
+    report::step("kill the driver while it formats and mounts");
+    let killed = claim(csi, "pvc-killed", "a", &Use::mounted_with("xfs", &["noatime"]))?;
+    for after in [0, 300, 1500] {
+        let (driver, staged) = (node.clone(), killed.clone());
+        let waiting = thread::spawn(move || driver.stage(&staged, LIMIT));
+        thread::sleep(Duration::from_millis(after));
+        node.kill()?;
+        drop(waiting.join().ok().context("the request ends")?);
+        node.restart()?;
+    }
+    let staged = holdfast_lab::wait::until("the claim to be staged", LIMIT, || {
+        // A program of the driver that was killed may still work on the device.
+        match node.stage(&killed, LIMIT)? {
+            Err(again) if again.code == "Aborted" => Ok(None),
+            answer => Ok(Some(answer)),
+        }
+    })?;
+    granted("stage after the kills", staged)?;
+    granted("publish", node.publish(&killed, "pod", false)?)?;
+    let target = killed.target("pod");
+    node.vm().exec(&format!(
+        "echo kept > {target}/file; findmnt -no FSTYPE,OPTIONS {target} | grep -q 'xfs.*noatime'"
+    ))?;
+    node.kill()?;
+    node.restart()?;
+    node.vm().exec(&format!("grep -qx kept {target}/file"))?;
+    release(node, &killed, "pod")
+}
+
+/// Data without a signature is never formatted, unless the user says so.
+fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
+    report::step("write to a raw device; then ask for a file system on it");
+    let raw = claim(csi, "pvc-raw", "a", &Use::block())?;
+    granted("stage", node.stage(&raw, LIMIT)?)?;
+    for _ in 0..2 {
+        granted("publish", node.publish(&raw, "pod", false)?)?;
+    }
+    let target = raw.target("pod");
+    node.vm().exec(&format!(
+        "test -b {target}; echo precious | dd of={target} bs=4096 seek=1000 conv=sync,fsync oflag=direct status=none"
+    ))?;
+    let total = granted("stats", node.total(&raw, "pod")?)?;
+    ensure!(total == GIB, "a device of {total} bytes");
+    release(node, &raw, "pod")?;
+
+    let mounted = Claim { how: Use::mounted("btrfs"), ..raw };
+    refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
+    world.kubectl(["annotate", "volume/pvc-raw", "holdfast.dev/format-unknown-content=yes"])?;
+    granted("withdraw", csi.unpublish("pvc-raw", "a", LIMIT)?)?;
+    let allowed = Claim { context: granted("publish", csi.publish("pvc-raw", "a", LIMIT)?)?, ..mounted };
+    granted("stage", node.stage(&allowed, LIMIT)?)?;
+    granted("publish", node.publish(&allowed, "pod", false)?)?;
+    let target = allowed.target("pod");
+    node.vm().exec(&format!("findmnt -no FSTYPE {target} | grep -qx btrfs; echo new > {target}/file"))?;
+    release(node, &allowed, "pod")
+}
+
+fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
+    granted("unpublish", node.unpublish(claim, pod)?)?;
+    granted("unstage", node.unstage(claim, LIMIT)?)?;
+    granted("unstage again", node.unstage(claim, LIMIT)?)?;
+    let (target, staging) = (claim.target(pod), claim.staging());
+    node.vm().exec(&format!("test ! -e {target}; if mountpoint -q {staging}; then exit 1; fi")).map(drop)
+}
