@@ -53,7 +53,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         granted("delete", csi.delete(volume, LIMIT)?)?;
     }
     let left = s3.keys(BUCKET, "")?;
-    ensure!(left.iter().all(|key| key.contains("/log/")), "not only tombstones but {left:?}");
+    ensure!(!left.iter().any(|key| key.contains("/segments/")), "data is left: {left:?}");
 
     for what in FORBIDDEN {
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-csi-controller");
