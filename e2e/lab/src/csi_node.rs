@@ -22,7 +22,8 @@ use crate::wire::Program;
 
 /// Name of the process among the machine's programs.
 pub const PROGRAM: &str = "csi-node";
-const SOCKET: &str = "/var/lib/kubelet/plugins/csi.holdfast.dev/csi.sock";
+/// Path of its socket in the machine.
+pub const SOCKET: &str = "/var/lib/kubelet/plugins/csi.holdfast.dev/csi.sock";
 const REGISTRATION: &str = "/var/lib/kubelet/plugins_registry/csi.holdfast.dev-reg.sock";
 const DAEMON: &str = "/run/holdfast/node.sock";
 const START_LIMIT: Duration = Duration::from_secs(120);

@@ -57,7 +57,9 @@ pub const KUBERNETES: &str = "1.36.3";
 pub const VERSITYGW: &str = "1.8.0";
 /// Version of helm, which renders and checks the chart.
 pub const HELM: &str = "4.3.1";
-/// Oldest Go that builds the three above, as (major, minor).
+/// Version of csi-sanity, the CSI project's own tests.
+pub const CSI_SANITY: &str = "5.6.0";
+/// Oldest Go that builds the four above, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.
 pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];

@@ -91,6 +91,7 @@ impl Toolbox {
             Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
             Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kube_apiserver()),
             Part::new("helm", go::HELM_EXPECTED, || self.helm()),
+            Part::new("csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
         ];
         let mut in_rust =
             vec![Part::new("programs under test", PROGRAMS_EXPECTED, || self.programs(Profile::Dev))];
@@ -143,6 +144,14 @@ impl Toolbox {
     /// If it cannot be built.
     pub fn helm(&self) -> Result<PathBuf> {
         go::helm(&self.cache)
+    }
+
+    /// The CSI project's own tests.
+    ///
+    /// # Errors
+    /// If they cannot be built.
+    pub fn csi_sanity(&self) -> Result<PathBuf> {
+        go::csi_sanity(&self.cache)
     }
 
     /// The Kubernetes API server.

@@ -11,6 +11,7 @@ mod chart;
 mod control_plane;
 mod csi_controller;
 mod csi_node;
+mod csi_sanity;
 mod damage;
 mod device_identity;
 pub mod drain;
@@ -179,6 +180,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(120),
         alone: false,
         run: csi_node::run,
+    },
+    Scenario {
+        name: "csi-sanity",
+        about: "the CSI project's own tests pass on real devices",
+        expected: Duration::from_secs(150),
+        alone: false,
+        run: csi_sanity::run,
     },
     Scenario {
         name: "fenced",

@@ -8,12 +8,13 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::command::{output, show};
-use crate::pins::{GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
+use crate::pins::{CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
 use crate::setup::apt::AptRoot;
 
 /// Times of the builds on two quiet cores, from nothing.
 pub(super) const VERSITYGW_EXPECTED: Duration = Duration::from_secs(120);
 pub(super) const HELM_EXPECTED: Duration = Duration::from_secs(240);
+pub(super) const CSI_SANITY_EXPECTED: Duration = Duration::from_secs(60);
 pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
 
 /// versitygw: an S3 server over a directory.
@@ -30,6 +31,15 @@ pub fn versitygw(cache: &Cache) -> Result<PathBuf> {
 /// If Go is not to be had or the build fails.
 pub fn helm(cache: &Cache) -> Result<PathBuf> {
     install(cache, "helm", HELM, "helm.sh/helm/v4/cmd/helm", HELM_EXPECTED)
+}
+
+/// csi-sanity: the CSI project's own tests.
+///
+/// # Errors
+/// If Go is not to be had or the build fails.
+pub fn csi_sanity(cache: &Cache) -> Result<PathBuf> {
+    let package = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity";
+    install(cache, "csi-sanity", CSI_SANITY, package, CSI_SANITY_EXPECTED)
 }
 
 /// Builds a program that its module offers to be installed.
