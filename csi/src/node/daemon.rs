@@ -179,7 +179,7 @@ mod tests {
         let null = DeviceNumber::of(Path::new("/dev/null")).expect("a device");
         let serving = volume(VolumeState::Attached, Some("/dev/zero"));
         check_touchable(&[], zero).expect("of no volume: it fails at once");
-        check_touchable(&[serving.clone()], zero).expect("served");
+        check_touchable(std::slice::from_ref(&serving), zero).expect("served");
         check_touchable(&[volume(VolumeState::Fenced, Some("/dev/zero"))], zero).expect("fails at once");
         check_touchable(&[serving.clone(), volume(VolumeState::Quiesced, None)], zero).expect("served");
         for volumes in [

@@ -26,7 +26,7 @@ pub(super) async fn answer(
         secrets: _,
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
-    let path = paths::absolute("volume_path", volume_path)?;
+    let path = paths::named("volume_path", volume_path)?;
     let all = mounts::all()?;
     let mount = mounts::at(&all, &path).ok_or_else(|| not_published(&path))?;
     let volumes = node.0.daemon.volumes().await?;

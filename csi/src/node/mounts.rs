@@ -28,11 +28,11 @@ impl DeviceNumber {
     pub(super) fn of(path: &Path) -> Result<Self, Status> {
         let gone = |why: &str| Status::unavailable(format!("{} is no device: {why}", path.display()));
         let found = stat(path).map_err(|errno| gone(&errno.to_string()))?;
-        match FileType::from_raw_mode(found.st_mode) {
-            FileType::BlockDevice | FileType::CharacterDevice => {
-                Ok(Self { major: major(found.st_rdev), minor: minor(found.st_rdev) })
-            }
-            other => Err(gone(&format!("{other:?}"))),
+        let kind = FileType::from_raw_mode(found.st_mode);
+        if kind.is_block_device() || kind.is_char_device() {
+            Ok(Self { major: major(found.st_rdev), minor: minor(found.st_rdev) })
+        } else {
+            Err(gone(&format!("{kind:?}")))
         }
     }
 }

@@ -1,21 +1,29 @@
 //! Paths in requests.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tonic::Status;
 
-/// Checks a path that a request names.
+/// Checks a path at which something is to be mounted or unmounted.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it is missing or relative.
 pub(super) fn absolute(field: &str, path: String) -> Result<PathBuf, Status> {
+    let named = named(field, path)?;
+    if named.is_absolute() {
+        return Ok(named);
+    }
+    let path = named.display();
+    Err(Status::invalid_argument(format!("{field}: `{path}` is relative; name an absolute path")))
+}
+
+/// Checks a path at which a volume is looked for: none is at a relative one.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`: it is missing.
+pub(super) fn named(field: &str, path: String) -> Result<PathBuf, Status> {
     if path.is_empty() {
         return Err(Status::invalid_argument(format!("{field}: is empty; name a path")));
-    }
-    if !Path::new(&path).is_absolute() {
-        return Err(Status::invalid_argument(format!(
-            "{field}: `{path}` is relative; name an absolute path"
-        )));
     }
     // The kernel's list of mounts has no trailing slash.
     Ok(path.trim_end_matches('/').into())
@@ -38,5 +46,8 @@ mod tests {
         assert_eq!(absolute("target_path", "/a/b/".to_owned()).ok(), Some("/a/b".into()));
         assert!(absolute("target_path", String::new()).is_err());
         assert!(absolute("target_path", "a/b".to_owned()).is_err());
+        assert!(
+            named("volume_path", String::new()).is_err() && named("volume_path", "a/b".to_owned()).is_ok()
+        );
     }
 }

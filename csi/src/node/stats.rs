@@ -20,7 +20,7 @@ pub(super) async fn answer(
     let until = deadline::of(&request);
     let NodeGetVolumeStatsRequest { volume_id, volume_path, staging_target_path: _ } = request.into_inner();
     let volume = paths::volume(volume_id)?;
-    let path = paths::absolute("volume_path", volume_path)?;
+    let path = paths::named("volume_path", volume_path)?;
     let mounts = mounts::all()?;
     let mount = mounts::at(&mounts, &path).ok_or_else(|| super::expand::not_published(&path))?;
     let volumes = node.0.daemon.volumes().await?;

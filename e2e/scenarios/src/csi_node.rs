@@ -1,6 +1,7 @@
 //! The CSI Node service on real devices. The scenario plays the sidecars and the kubelet: claims are created,
 //! published, staged, used by pods, moved to another node and deleted, while processes are killed.
 
+use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, granted, refused};
 use holdfast_lab::csi_node::{Claim, CsiNode};
 use holdfast_lab::node::Node;
 use holdfast_lab::report;
+use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::story::provision_store;
@@ -39,7 +41,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     granted("expand", csi.expand(&data.volume, 2 * GIB)?)?;
     let b = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
-    let moved = Claim { context: granted("publish", csi.publish(&data.volume, "b", LIMIT)?)?, ..data };
+    let moved = Claim { context: publish(&csi, &data.volume, "b")?, ..data };
     granted("stage", on_b.stage(&moved, LIMIT)?)?;
     granted("publish", on_b.publish(&moved, "pod", false)?)?;
     let target = moved.target("pod");
@@ -86,8 +88,17 @@ fn register(node: &CsiNode) -> Result<()> {
 /// Creates a claim and publishes it on a node.
 fn claim(csi: &Csi, name: &str, node: &str, how: &Use) -> Result<Claim> {
     granted("create", csi.create(&NewVolume::new(name, GIB, "store").used(how), LIMIT)?)?;
-    let context = granted("publish", csi.publish(name, node, LIMIT)?)?;
+    let context = publish(csi, name, node)?;
     Ok(Claim { volume: name.to_owned(), context, how: how.clone() })
+}
+
+/// Publishes a volume on a node, once that has described itself.
+fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, String>> {
+    let published = until("the node to be known", LIMIT, || match csi.publish(volume, node, LIMIT)? {
+        Err(unknown) if unknown.code == "NotFound" => Ok(None),
+        answer => Ok(Some(answer)),
+    })?;
+    granted("publish", published)
 }
 
 fn ext4(node: &CsiNode, data: &Claim) -> Result<()> {
@@ -143,7 +154,7 @@ fn killed(csi: &Csi, node: &CsiNode) -> Result<()> {
         drop(waiting.join().ok().context("the request ends")?);
         node.restart()?;
     }
-    let staged = holdfast_lab::wait::until("the claim to be staged", LIMIT, || {
+    let staged = until("the claim to be staged", LIMIT, || {
         // A program of the driver that was killed may still work on the device.
         match node.stage(&killed, LIMIT)? {
             Err(again) if again.code == "Aborted" => Ok(None),
@@ -182,7 +193,7 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
     world.kubectl(["annotate", "volume/pvc-raw", "holdfast.dev/format-unknown-content=yes"])?;
     granted("withdraw", csi.unpublish("pvc-raw", "a", LIMIT)?)?;
-    let allowed = Claim { context: granted("publish", csi.publish("pvc-raw", "a", LIMIT)?)?, ..mounted };
+    let allowed = Claim { context: publish(csi, "pvc-raw", "a")?, ..mounted };
     granted("stage", node.stage(&allowed, LIMIT)?)?;
     granted("publish", node.publish(&allowed, "pod", false)?)?;
     let target = allowed.target("pod");
