@@ -16,14 +16,17 @@
 //! ```
 //!
 //! *Owns*: every entry from the push to the completion, the buffer that was lent to the kernel with it.
-//! *Invariants*: a key names one operation: a completion whose generation is gone finds nothing. No operation
-//! costs an allocation or a search while no more are in flight than the table was made for; the entry freed
-//! last is used next.
+//! *Invariants*: a key names one operation: a completion whose generation is gone finds nothing. An entry is
+//! never moved: the table grows by a part of 1 MiB when more operations are in flight than ever before. The
+//! entry freed last is used next.
 
 use crate::HeapBuffer;
 
 /// Marks the end of the list of free entries, and belongs to no entry.
 const NONE: u32 = u32::MAX;
+/// Entries of a part of the table, as a power of two: 1 MiB.
+const PART_BITS: u32 = 14;
+const PART_ENTRIES: u32 = 1 << PART_BITS;
 
 /// Names an operation in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,48 +60,66 @@ struct Entry<T> {
 
 /// The operations of one ring.
 pub(crate) struct OperationTable<T> {
-    entries: Vec<Entry<T>>,
+    /// All full but the last.
+    parts: Vec<Vec<Entry<T>>>,
     first_free: u32,
     held: u32,
     most: u32,
     late: u64,
 }
 
+impl<T> Default for OperationTable<T> {
+    fn default() -> Self {
+        Self { parts: Vec::new(), first_free: NONE, held: 0, most: 0, late: 0 }
+    }
+}
+
 impl<T> OperationTable<T> {
-    /// A table that grows only beyond `operations` in flight at a time. Memory is touched as it is used.
-    pub(crate) fn with_capacity(operations: u32) -> Self {
-        Self { entries: Vec::with_capacity(operations as usize), first_free: NONE, held: 0, most: 0, late: 0 }
+    fn entry(&mut self, entry: u32) -> Option<&mut Entry<T>> {
+        self.parts.get_mut((entry >> PART_BITS) as usize)?.get_mut((entry & (PART_ENTRIES - 1)) as usize)
+    }
+
+    /// Adds an entry. Returns its number.
+    fn add(&mut self, entry: Entry<T>) -> u32 {
+        if self.parts.last().is_none_or(|part| part.len() == PART_ENTRIES as usize) {
+            self.parts.push(Vec::with_capacity(PART_ENTRIES as usize));
+        }
+        let before = self.parts.len() - 1;
+        let part = &mut self.parts[before];
+        part.push(entry);
+        let number = before * PART_ENTRIES as usize + part.len() - 1;
+        u32::try_from(number).expect("far fewer operations than 2^32 are in flight")
     }
 
     pub(crate) fn insert(&mut self, operation: T, buffer: Option<HeapBuffer>) -> OperationKey {
         self.held += 1;
         self.most = self.most.max(self.held);
-        if let Some(entry) = self.entries.get_mut(self.first_free as usize) {
-            let key = OperationKey { entry: self.first_free, generation: entry.generation };
-            self.first_free = entry.next_free;
+        let first_free = self.first_free;
+        if let Some(entry) = self.entry(first_free) {
+            let key = OperationKey { entry: first_free, generation: entry.generation };
+            let next_free = entry.next_free;
             (entry.operation, entry.buffer) = (Some(operation), buffer);
+            self.first_free = next_free;
             return key;
         }
-        let entry = u32::try_from(self.entries.len()).expect("far fewer operations than 2^32 are in flight");
-        self.entries.push(Entry { generation: 0, next_free: NONE, operation: Some(operation), buffer });
+        let entry = self.add(Entry { generation: 0, next_free: NONE, operation: Some(operation), buffer });
         OperationKey { entry, generation: 0 }
     }
 
     /// Ends an operation. `None`, and counted, if there is none of this key: it has ended before.
     pub(crate) fn take(&mut self, key: OperationKey) -> Option<(T, Option<HeapBuffer>)> {
-        let entry = self.entries.get_mut(key.entry as usize);
-        let Some(entry) = entry.filter(|entry| entry.generation == key.generation) else {
-            self.late += 1;
-            return None;
-        };
-        let Some(operation) = entry.operation.take() else {
+        let next_free = self.first_free;
+        let held = self.entry(key.entry).filter(|entry| entry.generation == key.generation);
+        let Some((operation, entry)) = held.and_then(|entry| Some((entry.operation.take()?, entry))) else {
             self.late += 1;
             return None;
         };
         entry.generation = entry.generation.wrapping_add(1);
-        entry.next_free = std::mem::replace(&mut self.first_free, key.entry);
+        entry.next_free = next_free;
+        let buffer = entry.buffer.take();
+        self.first_free = key.entry;
         self.held -= 1;
-        Some((operation, entry.buffer.take()))
+        Some((operation, buffer))
     }
 
     /// Number of operations in flight.
@@ -118,7 +139,7 @@ impl<T> OperationTable<T> {
 
     /// Leaks the memory that is lent: the kernel may still write to it.
     pub(crate) fn leak_buffers(&mut self) {
-        self.entries.iter_mut().filter_map(|entry| entry.buffer.take()).for_each(std::mem::forget);
+        self.parts.iter_mut().flatten().filter_map(|entry| entry.buffer.take()).for_each(std::mem::forget);
     }
 }
 
@@ -129,7 +150,7 @@ mod tests {
     /// A completion that came after its operation had ended would be taken for the next one of its entry.
     #[test]
     fn a_late_key_finds_nothing_in_a_reused_entry() {
-        let mut table = OperationTable::with_capacity(2);
+        let mut table = OperationTable::default();
         let first = table.insert("first", Some(HeapBuffer::zeroed(4096)));
         assert!(matches!(table.take(first), Some(("first", Some(_)))));
         let second = table.insert("second", None);
@@ -144,7 +165,7 @@ mod tests {
 
     #[test]
     fn entries_are_reused_before_the_table_grows() {
-        let mut table = OperationTable::with_capacity(4);
+        let mut table = OperationTable::default();
         for round in 0..100 {
             let keys: Vec<_> = (0..4).map(|number| table.insert((round, number), None)).collect();
             for (number, key) in keys.into_iter().enumerate() {
@@ -152,7 +173,22 @@ mod tests {
                 assert!(matches!(table.take(key), Some((taken, None)) if taken == (round, number)));
             }
         }
-        assert_eq!((table.entries.len(), table.entries.capacity(), table.most()), (4, 4, 4));
+        assert_eq!((table.parts.len(), table.parts[0].len(), table.most()), (1, 4, 4));
+    }
+
+    /// The table was one piece of 512 MiB of address space, which a host with `vm.overcommit_memory=2` counts
+    /// as memory.
+    #[test]
+    fn the_table_grows_by_a_part_and_moves_no_entry() {
+        let mut table = OperationTable::default();
+        let keys: Vec<_> = (0..PART_ENTRIES + 2).map(|number| table.insert(number, None)).collect();
+        assert_eq!(table.parts.iter().map(Vec::len).collect::<Vec<_>>(), [PART_ENTRIES as usize, 2]);
+        let capacities = table.parts.iter().map(Vec::capacity).collect::<Vec<_>>();
+        assert_eq!(capacities, [PART_ENTRIES as usize; 2]);
+        for (number, key) in keys.into_iter().enumerate() {
+            assert!(matches!(table.take(key), Some((taken, None)) if taken as usize == number));
+        }
+        assert_eq!(table.count(), 0);
     }
 
     #[test]

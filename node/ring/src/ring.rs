@@ -15,7 +15,7 @@ use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable};
 use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, Outcome, RingError, Waker};
 
-/// Sizes of a ring and its tables. Only the table of operations grows later, if it must.
+/// Sizes of a ring and its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingOptions {
     /// Entries of the submission queue. More are submitted in several batches, none is lost.
@@ -29,10 +29,6 @@ pub struct RingOptions {
     /// Slots for fixed buffers: one for each tag of each zero-copy queue on the ring, at most
     /// [`RingOptions::MAX_BUFFERS`]. Zero is allowed.
     pub buffers: u16,
-    /// Operations in flight that the ring has room for: commands and file operations of all its queues. Each
-    /// takes 64 bytes of addresses from the start, of memory once it was used. Owners keep below it: beyond,
-    /// the table is moved to a larger place.
-    pub operations: u32,
 }
 
 impl RingOptions {
@@ -42,13 +38,7 @@ impl RingOptions {
 
 impl Default for RingOptions {
     fn default() -> Self {
-        Self {
-            submission_entries: 512,
-            completion_entries: 8192,
-            files: 8192,
-            buffers: Self::MAX_BUFFERS,
-            operations: 1 << 23,
-        }
+        Self { submission_entries: 512, completion_entries: 8192, files: 8192, buffers: Self::MAX_BUFFERS }
     }
 }
 
@@ -97,7 +87,7 @@ impl<T> Ring<T> {
             backlog: VecDeque::new(),
             files: FileTable::new(options.files),
             buffers: BufferTable::new(options.buffers),
-            in_flight: OperationTable::with_capacity(options.operations),
+            in_flight: OperationTable::default(),
             waker: Waker::new()?,
             waker_armed: false,
             _thread_confined: PhantomData,

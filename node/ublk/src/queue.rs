@@ -441,8 +441,7 @@ mod tests {
     /// kernel quiesced the device only when the process had ended.
     #[test]
     fn a_dropped_queue_closes_its_character_device() {
-        let options =
-            RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0, operations: 8 };
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
         let mut ring = Ring::<Command<()>>::new(&options).unwrap();
         let info = DeviceInfo {
             id: 0,

@@ -12,8 +12,7 @@ type Ring = crate::Ring<u16>;
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
 
 fn ring(submission_entries: u32) -> Ring {
-    let options =
-        RingOptions { submission_entries, completion_entries: 64, files: 4, buffers: 8, operations: 8 };
+    let options = RingOptions { submission_entries, completion_entries: 64, files: 4, buffers: 8 };
     Ring::new(&options).unwrap()
 }
 

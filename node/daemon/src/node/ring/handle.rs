@@ -121,8 +121,7 @@ mod tests {
     use crate::node::ring::operation::Ring;
 
     fn waker() -> Waker {
-        let options =
-            RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0, operations: 8 };
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
         Ring::new(&options).unwrap().waker()
     }
 

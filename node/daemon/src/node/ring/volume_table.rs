@@ -61,8 +61,7 @@ mod tests {
     /// A completion named a place in the table only: one that came late would reach the next volume there.
     #[test]
     fn a_late_completion_reaches_no_other_volume() {
-        let options =
-            RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0, operations: 8 };
+        let options = RingOptions { submission_entries: 8, completion_entries: 8, files: 8, buffers: 0 };
         let mut ring = Ring::new(&options).unwrap();
         let mut volumes = VolumeTable::new();
         let first = volumes.insert(|_| "first");
