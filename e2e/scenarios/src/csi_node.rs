@@ -13,6 +13,7 @@ use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
+use super::provisioning::expect_removed;
 use super::story::provision_store;
 
 const BUCKET: &str = "csi";
@@ -56,8 +57,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         granted("withdraw", csi.unpublish(volume, node, LIMIT)?)?;
         granted("delete", csi.delete(volume, LIMIT)?)?;
     }
-    let left = s3.keys(BUCKET, "")?;
-    ensure!(!left.iter().any(|key| key.contains("/segments/")), "data is left: {left:?}");
+    expect_removed(&s3, BUCKET, 3)?;
     for node in [&a, &b] {
         node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
         node.terminate()?;

@@ -83,9 +83,20 @@ pub(super) fn run(world: &World) -> Result<()> {
     for name in ["first", "second"] {
         world.kubectl(["delete", "volume", name, "--timeout=60s"])?;
     }
-    let left = s3.keys(BUCKET, "")?;
-    ensure!(left.len() == 2, "not one tombstone for each deleted volume but {left:?}");
+    expect_removed(&s3, BUCKET, 2)?;
     operator.stop()
+}
+
+/// The bucket holds what stays of so many removed volumes, and nothing else: the first record of each log,
+/// its tombstone and its first truncation marker.
+pub(super) fn expect_removed(s3: &S3Server, bucket: &str, volumes: usize) -> Result<()> {
+    let left = s3.keys(bucket, "")?;
+    let count = |kind: &str| left.iter().filter(|key| key.contains(kind)).count();
+    ensure!(
+        left.len() == 3 * volumes && count("/log/") == 2 * volumes && count("/truncated/") == volumes,
+        "not only what stays of {volumes} removed volumes but {left:?}"
+    );
+    Ok(())
 }
 
 /// The store is not Ready for the expected reason, and a volume of it is not provisioned.

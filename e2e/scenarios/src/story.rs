@@ -13,7 +13,7 @@ use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
 use super::load::Load;
-use super::provisioning::{apply, object_store, volume};
+use super::provisioning::{apply, expect_removed, object_store, volume};
 
 /// Duration on two quiet cores, set-up of the host excepted.
 pub const EXPECTED: Duration = Duration::from_secs(100);
@@ -106,12 +106,8 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     for node in [&a, &b] {
         node.vm().exec("! ls /dev/ublkb* 2>/dev/null")?;
     }
-    let left = s3.keys(BUCKET, "")?;
-    ensure!(
-        left.len() == 2 && left.iter().all(|key| key.contains("/log/")),
-        "not two tombstones but {left:?}"
-    );
-    report::step("devices and objects are gone; two tombstones stay");
+    expect_removed(&s3, BUCKET, 2)?;
+    report::step("devices and data are gone; of each log two records and a marker stay");
     for node in [&a, &b] {
         node.terminate()?;
     }
