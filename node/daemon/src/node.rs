@@ -315,7 +315,7 @@ impl Node {
         }
     }
 
-    /// Stops serving and leaves every device quiesced, for a successor. No task of the node is left. Returns
+    /// Stops serving and leaves every device quiesced, for a successor. None of its tasks is left. Returns
     /// the right to use the directories, to be released once nothing else of this process can touch them: the
     /// process should end now.
     pub(crate) async fn shutdown(self) -> Option<Owner> {

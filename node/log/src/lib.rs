@@ -72,8 +72,12 @@ pub enum LogFailure {
     /// The id was used before.
     #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
     WasDeleted(VolumeId),
-    /// Writers kept creating records.
-    #[error("volume {0} is being written to: its log grew at each of {tries} tries", tries = limit::TRIES)]
+    /// The log changed during each read of it, or LIST shows an older part of it.
+    #[error(
+        "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
+         try again; if the volume was deleted, choose another id",
+        tries = limit::TRIES
+    )]
     Contended(VolumeId),
 }
 

@@ -24,8 +24,8 @@ impl RunPage {
     pub(super) fn decode(bytes: &[u8], segments: usize) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(WHAT, wire::open(Kind::RunPage, WHAT, bytes)?);
         let count = fields.count(ENTRY_BYTES)?;
-        if count == 0 {
-            return Err(fields.bad("number of entries", 0));
+        if !(1..=PAGE_ENTRIES).contains(&count) {
+            return Err(fields.bad("number of entries", count as u64));
         }
         let mut entries: Vec<Entry> = Vec::with_capacity(count);
         let mut seen = Mask::EMPTY;

@@ -1,9 +1,10 @@
 //! Chooses the runs to merge.
 //!
 //! Invariant: levels rise from the newest run of a list to the oldest. Eight runs of a level become one of
-//! the next. The oldest run, once it is of level 2 or above, is the *base*: all runs of those levels above it
-//! are merged into it when they have half as many entries as it has. So each entry is written about once a
-//! level, and a list is at most seven runs for each level below the base's, and the base.
+//! the next; of a backlog up to sixteen. The oldest run, once it is of level 2 or above, is the *base*: all
+//! runs of those levels above it are merged into it when they have half as many entries as it has. So each
+//! entry is written about once a level, and a list is at most seven runs for each level below the base's, and
+//! the base.
 
 use std::ops::Range;
 

@@ -13,8 +13,6 @@ use parking_lot::{Mutex, MutexGuard};
 pub(in crate::node) const VOLUME_FILES: u32 = 4;
 /// Files that all volumes of a ring share.
 const SHARED_FILES: u32 = 2;
-/// Operations in flight of all volumes of a ring. Each takes 64 bytes of memory: 512 MiB at the very most.
-const OPERATIONS: u64 = 1 << 23;
 
 /// Slots of a ring that a volume needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +21,6 @@ pub(in crate::node) struct Need {
     pub(in crate::node) files: u32,
     /// Slots for the buffers of requests.
     pub(in crate::node) buffers: u32,
-    /// Operations in flight.
-    pub(in crate::node) operations: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -32,7 +28,6 @@ struct Room {
     volumes: usize,
     files: u32,
     buffers: u32,
-    operations: u64,
 }
 
 /// The room on each ring.
@@ -49,12 +44,7 @@ pub(in crate::node) struct Place {
 
 impl Rooms {
     pub(super) fn new(rings: usize, options: &RingOptions) -> Self {
-        let room = Room {
-            volumes: 0,
-            files: options.files - SHARED_FILES,
-            buffers: options.buffers.into(),
-            operations: OPERATIONS,
-        };
+        let room = Room { volumes: 0, files: options.files - SHARED_FILES, buffers: options.buffers.into() };
         Self(Arc::new(Mutex::new(vec![room; rings])))
     }
 
@@ -65,9 +55,7 @@ impl Rooms {
     /// Reserves a place on the ring with the fewest volumes that has room.
     pub(super) fn reserve(&self, need: Need) -> Option<Place> {
         let mut rooms = self.lock();
-        let fits = |room: &Room| {
-            room.files >= need.files && room.buffers >= need.buffers && room.operations >= need.operations
-        };
+        let fits = |room: &Room| room.files >= need.files && room.buffers >= need.buffers;
         let (ring, room) = rooms
             .iter_mut()
             .enumerate()
@@ -76,7 +64,6 @@ impl Rooms {
         room.volumes += 1;
         room.files -= need.files;
         room.buffers -= need.buffers;
-        room.operations -= need.operations;
         Some(Place { rooms: self.clone(), ring, need })
     }
 }
@@ -94,7 +81,6 @@ impl Drop for Place {
         room.volumes -= 1;
         room.files += self.need.files;
         room.buffers += self.need.buffers;
-        room.operations += self.need.operations;
     }
 }
 
@@ -102,7 +88,7 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128, operations: 33_000 };
+    const ZERO_COPY: Need = Need { files: VOLUME_FILES + 1, buffers: 128 };
     const USER_COPY: Need = Need { buffers: 0, ..ZERO_COPY };
 
     /// All volumes of a restart chose a ring before the first of them counted: they met on one, whose table
@@ -120,18 +106,6 @@ mod tests {
         drop(places.into_iter().next());
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
         assert_eq!(rooms.reserve(ZERO_COPY).unwrap().ring, 0);
-    }
-
-    /// Found by reading: only the buffers of zero copy bounded the commands of all queues on a ring, and the
-    /// memory that they take.
-    #[test]
-    fn operations_in_flight_are_bounded() {
-        let rooms = Rooms::new(1, &RingOptions::default());
-        let places: Vec<Place> = std::iter::from_fn(|| rooms.reserve(USER_COPY)).collect();
-        let most = places.len() as u64 * USER_COPY.operations;
-        assert!(most <= OPERATIONS, "{most}");
-        assert_eq!(places.len(), 254);
-        assert!(rooms.reserve(Need { operations: 1, ..USER_COPY }).is_some(), "it is the operations' limit");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{Device, Transport};
 
-use crate::node::limit::{OPERATIONS_OF_VOLUME, WORK_OF_COMMITS};
+use crate::node::limit::WORK_OF_COMMITS;
 use crate::node::ring::room::{Need, VOLUME_FILES};
 
 /// Requests that a device holds: those of this version, or of the one that made it.
@@ -42,15 +42,13 @@ impl DeviceShape {
         u64::from(self.requests()) * (u64::from(self.max_io_bytes) / SECTOR_BYTES).max(1)
     }
 
-    /// Slots of a ring that the volume needs. A tag is one operation while the kernel has it; then it is at
-    /// most one for each sector of its request.
+    /// Slots of a ring that the volume needs.
     pub(in crate::node) fn need(self) -> Need {
         let buffers = match self.transport {
             Transport::ZeroCopy => self.requests(),
             Transport::UserCopy => 0,
         };
-        let operations = self.sectors() + u64::from(OPERATIONS_OF_VOLUME);
-        Need { files: VOLUME_FILES + u32::from(self.queues), buffers, operations }
+        Need { files: VOLUME_FILES + u32::from(self.queues), buffers }
     }
 
     /// Returns how many pieces of background work wait to be begun for the volume, at most. The planner asks
@@ -77,11 +75,9 @@ mod tests {
             max_io_bytes: 1 << 20,
         };
         assert_eq!(ours.waiting_work(), 128 * 256 + WORK_OF_COMMITS);
-        let operations = u64::from(128 * 256 + OPERATIONS_OF_VOLUME);
-        assert_eq!(ours.need(), Need { files: VOLUME_FILES + 1, buffers: 128, operations });
+        assert_eq!(ours.need(), Need { files: VOLUME_FILES + 1, buffers: 128 });
         let small = DeviceShape { transport: Transport::UserCopy, max_io_bytes: 4096, ..ours };
         assert_eq!((small.need().buffers, small.waiting_work()), (0, 128 + WORK_OF_COMMITS));
-        let operations = u64::from(OPERATIONS_OF_VOLUME);
-        assert_eq!(DeviceShape::NONE.need(), Need { files: VOLUME_FILES, buffers: 0, operations });
+        assert_eq!(DeviceShape::NONE.need(), Need { files: VOLUME_FILES, buffers: 0 });
     }
 }
