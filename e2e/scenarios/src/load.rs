@@ -60,11 +60,4 @@ impl<'a> Load<'a> {
         ensure!(exit == INTERRUPTED && log.contains("err= 0"), "fio ended by {exit:?}: {log}");
         self.vm.exec("! dmesg | grep -i 'I/O error'").map(drop)
     }
-
-    /// Waits for fio's end: it saw no error and every byte was right.
-    pub(super) fn finish(self) -> Result<()> {
-        let exit = self.vm.wait(PROGRAM, END_LIMIT)?;
-        ensure!(exit == Exit::Code(0), "fio ended by {exit:?}: {}", self.vm.log(PROGRAM)?);
-        self.vm.exec("! dmesg | grep -i 'I/O error'").map(drop)
-    }
 }

@@ -12,8 +12,8 @@ use super::load::Load;
 
 /// Time limit for the server to start or recover its devices in an emulated machine.
 const READY: Duration = Duration::from_secs(120);
-/// Time for which fio writes and verifies, in seconds of the machine's clock.
-const LOAD_SECONDS: u32 = 20;
+/// Longest run time of fio, in seconds of the machine's clock.
+const LOAD_SECONDS: u32 = 600;
 
 /// Numbers of signals.
 const SIGINT: i32 = 2;
@@ -47,7 +47,7 @@ fn recovers_under_load(world: &World, transport: &str) -> Result<()> {
     ensure!(vm.log("second")?.contains("LEFT"), "the server did not leave its device");
     serve(&vm, "third", &format!("{options} --recover"))?;
 
-    load.finish()?;
+    load.stop()?;
     vm.signal("third", SIGINT)?;
     vm.wait("third", READY)?;
     vm.exec(&format!("! test -e {device}"))?;
