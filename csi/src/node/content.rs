@@ -1,16 +1,29 @@
 //! Content of a device, and what to do with it before it is mounted.
 
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use tonic::Status;
 
-use super::tool::{CommandLine, Ended};
+use super::tool::{CommandLine, Ended, Tools};
 use crate::capability::FileSystem;
 
 /// Exit codes of `blkid --probe`. Source: `man blkid`.
 const FOUND: i32 = 0;
 const NOTHING: i32 = 2;
 const AMBIGUOUS: i32 = 8;
+/// Places at which blkid looks for signatures: the start of a device (VMFS and the second headers of LUKS lie
+/// furthest from it), the mirror of the btrfs superblock, and the end (RAID, ZFS, GPT). Source:
+/// `libblkid/src/superblocks` of util-linux.
+const START_BYTES: u64 = 8 << 20;
+const MIRROR_START: u64 = 64 << 20;
+const MIRROR_BYTES: u64 = 64 << 10;
+const END_BYTES: u64 = 2 << 20;
+/// Bytes of one read.
+const READ_BYTES: usize = 1 << 20;
 /// Least exit code of e2fsck that means that errors are left. Source: `man e2fsck`.
 const ERRORS_LEFT: i32 = 4;
 
@@ -89,16 +102,74 @@ fn refused(message: &str) -> Status {
     Status::failed_precondition(message)
 }
 
+/// Looks for signatures on a device. That there is none is believed only of a device that can be read: blkid
+/// says the same of one that it cannot read.
+///
+/// # Errors
+/// `UNAVAILABLE`: it cannot be read. `FAILED_PRECONDITION`: several signatures. `INTERNAL`: blkid failed.
+/// Those of [`Tools::run`].
+pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<Content, Status> {
+    let content = probed(&tools.run(volume, probe(device)).await?)?;
+    if content != Content::Nothing {
+        return Ok(content);
+    }
+    // The kernel keeps what was read while the device is open, so that blkid is given the same.
+    let open = read(device).await?;
+    let content = probed(&tools.run(volume, probe(device)).await?);
+    drop(open);
+    content
+}
+
+/// Reads the places at which blkid looks, and returns the open device.
+async fn read(device: &Path) -> Result<File, Status> {
+    let path = device.to_owned();
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut device = File::open(path)?;
+        let bytes = device.seek(SeekFrom::End(0))?;
+        read_places(&device, bytes)?;
+        Ok::<_, io::Error>(device)
+    });
+    let unread = |why: String| {
+        let device = device.display();
+        Status::unavailable(format!("{device} could not be read: {why}; nothing was formatted"))
+    };
+    reading.await.map_err(|error| unread(error.to_string()))?.map_err(|error| unread(error.to_string()))
+}
+
+fn read_places(device: &File, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it has no size"));
+    }
+    let mut buffer = vec![0; READ_BYTES];
+    for place in places(bytes) {
+        for offset in place.clone().step_by(READ_BYTES) {
+            let length = usize::try_from(place.end - offset).map_or(READ_BYTES, |left| left.min(READ_BYTES));
+            device.read_exact_at(&mut buffer[..length], offset)?;
+        }
+    }
+    Ok(())
+}
+
+/// Places of a device of that many bytes.
+fn places(bytes: u64) -> [Range<u64>; 3] {
+    [
+        0..START_BYTES.min(bytes),
+        MIRROR_START.min(bytes)..(MIRROR_START + MIRROR_BYTES).min(bytes),
+        bytes.saturating_sub(END_BYTES)..bytes,
+    ]
+}
+
 /// The command that looks for signatures.
-pub(super) fn probe(device: &Path) -> CommandLine {
+fn probe(device: &Path) -> CommandLine {
     CommandLine::new(["blkid", "--probe", "--output", "export"]).and(device)
 }
 
 /// Reads the answer of [`probe`].
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: several signatures. `INTERNAL`: the device was not read.
-pub(super) fn probed(ended: &Ended) -> Result<Content, Status> {
+/// `FAILED_PRECONDITION`: several signatures. `UNAVAILABLE`: it complains, and found nothing. `INTERNAL`: it
+/// failed otherwise.
+fn probed(ended: &Ended) -> Result<Content, Status> {
     match ended.code {
         Some(FOUND) => {
             let value = |key: &str| {
@@ -114,6 +185,10 @@ pub(super) fn probed(ended: &Ended) -> Result<Content, Status> {
                 Some(name) => FileSystem::named(&name).map_or(Content::Other(name), Content::FileSystem),
             })
         }
+        Some(NOTHING) if !ended.output().is_empty() => Err(Status::unavailable(format!(
+            "the device could not be read: {}; nothing was formatted",
+            ended.output()
+        ))),
         Some(NOTHING) => Ok(Content::Nothing),
         Some(AMBIGUOUS) => {
             Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
@@ -196,6 +271,42 @@ mod tests {
             let found = plan(&facts(content.clone(), holds_data)).map_err(|status| status.code());
             assert_eq!(found, expected, "{content:?}, {holds_data:?}");
         }
+    }
+
+    /// Read errors are no empty device: blkid ends with the same exit code, and says nothing.
+    #[tokio::test]
+    async fn a_device_that_cannot_be_read_is_not_empty() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tools = Tools::new(directory.path().join("locks"));
+        let empty = directory.path().join("empty");
+        let zero = directory.path().join("zero");
+        File::create(&empty).expect("a file");
+        File::create(&zero).expect("a file").set_len(65 << 20).expect("longer");
+        assert_eq!(look(&tools, "v", &zero).await.expect("readable"), Content::Nothing);
+        for unreadable in [directory.path().join("none"), directory.path().to_owned(), empty] {
+            let status = look(&tools, "v", &unreadable).await.expect_err("no data");
+            assert_eq!(status.code(), Code::Unavailable, "{unreadable:?}");
+            assert!(status.message().ends_with("nothing was formatted"), "{}", status.message());
+        }
+        // No page is mapped at the address zero: EIO.
+        let memory = File::open("/proc/self/mem").expect("opens");
+        read_places(&memory, 4096).expect_err("an error of the device");
+        read_places(&File::open(&zero).expect("opens"), 66 << 20).expect_err("its end is missing");
+    }
+
+    #[test]
+    fn everything_that_blkid_looks_at_is_read() {
+        assert_eq!(places(4096), [0..4096, 4096..4096, 0..4096]);
+        let mirror = 64 << 20..(64 << 20) + (64 << 10);
+        assert_eq!(places(1 << 30), [0..8 << 20, mirror, (1 << 30) - (2 << 20)..1 << 30]);
+    }
+
+    #[test]
+    fn nothing_is_not_believed_of_a_probe_that_complains() {
+        let ended = |stderr: &str| Ended::for_tests(NOTHING, stderr);
+        assert_eq!(probed(&ended("")).expect("silent"), Content::Nothing);
+        let status = probed(&ended("blkid: error: /dev/x: Input/output error")).expect_err("it complains");
+        assert_eq!(status.code(), Code::Unavailable);
     }
 
     #[test]

@@ -81,8 +81,7 @@ impl Inner {
     }
 
     async fn facts(&self, wanted: &Wanted, device: &Served) -> Result<Facts, Status> {
-        let probed = self.tools.run(&wanted.volume, content::probe(&device.path)).await?;
-        let content = content::probed(&probed)?;
+        let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
         let mut holds_data = device.holds_data;
         if content == Content::Nothing && holds_data != Some(true) {
             // The figures of a volume are published four times a second, and just after an attach not at all:

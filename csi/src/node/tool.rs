@@ -34,6 +34,12 @@ pub(super) struct Ended {
 }
 
 impl Ended {
+    /// A program that ended with that exit code and those words.
+    #[cfg(test)]
+    pub(super) fn for_tests(code: i32, stderr: &str) -> Self {
+        Self { code: Some(code), stdout: String::new(), stderr: stderr.to_owned() }
+    }
+
     /// All that it wrote, shortened.
     pub(super) fn output(&self) -> String {
         let mut text = [self.stdout.trim(), self.stderr.trim()].join("\n").trim().to_owned();
