@@ -19,6 +19,7 @@ mod object_name;
 mod parameters;
 mod publish_volume;
 mod reason;
+mod serving_node;
 mod unpublish_volume;
 mod validate_capabilities;
 mod volumes;

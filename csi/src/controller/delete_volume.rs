@@ -6,6 +6,7 @@ use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::reason::said;
+use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, TimedOut, Volumes};
 use crate::deadline;
 
@@ -42,8 +43,7 @@ pub(super) async fn answer(
 
 /// Checks that no node uses the volume.
 fn deletable(volume: &Volume) -> Result<(), Status> {
-    let serving = volume.status.as_ref().and_then(|status| status.node.as_deref());
-    match volume.spec.desired_node().or(serving.filter(|node| !node.is_empty())) {
+    match volume.spec.desired_node().or(serving_node(volume)) {
         None => Ok(()),
         Some(node) => Err(Status::failed_precondition(format!(
             "volume_id: the volume is published on node {node}. It is not deleted. Unpublish it there first"
@@ -60,6 +60,7 @@ mod tests {
     use tonic::Code;
 
     use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
     use super::*;
 
     #[test]
@@ -69,5 +70,11 @@ mod tests {
             let refused = deletable(&volume(desired, serving)).expect_err("in use");
             assert_eq!(refused.code(), Code::FailedPrecondition);
         }
+    }
+
+    #[test]
+    fn a_volume_of_a_node_that_was_cut_off_is_deleted() {
+        deletable(&cut_off(Some(3))).expect("nobody serves it");
+        deletable(&cut_off(Some(2))).expect_err("it attached again");
     }
 }

@@ -7,6 +7,7 @@ use tonic::{Request, Status};
 
 use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{is_object_name, volume_id};
+use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, Volumes, missing};
 use crate::capability::{Access, Capability};
 
@@ -63,9 +64,9 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
         )));
     }
-    let status = volume.status.as_ref();
-    let device = status.and_then(|status| status.attached_size_bytes);
-    let serving = status.and_then(|status| status.node.as_deref()).filter(|node| !node.is_empty());
+    let serving = serving_node(volume);
+    // What a node that was cut off had reported says nothing of the next device.
+    let device = serving.and(volume.status.as_ref()).and_then(|status| status.attached_size_bytes);
     let node = serving.or(volume.spec.desired_node());
     if let Some(node) = node
         && device.is_none_or(|bytes| bytes < wanted)
@@ -84,6 +85,7 @@ mod tests {
     use tonic::Code;
 
     use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
     use super::*;
 
     const GIB: u64 = 1 << 30;
@@ -99,6 +101,12 @@ mod tests {
         assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(Plan::Done(GIB)));
         let smaller = plan(&free, &capacity(1 << 29, 1 << 29)).expect_err("cannot shrink");
         assert_eq!(smaller.code(), Code::OutOfRange);
+    }
+
+    #[test]
+    fn a_volume_of_a_node_that_was_cut_off_grows() {
+        assert_eq!(plan(&cut_off(Some(3)), &capacity(2 << 30, 0)).ok(), Some(Plan::Grow(2 * GIB)));
+        plan(&cut_off(Some(2)), &capacity(2 << 30, 0)).expect_err("it attached again");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use kube::ResourceExt;
 use tonic::{Request, Status};
 
 use super::capacity::signed;
+use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, Volumes};
 use crate::topology;
 
@@ -32,10 +33,7 @@ pub(super) async fn answer(
 }
 
 fn entry(volume: &Volume) -> Entry {
-    let serving = volume.status.as_ref().and_then(|status| {
-        let cut_off = status.forced_detach.as_ref().map(|forced| &forced.node);
-        status.node.clone().filter(|node| !node.is_empty() && Some(node) != cut_off)
-    });
+    let serving = serving_node(volume).map(str::to_owned);
     Entry {
         volume: Some(v1::Volume {
             capacity_bytes: signed(volume.spec.size_bytes().unwrap_or_default()),
@@ -50,6 +48,7 @@ fn entry(volume: &Volume) -> Entry {
 #[cfg(test)]
 mod tests {
     use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
     use super::*;
 
     #[test]
@@ -57,6 +56,8 @@ mod tests {
         let nodes = |serving| entry(&volume(Some("b"), serving)).status.map(|found| found.published_node_ids);
         assert_eq!(nodes(None), Some(Vec::new()));
         assert_eq!(nodes(Some("a")), Some(vec!["a".to_owned()]));
+        let again = entry(&cut_off(Some(2))).status.expect("a status");
+        assert_eq!(again.published_node_ids, ["a"], "it was cut off, and attached again");
         let listed = entry(&volume(None, None)).volume.expect("a volume");
         assert_eq!((listed.volume_id.as_str(), listed.capacity_bytes), ("data", 1 << 30));
     }

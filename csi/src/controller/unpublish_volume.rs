@@ -7,6 +7,7 @@ use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::reason::first_unmet;
+use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, TimedOut, Volumes};
 use crate::deadline;
 
@@ -49,16 +50,16 @@ fn is_wished(volume: &Volume, node: &str) -> bool {
 /// Returns true if that node (any node if none is named) neither serves the volume nor may begin to: its
 /// final commit is done, or the operator took the volume from it.
 fn is_released(now: Option<&Volume>, node: &str) -> bool {
-    let Some(status) = now.and_then(|volume| volume.status.as_ref()) else { return true };
+    let Some(volume) = now else { return true };
     let is_it = |name: &&str| !name.is_empty() && (node.is_empty() || *name == node);
-    let cut_off = status.forced_detach.as_ref().map(|forced| forced.node.as_str());
-    let serving = status.node.as_deref().filter(is_it).filter(|name| Some(*name) != cut_off);
-    serving.is_none() && status.assigned_node.as_deref().filter(is_it).is_none()
+    let assigned = volume.status.as_ref().and_then(|status| status.assigned_node.as_deref());
+    serving_node(volume).filter(is_it).is_none() && assigned.filter(is_it).is_none()
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::publish_volume::tests::volume;
+    use super::super::serving_node::tests::cut_off;
     use super::*;
 
     #[test]
@@ -89,10 +90,8 @@ mod tests {
 
     #[test]
     fn a_node_that_was_cut_off_is_not_waited_for() {
-        let mut cut_off = volume(None, Some("a"));
-        let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z" });
-        let status = cut_off.status.as_mut().expect("a status");
-        status.forced_detach = Some(serde_json::from_value(forced).expect("a forced detach"));
-        assert!(is_released(Some(&cut_off), "a"));
+        assert!(is_released(Some(&cut_off(None)), "a"));
+        assert!(is_released(Some(&cut_off(Some(3))), "a"));
+        assert!(!is_released(Some(&cut_off(Some(2))), "a"), "it attached again");
     }
 }
