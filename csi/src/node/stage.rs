@@ -1,7 +1,8 @@
 //! `NodeStageVolume`: a file system on the volume's device, mounted once for all pods of the node.
 //!
 //! ```text
-//! served? -> mounted already? -> signatures -> format (noted before and after) or check -> mount
+//! served? -> mounted already? -> signatures -> signatures again, format (noted before and after) -> mount
+//!                                           -> check                                             -> mount
 //! ```
 
 use std::ffi::OsString;
@@ -70,8 +71,13 @@ impl Inner {
         if is_mounted(&wanted.point, &device)? {
             return Ok(());
         }
-        match content::plan(&self.facts(&wanted, &device).await?)? {
-            Plan::Format { is_zero } => self.format(&wanted, &device, is_zero).await?,
+        let (device, facts) = self.facts(&wanted, device).await?;
+        match content::plan(&facts)? {
+            Plan::Format { is_zero } => {
+                let found = content::look(&self.tools, &wanted.volume, &device.path).await?;
+                unchanged(&facts.content, &found)?;
+                self.format(&wanted, &device, is_zero).await?;
+            }
             Plan::Check => self.check(&wanted, &device.path).await?,
         }
         fs::create_dir_all(&wanted.point).map_err(|error| {
@@ -80,22 +86,23 @@ impl Inner {
         self.tools.succeed(&wanted.volume, mount(&wanted, &device.path)).await
     }
 
-    async fn facts(&self, wanted: &Wanted, device: &Served) -> Result<Facts, Status> {
+    /// The facts about a device, and the device as the daemon named it last.
+    async fn facts(&self, wanted: &Wanted, mut device: Served) -> Result<(Served, Facts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
-        let mut holds_data = device.holds_data;
-        if content == Content::Nothing && holds_data != Some(true) {
+        if content == Content::Nothing && device.holds_data != Some(true) {
             // The figures of a volume are published four times a second, and just after an attach not at all:
             // what was written last may not be in them yet.
             sleep(FIGURES_ARE_NEW).await;
-            holds_data = self.daemon.served(&wanted.context, wanted.until).await?.holds_data;
+            device = same(&device, self.daemon.served(&wanted.context, wanted.until).await?)?;
         }
-        Ok(Facts {
+        let facts = Facts {
             wanted: wanted.file_system,
             content,
-            holds_data,
+            holds_data: device.holds_data,
             is_half_formatted: self.formats.contains(&wanted.context.volume_id, device.epoch),
             may_format: wanted.context.may_format,
-        })
+        };
+        Ok((device, facts))
     }
 
     async fn format(&self, wanted: &Wanted, device: &Served, is_zero: bool) -> Result<(), Status> {
@@ -111,6 +118,34 @@ impl Inner {
         let Some(line) = content::check(wanted.file_system, device) else { return Ok(()) };
         content::checked(&self.tools.run(&wanted.volume, line).await?, device)
     }
+}
+
+/// The later answer of the daemon, if it is of the same attach: what was found on another device, or before
+/// another attach, says nothing of this one.
+///
+/// # Errors
+/// `ABORTED`: it is not.
+fn same(earlier: &Served, now: Served) -> Result<Served, Status> {
+    if (now.number, now.epoch) == (earlier.number, earlier.epoch) {
+        return Ok(now);
+    }
+    Err(Status::aborted(format!(
+        "the volume was attached again meanwhile (epoch {}, then {}). Nothing was formatted; it is tried again",
+        earlier.epoch, now.epoch
+    )))
+}
+
+/// Checks that a device still holds what the decision to format it was made for.
+///
+/// # Errors
+/// `ABORTED`: it does not.
+fn unchanged(expected: &Content, found: &Content) -> Result<(), Status> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(Status::aborted(
+        "the content of the device changed while it was looked at. Nothing was formatted; it is tried again",
+    ))
 }
 
 /// Returns true if the device is mounted there already.
@@ -139,4 +174,31 @@ fn mount(wanted: &Wanted, device: &Path) -> CommandLine {
         line.and("-o").and(OsString::from(wanted.options.join(",")))
     };
     line.and(device).and(&wanted.point)
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::super::mounts::tests::device;
+    use super::*;
+
+    #[test]
+    fn only_the_device_that_was_looked_at_is_formatted() {
+        let first = Served { holds_data: None, ..device("/dev/ublkb0", 3) };
+        let later = Served { holds_data: Some(false), ..first.clone() };
+        assert_eq!(same(&first, later.clone()).expect("the same attach").holds_data, Some(false));
+        let attached_again = Served { epoch: 2, ..later };
+        for other in [attached_again, device("/dev/ublkb0", 4), device("/dev/ublkb1", 9)] {
+            assert_eq!(same(&first, other).expect_err("another").code(), Code::Aborted);
+        }
+    }
+
+    #[test]
+    fn a_device_whose_content_changed_is_not_formatted() {
+        let ext4 = Content::FileSystem(FileSystem::Ext4);
+        unchanged(&Content::Nothing, &Content::Nothing).expect("still empty");
+        unchanged(&ext4, &ext4).expect("a format that was interrupted");
+        assert_eq!(unchanged(&Content::Nothing, &ext4).expect_err("changed").code(), Code::Aborted);
+    }
 }
