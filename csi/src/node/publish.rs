@@ -8,7 +8,7 @@ use tonic::{Request, Status};
 
 use super::daemon::Served;
 use super::mounts::{self, Mount};
-use super::tool::CommandLine;
+use super::tool::{CommandLine, Tools};
 use super::{Inner, Node, paths};
 use crate::capability::{Access, Capability, Users};
 use crate::deadline;
@@ -83,10 +83,32 @@ impl Inner {
         }
         if next == Plan::MakeReadOnly {
             let line = CommandLine::new(["mount", "-o", "remount,bind,ro"]).and(&wanted.target);
-            self.tools.succeed(&wanted.volume, line).await?;
+            let undo = CommandLine::new(["umount", "--no-canonicalize"]).and(&wanted.target);
+            succeed_or_undo(&self.tools, &wanted.volume, line, undo).await?;
         }
         Ok(())
     }
+}
+
+/// Makes a mount read-only, or ends it: it must not stay for writing.
+///
+/// # Errors
+/// `ABORTED`: it stays for writing. `INTERNAL` with the output of `line`: it was ended.
+async fn succeed_or_undo(
+    tools: &Tools,
+    volume: &str,
+    line: CommandLine,
+    undo: CommandLine,
+) -> Result<(), Status> {
+    let Err(failed) = tools.succeed(volume, line).await else { return Ok(()) };
+    tools.succeed(volume, undo).await.map_err(|stays| {
+        Status::aborted(format!(
+            "the mount is for writing and must be read-only; it is tried again: {}; {}",
+            failed.message(),
+            stays.message()
+        ))
+    })?;
+    Err(failed)
 }
 
 /// Plans a publication from the mounts there are.
@@ -187,6 +209,21 @@ mod tests {
         let reader = Wanted { is_read_only: true, ..wanted("/pods/a", Users::Many) };
         assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(Plan::MakeReadOnly));
         assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(Plan::Done));
+    }
+
+    #[tokio::test]
+    async fn a_mount_that_cannot_be_read_only_is_ended() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let tools = Tools::new(directory.path().join("locks"));
+        let ended = directory.path().join("ended");
+        let line = |word: &str| CommandLine::new([word]);
+        let undo = || line("touch").and(&ended);
+        succeed_or_undo(&tools, "v", line("true"), undo()).await.expect("read-only");
+        assert!(!ended.exists());
+        let failed = succeed_or_undo(&tools, "v", line("false"), undo()).await.expect_err("for writing");
+        assert_eq!((failed.code(), ended.exists()), (Code::Internal, true));
+        let stays = succeed_or_undo(&tools, "v", line("false"), line("false")).await.expect_err("stays");
+        assert_eq!(stays.code(), Code::Aborted);
     }
 
     #[test]
