@@ -183,3 +183,17 @@ impl controller_server::Controller for Controller {
         Err(not_built("ControllerGetVolumeHealth"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// The provisioner and the resizer watch every one of these, and do nothing before they may.
+    #[test]
+    fn the_sidecars_may_read_what_they_watch() {
+        let roles = include_str!("../../charts/holdfast/roles/csi-sidecars.yaml");
+        let watched = roles.split("- apiGroups:").filter(|rule| rule.contains("verbs: [get, list, watch]"));
+        let watched: String = watched.collect();
+        for kind in ["storageclasses", "csinodes", "volumeattributesclasses", "nodes", "pods"] {
+            assert!(watched.contains(kind), "{kind}");
+        }
+    }
+}
