@@ -34,7 +34,8 @@ use crate::node::{Daemon, Node};
 use crate::registration::Registration;
 use crate::settings::{Command, Listen, NodeSettings, Settings};
 
-/// Longest wait at the end for programs that still work on a device: they continue without this process.
+/// Longest wait at the end for programs that still work on a device. In a pod this process is the first of
+/// its PID namespace, and the kernel kills them with it.
 const PROGRAMS_END_WITHIN: Duration = Duration::from_secs(2);
 /// Time between two tries to find a node daemon that can serve volumes.
 const DAEMON_RETRY: Duration = Duration::from_secs(1);

@@ -5,8 +5,8 @@
 //! nothing.
 //! Invariants: a device is formatted only if no known signature is on it and the daemon says that it holds no
 //! data, or after the user allowed it, or while a format of the same attach was interrupted. No system call
-//! touches a device that the daemon does not serve. One operation on a volume at a time, also over a restart
-//! of this process: its programs hold a lock file.
+//! touches a device that the daemon does not serve. One operation on a volume at a time, also where a program
+//! outlives this process: its programs hold a lock file.
 //! On failure: `UNAVAILABLE` while the daemon does not serve the device; `ABORTED` while an operation that
 //! was begun still runs, which is never interrupted.
 

@@ -1,8 +1,10 @@
 //! Programs that work on devices and mounts: mkfs, fsck, mount and the like.
 //!
 //! Owns: their start, their output and their lock. Each holds the lock file of its volume for as long as it
-//! lives, so that no other begins beside it, even after this process was killed and started again.
-//! Runs on: threads that may block. A program is never killed: one that waits for a device cannot be.
+//! lives, so that no other begins beside it, even if it outlives this process.
+//! Runs on: threads that may block. This process kills no program: one that waits for a device cannot be. In
+//! a pod the kernel kills them all at the end of this process, which is the first of its PID namespace: one
+//! that waits for a device ends once that answers. `interrupted_format.rs` knows a format that ended so.
 
 use std::ffi::OsString;
 use std::fs;
