@@ -183,7 +183,7 @@ impl Weighter<PartName, IndexPart> for PartBytes {
     }
 }
 
-/// What a run knows of a block.
+/// The part of a run that has the entries of a block.
 enum Known {
     Segment(SegmentId, Arc<FrameIndex>),
     Merged(Arc<RunHead>, Arc<RunPage>),
@@ -245,7 +245,7 @@ impl Indexes {
         Ok(compose(block, wanted, known.iter().flatten().map(Known::layer)))
     }
 
-    /// What `run` knows of `block`; `None` where it has no page for it.
+    /// The part of `run` that has the entries of `block`; `None` where it has no page for it.
     async fn known(
         &self,
         objects: &dyn ObjectStore,

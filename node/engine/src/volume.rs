@@ -91,7 +91,7 @@ pub struct Volume<M> {
 /// An owner's turn to do what follows from the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// What the previous process was about to put into the log comes before all else that goes there.
+    /// The record that the previous process was about to put into the log; nothing goes there before it.
     Repeat,
     /// A round begins if one is asked for.
     Round,

@@ -56,7 +56,7 @@ pub(super) enum LogNews {
 pub(super) struct LogWriter {
     nonce: Nonce,
     commit: Commit,
-    /// What the previous process left, until the log is known.
+    /// The record that the previous process left, until the log is known.
     pending: Option<Pending>,
     /// The newest checkpoint in the store.
     checkpointed: Seq,
