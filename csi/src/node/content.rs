@@ -181,7 +181,7 @@ fn probed(ended: &Ended) -> Result<Content, Status> {
             };
             let found = value("TYPE").or_else(|| Some(format!("a partition table ({})", value("PTTYPE")?)));
             Ok(match found {
-                None => Content::Nothing,
+                None => Content::Other("an unknown signature".to_owned()),
                 Some(name) => FileSystem::named(&name).map_or(Content::Other(name), Content::FileSystem),
             })
         }
@@ -307,6 +307,13 @@ mod tests {
         assert_eq!(probed(&ended("")).expect("silent"), Content::Nothing);
         let status = probed(&ended("blkid: error: /dev/x: Input/output error")).expect_err("it complains");
         assert_eq!(status.code(), Code::Unavailable);
+    }
+
+    /// Found by reading: a signature without a type counted as none.
+    #[test]
+    fn what_has_a_signature_is_not_empty() {
+        let found = probed(&Ended::for_tests(FOUND, "")).expect("a signature");
+        assert_eq!(found, Content::Other("an unknown signature".to_owned()));
     }
 
     #[test]
