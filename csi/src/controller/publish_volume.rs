@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Volume, is_true};
+use holdfast_crds::{Condition, Volume, find_condition, is_true};
 use holdfast_proto::csi::v1::{ControllerPublishVolumeRequest, ControllerPublishVolumeResponse};
 use kube::ResourceExt;
 use serde_json::json;
 use tonic::{Request, Status};
 
 use super::object_name::volume_id;
-use super::reason::first_unmet;
+use super::reason::{first_unmet, said};
 use super::volumes::{ApiFailure, TimedOut, Volumes, missing};
 use crate::capability::Capability;
 use crate::deadline;
@@ -17,6 +17,8 @@ use crate::publish_context::{self, PublishContext};
 
 /// Condition of the node daemon: the volume is a block device of its node.
 const ATTACHED: &str = "Attached";
+/// Reason of that condition: the node serves as many volumes as it can.
+const NODE_FULL: &str = "NodeFull";
 /// Conditions that say why a volume is not attached, the nearest first.
 const OBSTACLES: [&str; 3] = [ATTACHED, "Assigned", "Provisioned"];
 /// Annotation of a user: a volume with unknown content may be formatted.
@@ -102,6 +104,10 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
         return Some(Err(Status::aborted("the publication was withdrawn meanwhile; it is tried again")));
     }
     let status = volume.status.as_ref()?;
+    if status.node.as_deref() == Some(node) && is_full(&status.conditions) {
+        let why = said(volume, ATTACHED).unwrap_or_default();
+        return Some(Err(Status::resource_exhausted(format!("node_id: node {node} is full: {why}"))));
+    }
     let serves = status.node.as_deref() == Some(node) && status.device_path.is_some();
     if !serves || !is_true(&status.conditions, ATTACHED) {
         return None;
@@ -109,6 +115,10 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
     let (volume_id, epoch) = (status.volume_id.clone()?, status.epoch?);
     let may_format = volume.annotations().get(MAY_FORMAT).is_some_and(|value| value == "yes");
     Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, may_format })))
+}
+
+fn is_full(conditions: &[Condition]) -> bool {
+    find_condition(conditions, ATTACHED).is_some_and(|attached| attached.reason == NODE_FULL)
 }
 
 #[cfg(test)]
@@ -156,6 +166,23 @@ pub(super) mod tests {
         assert_eq!(withdrawn.expect_err("withdrawn").code(), Code::Aborted);
         let deleted = progress("data", None, "a").expect("an answer");
         assert_eq!(deleted.expect_err("gone").code(), Code::NotFound);
+    }
+
+    /// The kubelet reads the node's limit again when it hears of it, and the scheduler chooses another node.
+    #[test]
+    fn a_full_node_is_resource_exhausted() {
+        let mut full = volume(Some("a"), Some("a"));
+        let attached = &mut full.status.as_mut().expect("a status").conditions[0];
+        (attached.status, attached.reason) = ("False".to_owned(), "NodeFull".to_owned());
+        let refused = progress("data", Some(&full), "a").expect("an answer").expect_err("no room");
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(
+            refused.message().contains("node a is full: served (Attached=False"),
+            "{}",
+            refused.message()
+        );
+        full.spec.node_name = Some("b".to_owned());
+        assert!(progress("data", Some(&full), "b").is_none(), "another node may have room");
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub(crate) fn code(kind: ErrorKind) -> Code {
         ErrorKind::Invalid => Code::InvalidArgument,
         ErrorKind::NotFound => Code::NotFound,
         ErrorKind::Busy => Code::FailedPrecondition,
+        ErrorKind::Full => Code::ResourceExhausted,
         ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => Code::Aborted,
         ErrorKind::Corrupt => Code::DataLoss,
         ErrorKind::Unavailable => Code::Unavailable,

@@ -21,7 +21,7 @@ pub(crate) fn code(kind: ErrorKind) -> u8 {
         ErrorKind::Local => 1,
         ErrorKind::Invalid => 2,
         ErrorKind::NotFound => 3,
-        ErrorKind::Busy => 4,
+        ErrorKind::Busy | ErrorKind::Full => 4,
         ErrorKind::Fenced | ErrorKind::HeldElsewhere | ErrorKind::LocalStateMissing => 5,
         ErrorKind::Corrupt => 6,
         ErrorKind::Unavailable => 7,
@@ -34,6 +34,7 @@ pub(crate) fn kind(code: Code) -> ErrorKind {
         Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists => ErrorKind::Invalid,
         Code::NotFound => ErrorKind::NotFound,
         Code::FailedPrecondition => ErrorKind::Busy,
+        Code::ResourceExhausted => ErrorKind::Full,
         Code::Aborted => ErrorKind::Fenced,
         Code::DataLoss => ErrorKind::Corrupt,
         // All but the first: the connection broke.
@@ -43,7 +44,7 @@ pub(crate) fn kind(code: Code) -> ErrorKind {
         | Code::DeadlineExceeded
         | Code::PermissionDenied
         | Code::Unauthenticated => ErrorKind::Unavailable,
-        Code::Ok | Code::Internal | Code::Unimplemented | Code::ResourceExhausted => ErrorKind::Local,
+        Code::Ok | Code::Internal | Code::Unimplemented => ErrorKind::Local,
     }
 }
 

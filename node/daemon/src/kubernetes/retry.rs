@@ -7,6 +7,8 @@ use holdfast_types::{Backoff, Jitter};
 use crate::failure::Failure;
 use crate::node::ErrorKind;
 
+/// Reason: the node serves as many volumes as it can. The CSI driver reads it.
+const NODE_FULL: &str = "NodeFull";
 /// Reason: the log calls the writer of another node attached.
 pub(crate) const HELD_ELSEWHERE: &str = "HeldElsewhere";
 
@@ -47,6 +49,7 @@ impl From<Failure> for OperationFailure {
         let (reason, retry) = match kind {
             ErrorKind::NotFound => ("NotFound", Retry::Rarely),
             ErrorKind::Busy => ("Busy", Retry::Later),
+            ErrorKind::Full => (NODE_FULL, Retry::Later),
             ErrorKind::Invalid => ("Refused", Retry::Rarely),
             ErrorKind::Fenced => ("Fenced", Retry::Rarely),
             ErrorKind::HeldElsewhere => (HELD_ELSEWHERE, Retry::Later),

@@ -22,6 +22,8 @@ pub(crate) enum ErrorKind {
     NotFound,
     /// Something else is being done with it: try again later.
     Busy,
+    /// The node serves as many volumes as it can.
+    Full,
     /// The request can never succeed as it stands.
     Invalid,
     /// This node lost the volume to another writer.
@@ -397,8 +399,8 @@ impl NodeError {
             | Self::InUse { .. }
             | Self::OtherStore { .. }
             | Self::Unreadable { .. }
-            | Self::Contended(_)
-            | Self::RingsFull(_) => ErrorKind::Busy,
+            | Self::Contended(_) => ErrorKind::Busy,
+            Self::RingsFull(_) => ErrorKind::Full,
             Self::Refused(AttachRefused::AttachedElsewhere { .. } | AttachRefused::ReplacedSince { .. }) => {
                 ErrorKind::HeldElsewhere
             }

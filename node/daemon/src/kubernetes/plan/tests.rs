@@ -399,6 +399,7 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
     for (kind, expected) in [
         (ErrorKind::NotFound, "NotFound"),
         (ErrorKind::Busy, "Busy"),
+        (ErrorKind::Full, "NodeFull"),
         (ErrorKind::Invalid, "Refused"),
         (ErrorKind::Fenced, "Fenced"),
         (ErrorKind::HeldElsewhere, "HeldElsewhere"),
