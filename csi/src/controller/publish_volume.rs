@@ -10,6 +10,7 @@ use tonic::{Request, Status};
 
 use super::object_name::volume_id;
 use super::reason::{first_unmet, said};
+use super::serving_node::serving_node;
 use super::volumes::{ApiFailure, TimedOut, Volumes, missing};
 use crate::capability::Capability;
 use crate::deadline;
@@ -108,7 +109,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
         let why = said(volume, ATTACHED).unwrap_or_default();
         return Some(Err(Status::resource_exhausted(format!("node_id: node {node} is full: {why}"))));
     }
-    let serves = status.node.as_deref() == Some(node) && status.device_path.is_some();
+    let serves = serving_node(volume) == Some(node) && status.device_path.is_some();
     if !serves || !is_true(&status.conditions, ATTACHED) {
         return None;
     }
@@ -183,6 +184,19 @@ pub(super) mod tests {
         );
         full.spec.node_name = Some("b".to_owned());
         assert!(progress("data", Some(&full), "b").is_none(), "another node may have room");
+    }
+
+    /// Its last report stays until it is back: with the epoch that was taken from it.
+    #[test]
+    fn a_node_that_was_cut_off_is_not_published() {
+        let wanted_again = |cut_off| {
+            let mut volume = super::super::serving_node::tests::cut_off(Some(cut_off));
+            volume.spec.node_name = Some("a".to_owned());
+            volume
+        };
+        assert!(progress("data", Some(&wanted_again(3)), "a").is_none());
+        let served = progress("data", Some(&wanted_again(2)), "a").expect("it attached again");
+        assert_eq!(served.expect("a context")["epoch"], "3");
     }
 
     #[test]
