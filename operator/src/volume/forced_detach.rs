@@ -1,11 +1,12 @@
 //! Takes a volume from a node that is lost, and reports what is missing because of it.
 //!
 //! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once:
-//! `status.forcedDetach` remembers the node until the annotation is gone, so that an old one never takes the
-//! volume from a node that got it back later. The node may be the one that is to serve the volume: then its
-//! disk is lost, and it attaches without it. `status.forcedDetach.epoch` is the permission of the next
-//! attach, which replaces the writer of that epoch and no other. The log decides (invariant 19 in
-//! `docs/invariants.md`): what is written here may be stale.
+//! `status.forcedDetach` remembers the node until the annotation is gone and another attach has followed, so
+//! that an old one never takes the volume from a node that got it back later, and a permission is not lost
+//! before it is used. The node may be the one that is to serve the volume: then its disk is lost, and it
+//! attaches without it. `status.forcedDetach.epoch` is the permission of the next attach, which replaces the
+//! writer of that epoch and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written
+//! here may be stale.
 
 use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, ForcedDetach, Time};
 
@@ -28,14 +29,27 @@ impl Facts {
             // A grant that has moved stays moved until the next node claims the volume.
             Some(_) => self.assigned() == Some(serving),
         };
-        self.force_detach.as_deref() == Some(serving) && !is_again
+        let is_named = self.force_detach.as_deref() == Some(serving);
+        (is_named || (remembered.is_some() && self.unused_permission().is_some())) && !is_again
+    }
+
+    /// The force-detach that no attach has followed yet, while any node claims the volume.
+    fn unused_permission(&self) -> Option<&ForcedDetach> {
+        let claimant = self.status.node.as_deref().filter(|node| !node.is_empty())?;
+        self.status.forced_detach.as_ref().filter(|remembered| match (self.status.epoch, remembered.epoch) {
+            (Some(now), Some(cut_off)) => now <= cut_off,
+            (None, Some(_)) => true,
+            (_, None) => claimant == remembered.node,
+        })
     }
 }
 
 /// The record of the node that is force-detached: its last report at that moment. Its epoch is the log's,
 /// where the log still calls that node attached.
 pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
-    let named = facts.force_detach.as_deref()?;
+    let Some(named) = facts.force_detach.as_deref() else {
+        return facts.unused_permission().cloned();
+    };
     let status = &facts.status;
     // The log's word on the node's epoch: the node may have attached without ever reporting it.
     let logged = facts.log_writer.as_ref().filter(|writer| writer.node == named).map(|writer| writer.epoch);

@@ -294,6 +294,7 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
     // Before and after the next node claims the volume, and whatever that one reports: the same.
     assert_eq!(report(&mut facts), status);
     facts.status.node = Some("b".to_owned());
+    facts.status.epoch = Some(4);
     facts.status.dirty_bytes = Some(0);
     facts.status.durable_through = None;
     let served = report(&mut facts);
@@ -303,6 +304,23 @@ fn a_force_detach_names_the_node_and_reports_lost_data() {
     facts.force_detach = None;
     let read = report(&mut facts);
     assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+/// Found by reading: the record went with the annotation, and with it the permission of the next attach.
+#[test]
+fn a_removed_annotation_does_not_end_an_unused_permission() {
+    let mut facts = lost("a");
+    let status = report(&mut facts);
+    facts.force_detach = None;
+    assert_eq!(report(&mut facts), status, "node a is still reported");
+    // Node b claims the volume, and its first attach fails.
+    facts.status.node = Some("b".to_owned());
+    facts.status.epoch = None;
+    facts.status.device_path = None;
+    assert_eq!(report(&mut facts).forced_detach, status.forced_detach);
+    facts.status.epoch = Some(4);
+    let used = report(&mut facts);
+    assert_eq!((used.forced_detach, find_condition(&used.conditions, DATA_LOST)), (None, None));
 }
 
 /// The node got the volume back since.
