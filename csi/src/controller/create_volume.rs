@@ -35,6 +35,9 @@ pub(super) async fn answer(
     let until = deadline::of(&request);
     let wanted = Wanted::try_from(request.into_inner())?;
     let found = volumes.create(&wanted.volume()?).await?;
+    if wanted.made_by_mistake(&found) {
+        volumes.delete(&found).await?;
+    }
     wanted.accept(&found)?;
     let uid = found.metadata.uid.clone();
     let name = wanted.name.object.clone();
@@ -107,8 +110,37 @@ impl Wanted {
                 "Volume {name} is being deleted; it is created again after that"
             )));
         }
-        let bytes = found.spec.size_bytes().map_err(|error| Status::internal(error.to_string()))?;
-        let difference = if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
+        let Some(difference) = self.difference(found) else { return Ok(()) };
+        if self.made_by_mistake(found) {
+            return Err(Status::aborted(format!(
+                "Volume {name} was made with {difference} and never provisioned. It is deleted and created again"
+            )));
+        }
+        Err(Status::already_exists(format!(
+            "name: Volume {name} exists with {difference}. Delete it (kubectl delete volume {name}) if it holds nothing, or ask \
+             for another name"
+        )))
+    }
+
+    /// Returns true if the volume was made for the same claim with other parameters, and nothing was created
+    /// in a bucket for it: the StorageClass has been corrected since.
+    fn made_by_mistake(&self, found: &Volume) -> bool {
+        let claim = self.parameters.claim.as_ref();
+        let is_of_claim = claim.is_some() && found.annotations().get(CLAIM) == claim;
+        let is_nowhere = found
+            .status
+            .as_ref()
+            .is_none_or(|status| status.volume_id.is_none() && !is_true(&status.conditions, PROVISIONED));
+        is_of_claim
+            && is_nowhere
+            && found.metadata.deletion_timestamp.is_none()
+            && self.difference(found).is_some()
+    }
+
+    /// The first way in which a volume is not the one that is wanted.
+    fn difference(&self, found: &Volume) -> Option<String> {
+        let Ok(bytes) = found.spec.size_bytes() else { return Some(format!("size `{}`", found.spec.size)) };
+        if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
             Some("another name in CSI".to_owned())
         } else if !self.capacity.allows(bytes) {
             Some(format!("{bytes} bytes"))
@@ -116,12 +148,7 @@ impl Wanted {
             Some("another initial content".to_owned())
         } else {
             self.parameters.difference(&found.spec)
-        };
-        difference.map_or(Ok(()), |difference| {
-            Err(Status::already_exists(format!(
-                "name: Volume {name} exists with {difference}; delete it, or ask for another name"
-            )))
-        })
+        }
     }
 }
 

@@ -55,6 +55,37 @@ fn a_volume_that_is_being_deleted_is_waited_for() {
     assert_eq!(wanted.accept(&volume).expect_err("not yet").code(), Code::Aborted);
 }
 
+/// It stayed as it was after the StorageClass had been corrected, and barred the claim's name.
+#[test]
+fn a_volume_of_a_corrected_class_is_made_again() {
+    let with = |store: &str, claim: Option<&str>| {
+        let mut request = request("pvc-1", 1 << 30);
+        request.parameters.insert("objectStore".to_owned(), store.to_owned());
+        if let Some(claim) = claim {
+            request.parameters.insert("csi.storage.k8s.io/pvc/namespace".to_owned(), "shop".to_owned());
+            request.parameters.insert("csi.storage.k8s.io/pvc/name".to_owned(), claim.to_owned());
+        }
+        Wanted::try_from(request).expect("a request")
+    };
+    let wrong = with("typo", Some("data")).volume().expect("a volume");
+    let corrected = with("main", Some("data"));
+    assert!(corrected.made_by_mistake(&wrong));
+    assert_eq!(corrected.accept(&wrong).expect_err("it is deleted").code(), Code::Aborted);
+    assert!(!corrected.made_by_mistake(&corrected.volume().expect("a volume")), "it is the one");
+
+    let mut begun = wrong.clone();
+    begun.status =
+        Some(holdfast_crds::VolumeStatus { volume_id: Some("id".to_owned()), ..Default::default() });
+    for (wanted, found) in
+        [(corrected, begun), (with("main", Some("other")), wrong.clone()), (with("main", None), wrong)]
+    {
+        assert!(!wanted.made_by_mistake(&found));
+        let refused = wanted.accept(&found).expect_err("another");
+        assert_eq!(refused.code(), Code::AlreadyExists);
+        assert!(refused.message().contains("kubectl delete volume pvc-1"), "{}", refused.message());
+    }
+}
+
 #[test]
 fn what_is_not_built_is_refused_by_name() {
     let source = CreateVolumeRequest {
