@@ -61,6 +61,16 @@ impl FileSystem {
         }
     }
 
+    /// Least size of a device on which it is made, in bytes. Source: mkfs.xfs(8); mkfs.btrfs(8) makes none
+    /// below 109 MiB; a smaller ext4 has no journal.
+    pub(crate) const fn least_bytes(self) -> u64 {
+        match self {
+            Self::Ext4 => 8 << 20,
+            Self::Xfs => 300 << 20,
+            Self::Btrfs => 128 << 20,
+        }
+    }
+
     /// The file system of that name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|one| one.name() == name)
@@ -100,6 +110,16 @@ pub(crate) enum Unsupported {
 impl From<Unsupported> for Status {
     fn from(unsupported: Unsupported) -> Self {
         Self::invalid_argument(unsupported.to_string())
+    }
+}
+
+impl Capability {
+    /// Least size of a volume that is used so, in bytes, and the file system that needs it.
+    pub(crate) fn least_bytes(&self) -> Option<(u64, FileSystem)> {
+        match self.access {
+            Access::Block => None,
+            Access::Mount { file_system, .. } => Some((file_system.least_bytes(), file_system)),
+        }
     }
 }
 

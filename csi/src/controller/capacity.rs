@@ -4,6 +4,8 @@ use holdfast_crds::MAX_SIZE_BYTES;
 use holdfast_proto::csi::v1::CapacityRange;
 use tonic::Status;
 
+use crate::capability::FileSystem;
+
 /// Sizes are multiples of a sector, in bytes.
 const SECTOR_BYTES: u64 = 4096;
 /// Size of a volume for a caller that names none.
@@ -56,6 +58,22 @@ impl Capacity {
         }
     }
 
+    /// The size with room for a file system: rounded up to the least that it needs.
+    ///
+    /// # Errors
+    /// `OUT_OF_RANGE`: the caller allows no such size.
+    pub(super) fn with_room(self, least_bytes: u64, file_system: FileSystem) -> Result<Self, Status> {
+        let bytes = self.bytes.max(least_bytes);
+        match self.limit_bytes {
+            Some(limit) if bytes > limit => Err(Status::out_of_range(format!(
+                "capacity_range.limit_bytes: {limit} is less than the {least_bytes} bytes that {name} needs at least; raise the \
+                 limit",
+                name = file_system.name()
+            ))),
+            Some(_) | None => Ok(Self { bytes, ..self }),
+        }
+    }
+
     /// Returns true if a volume of that size will do.
     pub(super) fn allows(&self, bytes: u64) -> bool {
         bytes >= self.required_bytes && self.limit_bytes.is_none_or(|limit| bytes <= limit)
@@ -100,6 +118,22 @@ mod tests {
         assert_eq!(choose(-1, 0), Err(Code::InvalidArgument));
         assert_eq!(choose(0, -1), Err(Code::InvalidArgument));
         assert_eq!(choose(i64::MAX, 0), Err(Code::OutOfRange));
+    }
+
+    /// mkfs failed on such a volume, when its first pod started.
+    #[test]
+    fn a_file_system_has_room() {
+        let choose = |required_bytes, limit_bytes| {
+            let range =
+                Capacity::choose(Some(CapacityRange { required_bytes, limit_bytes })).expect("a range");
+            let roomy = range.with_room(FileSystem::Xfs.least_bytes(), FileSystem::Xfs);
+            roomy.map(|chosen| chosen.bytes).map_err(|status| status.message().to_owned())
+        };
+        assert_eq!(choose(1 << 30, 0), Ok(1 << 30));
+        assert_eq!(choose(1 << 20, 0), Ok(300 << 20));
+        assert_eq!(choose(1 << 20, 1 << 30), Ok(300 << 20));
+        let refused = choose(1 << 20, 200 << 20).expect_err("no room");
+        assert!(refused.contains("314572800 bytes that xfs needs at least"), "{refused}");
     }
 
     #[test]

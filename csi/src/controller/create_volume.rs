@@ -72,8 +72,9 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
         if volume_capabilities.is_empty() {
             return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
         }
+        let mut least = Vec::new();
         for capability in volume_capabilities {
-            Capability::try_from(Some(capability))?;
+            least.extend(Capability::try_from(Some(capability))?.least_bytes());
         }
         if volume_content_source.is_some() {
             return Err(Status::invalid_argument(
@@ -87,7 +88,12 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
         }
         topology::check(accessibility_requirements.as_ref())?;
         let parameters = Parameters::read(parameters)?;
-        Ok(Self { name, capacity: Capacity::choose(capacity_range)?, parameters })
+        let capacity = least
+            .into_iter()
+            .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
+                capacity.with_room(bytes, file_system)
+            })?;
+        Ok(Self { name, capacity, parameters })
     }
 }
 

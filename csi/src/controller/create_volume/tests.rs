@@ -55,6 +55,17 @@ fn a_volume_that_is_being_deleted_is_waited_for() {
     assert_eq!(wanted.accept(&volume).expect_err("not yet").code(), Code::Aborted);
 }
 
+#[test]
+fn a_small_claim_is_rounded_up_for_its_file_system() {
+    let bytes = |fs_type: &str| {
+        let mut request = request("pvc-1", 1 << 20);
+        let mount = MountVolume { fs_type: fs_type.to_owned(), ..MountVolume::default() };
+        request.volume_capabilities[0].access_type = Some(AccessType::Mount(mount));
+        Wanted::try_from(request).expect("a request").capacity.bytes
+    };
+    assert_eq!([bytes(""), bytes("btrfs"), bytes("xfs")], [8 << 20, 128 << 20, 300 << 20]);
+}
+
 /// It stayed as it was after the StorageClass had been corrected, and barred the claim's name.
 #[test]
 fn a_volume_of_a_corrected_class_is_made_again() {
