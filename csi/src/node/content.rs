@@ -36,6 +36,8 @@ pub(super) enum Content {
     FileSystem(FileSystem),
     /// Something else, by its name.
     Other(String),
+    /// Several.
+    Several,
 }
 
 /// Facts that decide what is done with a device.
@@ -86,6 +88,9 @@ pub(super) fn plan(facts: &Facts) -> Result<Plan, Status> {
         (Content::Other(found), _) => Err(refused(&format!(
             "the volume holds {found}, and {name} is asked for. It was not formatted. Use it as a raw block volume"
         ))),
+        (Content::Several, _) => {
+            Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
+        }
         (Content::Nothing, Some(false)) => Ok(Plan::Format { is_zero: true }),
         (Content::Nothing, Some(true)) if *may_format => Ok(Plan::Format { is_zero: false }),
         (Content::Nothing, Some(true)) => Err(refused(
@@ -106,8 +111,7 @@ fn refused(message: &str) -> Status {
 /// says the same of one that it cannot read.
 ///
 /// # Errors
-/// `UNAVAILABLE`: it cannot be read. `FAILED_PRECONDITION`: several signatures. `INTERNAL`: blkid failed.
-/// Those of [`Tools::run`].
+/// `UNAVAILABLE`: it cannot be read. `INTERNAL`: blkid failed. Those of [`Tools::run`].
 pub(super) async fn look(tools: &Tools, volume: &str, device: &Path) -> Result<Content, Status> {
     let content = probed(&tools.run(volume, probe(device)).await?)?;
     if content != Content::Nothing {
@@ -167,8 +171,7 @@ fn probe(device: &Path) -> CommandLine {
 /// Reads the answer of [`probe`].
 ///
 /// # Errors
-/// `FAILED_PRECONDITION`: several signatures. `UNAVAILABLE`: it complains, and found nothing. `INTERNAL`: it
-/// failed otherwise.
+/// `UNAVAILABLE`: it complains, and found nothing. `INTERNAL`: it failed otherwise.
 fn probed(ended: &Ended) -> Result<Content, Status> {
     match ended.code {
         Some(FOUND) => {
@@ -190,9 +193,7 @@ fn probed(ended: &Ended) -> Result<Content, Status> {
             ended.output()
         ))),
         Some(NOTHING) => Ok(Content::Nothing),
-        Some(AMBIGUOUS) => {
-            Err(refused("the volume holds several signatures. It was not formatted; see `wipefs`"))
-        }
+        Some(AMBIGUOUS) => Ok(Content::Several),
         code => Err(Status::internal(format!("blkid failed ({code:?}): {}", ended.output()))),
     }
 }
@@ -267,6 +268,7 @@ mod tests {
             (xfs.clone(), Some(true), Err(Code::FailedPrecondition)),
             (xfs, Some(false), Err(Code::FailedPrecondition)),
             (other, Some(true), Err(Code::FailedPrecondition)),
+            (Content::Several, Some(true), Err(Code::FailedPrecondition)),
         ] {
             let found = plan(&facts(content.clone(), holds_data)).map_err(|status| status.code());
             assert_eq!(found, expected, "{content:?}, {holds_data:?}");
@@ -327,9 +329,12 @@ mod tests {
         assert!(plan(&known).is_err(), "a known file system is never replaced");
     }
 
+    /// Found by reading: a half-made file system beside the signature of an earlier one was refused before
+    /// the note of the format was asked for.
     #[test]
     fn a_format_that_was_interrupted_is_begun_again() {
-        for content in [Content::Nothing, Content::FileSystem(FileSystem::Ext4)] {
+        let several = probed(&Ended::for_tests(AMBIGUOUS, "")).expect("signatures");
+        for content in [Content::Nothing, Content::FileSystem(FileSystem::Ext4), several] {
             let half = Facts { is_half_formatted: true, ..facts(content, Some(true)) };
             assert_eq!(plan(&half).ok(), Some(Plan::Format { is_zero: false }));
         }
