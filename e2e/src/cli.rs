@@ -11,7 +11,7 @@ use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
-use crate::{shell, suite};
+use crate::{images, shell, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -41,6 +41,8 @@ enum Order {
     List,
     /// Fetch and build everything that runs need, and run nothing
     Setup,
+    /// Build the OCI images of the programs, for this machine's architecture
+    Images,
     /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
     Shell,
     /// Play one scenario in this process, for the suite
@@ -83,6 +85,7 @@ pub fn run() -> Result<ExitCode> {
             Toolbox::open()?.prepare(&[KERNEL, OLDER_KERNEL], true)?;
             Ok(ExitCode::SUCCESS)
         }
+        Order::Images => images::run().map(|()| ExitCode::SUCCESS),
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
         Order::Inside(order) => order.run().map(|()| ExitCode::SUCCESS),

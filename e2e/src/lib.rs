@@ -4,5 +4,6 @@
 //! that they use are crates of their own below `e2e`.
 
 pub mod cli;
+pub mod images;
 pub mod shell;
 pub mod suite;

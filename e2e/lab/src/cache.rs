@@ -87,6 +87,14 @@ impl Cache {
     }
 }
 
+/// A short word for a text, as part of a key: FNV-1a, so that it does not depend on the compiler.
+pub fn fingerprint(text: &str) -> String {
+    let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("{digest:016x}")
+}
+
 /// Removes a directory tree; one that is not there is fine.
 fn remove_tree(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {

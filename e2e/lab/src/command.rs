@@ -1,6 +1,7 @@
 //! Runs a program to its end and says well what went wrong.
 
 use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -49,6 +50,14 @@ pub fn as_root(program: impl AsRef<OsStr>) -> Command {
         command.arg("--non-interactive").arg(program);
         command
     }
+}
+
+/// Copies a program without its debug information.
+///
+/// # Errors
+/// If it is no program, or cannot be written.
+pub fn strip(program: &Path, to: &Path) -> Result<()> {
+    output(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
 }
 
 /// The program and its arguments, for messages.

@@ -58,7 +58,7 @@ impl ControlPlane {
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("default={peer}")]);
         let mut etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
-        let mut apiserver = Command::new(toolbox.kube_apiserver()?);
+        let mut apiserver = Command::new(toolbox.kubernetes("kube-apiserver")?);
         apiserver
             .arg(format!("--etcd-servers={client}"))
             .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])

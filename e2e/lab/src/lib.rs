@@ -15,6 +15,7 @@ pub mod control_plane;
 pub mod csi;
 pub mod csi_node;
 pub mod guest;
+pub mod images;
 pub mod inside;
 pub mod limit;
 pub mod node;

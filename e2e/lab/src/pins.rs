@@ -35,8 +35,40 @@ pub const GUEST_PACKAGES: &[&str] = &[
     "util-linux",
     "xfsprogs",
 ];
+/// Packages that the root file system of a cluster's node has beside those.
+pub const NODE_PACKAGES: &[&str] = &["containerd", "containernetworking-plugins", "iptables", "runc"];
+/// Suite of the packages in our images. Its C library must not be older than that of the machine that
+/// compiles the programs.
+pub const IMAGE_SUITE: &str = "trixie";
+/// Packages in our images: programs for file systems, the libraries of these and of our programs.
+pub const IMAGE_PACKAGES: &[&str] = &[
+    "base-files",
+    "btrfs-progs",
+    "ca-certificates",
+    "e2fsprogs",
+    "libblkid1",
+    "libc6",
+    "libcap2",
+    "libcom-err2",
+    "libext2fs2t64",
+    "libgcc-s1",
+    "libinih1",
+    "liblzo2-2",
+    "libmount1",
+    "libpcre2-8-0",
+    "libselinux1",
+    "libudev1",
+    "liburcu8t64",
+    "libuuid1",
+    "libzstd1",
+    "mount",
+    "util-linux",
+    "xfsprogs",
+    "zlib1g",
+];
 /// Packages the host needs: the emulator, what makes its disk images, and what the Rust build needs.
 pub const HOST_PACKAGES: &[&str] = &[
+    "binutils",
     "ca-certificates",
     "cpio",
     "debian-archive-keyring",
@@ -51,7 +83,7 @@ pub const HOST_PACKAGES: &[&str] = &[
     "xz-utils",
     "zstd",
 ];
-/// Version of kube-apiserver; `e2e/lab/go/kubernetes/go.mod` pins the same one.
+/// Version of Kubernetes; `e2e/lab/go/kubernetes/go.mod` pins the same one.
 pub const KUBERNETES: &str = "1.36.3";
 /// Version of the S3 server.
 pub const VERSITYGW: &str = "1.8.0";
@@ -59,7 +91,11 @@ pub const VERSITYGW: &str = "1.8.0";
 pub const HELM: &str = "4.3.1";
 /// Version of csi-sanity, the CSI project's own tests.
 pub const CSI_SANITY: &str = "5.6.0";
-/// Oldest Go that builds the four above, as (major, minor).
+/// The CSI project's sidecars and their versions; `e2e/lab/go/sidecars/go.mod` pins the same ones. The chart
+/// asks for a later provisioner, whose library the module proxy does not serve.
+pub const SIDECARS: &[(&str, &str)] =
+    &[("csi-attacher", "4.13.0"), ("csi-provisioner", "6.3.0"), ("csi-resizer", "2.3.0")];
+/// Oldest Go that builds all these, as (major, minor).
 pub const GO: (u32, u32) = (1, 26);
 /// Debian packages that hold that Go, unpacked when the PATH's `go` is missing or too old.
 pub const GO_PACKAGES: &[&str] = &["golang-1.26-go", "golang-1.26-src"];

@@ -14,11 +14,14 @@ use serde_json::Value;
 
 use crate::cache::Cache;
 use crate::command;
+use crate::images::Architecture;
+use crate::images::packages::Packages;
 use crate::limit::WorkClock;
 use crate::pins::{KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
 use lanes::Part;
+use root_fs::UserSpace;
 
 pub mod apt;
 pub mod boot;
@@ -85,11 +88,13 @@ impl Toolbox {
         let mut machines = vec![Part::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];
         machines.extend(kernels.iter().map(|&kernel| {
             let name = format!("machines with Linux {}", kernel.release);
-            Part::new(name, kernel::EXPECTED + root_fs::EXPECTED, move || self.boot_files(kernel))
+            Part::new(name, kernel::EXPECTED + root_fs::EXPECTED, move || {
+                self.boot_files(kernel, UserSpace::Plain)
+            })
         }));
         let in_go = vec![
             Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
-            Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kube_apiserver()),
+            Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kubernetes("kube-apiserver")),
             Part::new("helm", go::HELM_EXPECTED, || self.helm()),
             Part::new("csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
         ];
@@ -107,9 +112,9 @@ impl Toolbox {
     ///
     /// # Errors
     /// If a package cannot be fetched or an image cannot be made.
-    pub fn boot_files(&self, kernel: KernelPin) -> Result<BootFiles> {
+    pub fn boot_files(&self, kernel: KernelPin, user_space: UserSpace) -> Result<BootFiles> {
         let kernel = kernel::prepare(&self.cache, kernel)?;
-        let root_fs = root_fs::prepare(&self.cache, &kernel)?;
+        let root_fs = root_fs::prepare(&self.cache, &kernel, user_space)?;
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
         Ok(BootFiles { vmlinux: kernel.vmlinux, initramfs: kernel.initramfs, root_fs, accelerator })
     }
@@ -154,12 +159,36 @@ impl Toolbox {
         go::csi_sanity(&self.cache)
     }
 
-    /// The Kubernetes API server.
+    /// A program of Kubernetes, such as `kube-apiserver`.
     ///
     /// # Errors
     /// If it cannot be built.
-    pub fn kube_apiserver(&self) -> Result<PathBuf> {
-        go::kube_apiserver(&self.cache, &self.workspace)
+    pub fn kubernetes(&self, name: &str) -> Result<PathBuf> {
+        go::kubernetes(&self.cache, &self.workspace, name)
+    }
+
+    /// A sidecar of the CSI project, such as `csi-attacher`.
+    ///
+    /// # Errors
+    /// If it cannot be built.
+    pub fn sidecar(&self, name: &str) -> Result<PathBuf> {
+        go::sidecar(&self.cache, &self.workspace, name)
+    }
+
+    /// The Debian packages that images are made from.
+    ///
+    /// # Errors
+    /// If one cannot be fetched.
+    pub fn image_packages(&self, architecture: Architecture) -> Result<Packages> {
+        Packages::prepare(&self.cache, architecture)
+    }
+
+    /// A shell and its tools, in one static program.
+    ///
+    /// # Errors
+    /// If its package cannot be fetched.
+    pub fn busybox(&self) -> Result<PathBuf> {
+        Ok(apt::unpacked_tools(&self.cache)?.join("usr/bin/busybox"))
     }
 
     /// The API server's database.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::output;
+use crate::command::{output, strip};
 use crate::control_plane::ControlPlane;
 use crate::csi::CsiController;
 use crate::node::{Control, Node};
@@ -168,7 +168,7 @@ impl World {
             None => parts.share.insert(self.make_share()?).clone(),
         };
         let options = options();
-        let boot = self.toolbox.boot_files(options.kernel)?;
+        let boot = self.toolbox.boot_files(options.kernel, options.user_space)?;
         report::step(format_args!("boot test machine {name}"));
         let dir = self.dir().join(format!("vm-{name}"));
         let vm = Arc::new(Vm::start(name, &dir, &boot, &share, options)?);
@@ -331,9 +331,4 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, Parts> {
         self.parts.lock().expect("nothing panics while it holds this lock")
     }
-}
-
-/// Copies a program without its debug information.
-fn strip(program: &Path, to: &Path) -> Result<()> {
-    output(Command::new("strip").arg("-o").arg(to).arg(program)).map(drop)
 }

@@ -17,6 +17,7 @@ mod device_identity;
 pub mod drain;
 mod fenced;
 mod held_requests;
+mod images;
 pub mod kill_rounds;
 mod load;
 mod node_loss;
@@ -96,6 +97,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(5),
         alone: false,
         run: chart::run,
+    },
+    Scenario {
+        name: "images",
+        about: "the OCI images are the same when they are built again, and each program in them starts",
+        expected: Duration::from_secs(25),
+        alone: false,
+        run: images::run,
     },
     Scenario {
         name: "provisioning",

@@ -113,6 +113,14 @@ impl AptRoot {
     /// # Errors
     /// If the lists cannot be fetched.
     pub fn new(suite: &str) -> Result<Self> {
+        Self::of(suite, "amd64")
+    }
+
+    /// The same for packages of another architecture, by Debian's name of it.
+    ///
+    /// # Errors
+    /// If the lists cannot be fetched.
+    pub fn of(suite: &str, architecture: &str) -> Result<Self> {
         let dir = tempfile::tempdir().context("make a directory for apt")?;
         let path = dir.path().display().to_string();
         for sub in [
@@ -136,7 +144,7 @@ impl AptRoot {
                 "Dir::Etc \"{path}/etc\"; Dir::State \"{path}\"; Dir::State::status \"{path}/status\";\n\
                  Dir::Etc::Main \"/etc/apt/apt.conf\"; Dir::Etc::Parts \"/etc/apt/apt.conf.d\";\n\
                  Dir::Etc::NetrcParts \"/etc/apt/auth.conf.d\"; Dir::Cache \"{path}/cache\";\n\
-                 APT::Architecture \"amd64\"; APT::Sandbox::User \"root\";\n\
+                 APT::Architecture \"{architecture}\"; APT::Sandbox::User \"root\";\n\
                  Acquire::Languages \"none\"; Acquire::Check-Valid-Until \"false\";\n"
             ),
         )?;

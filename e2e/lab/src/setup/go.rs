@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::cache::Cache;
 use crate::command::{output, show};
-use crate::pins::{CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, VERSITYGW};
+use crate::pins::{CSI_SANITY, GO, GO_PACKAGES, GO_ROOT, GUEST_SUITE, HELM, KUBERNETES, SIDECARS, VERSITYGW};
 use crate::setup::apt::AptRoot;
 
 /// Times of the builds on two quiet cores, from nothing.
@@ -16,6 +16,9 @@ pub(super) const VERSITYGW_EXPECTED: Duration = Duration::from_secs(120);
 pub(super) const HELM_EXPECTED: Duration = Duration::from_secs(240);
 pub(super) const CSI_SANITY_EXPECTED: Duration = Duration::from_secs(60);
 pub(super) const KUBE_APISERVER_EXPECTED: Duration = Duration::from_secs(400);
+/// Each of the others, which share most packages with the first.
+pub(super) const KUBERNETES_EXPECTED: Duration = Duration::from_secs(100);
+pub(super) const SIDECAR_EXPECTED: Duration = Duration::from_secs(150);
 
 /// versitygw: an S3 server over a directory.
 ///
@@ -56,13 +59,14 @@ fn install(cache: &Cache, name: &str, version: &str, package: &str, expected: Du
     Ok(dir.join(name))
 }
 
-/// kube-apiserver, from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on the proxy, and
-/// its own module cannot be installed from outside because it replaces the staging modules.
+/// A program of Kubernetes, from the module in `e2e/lab/go/kubernetes`: upstream publishes no binary on the
+/// proxy, and its own module cannot be installed from outside because it replaces the staging modules.
 ///
 /// # Errors
 /// If Go is not to be had or the build fails.
-pub fn kube_apiserver(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
-    let dir = cache.entry(&format!("kube-apiserver-{KUBERNETES}"), KUBE_APISERVER_EXPECTED, |dir| {
+pub fn kubernetes(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
+    let expected = if name == "kube-apiserver" { KUBE_APISERVER_EXPECTED } else { KUBERNETES_EXPECTED };
+    let dir = cache.entry(&format!("{name}-{KUBERNETES}"), expected, |dir| {
         let mut minor = KUBERNETES.split('.').skip(1);
         let minor = minor.next().context("the pinned version has a minor")?;
         let mut flags = "-s -w".to_owned();
@@ -72,15 +76,39 @@ pub fn kube_apiserver(cache: &Cache, workspace: &Path) -> Result<PathBuf> {
                      -X {package}.gitMinor={minor} -X {package}.gitTreeState=clean"
             );
         }
-        show(
-            go(cache)?
-                .current_dir(workspace.join("e2e/lab/go/kubernetes"))
-                .args(["build", "-trimpath", "-ldflags", &flags, "-o"])
-                .arg(dir)
-                .arg("k8s.io/kubernetes/cmd/kube-apiserver"),
-        )
+        let package = format!("k8s.io/kubernetes/cmd/{name}");
+        build(cache, &workspace.join("e2e/lab/go/kubernetes"), &package, &flags, dir)
     })?;
-    Ok(dir.join("kube-apiserver"))
+    Ok(dir.join(name))
+}
+
+/// A sidecar of the CSI project, from the module in `e2e/lab/go/sidecars`: their own modules replace others
+/// too. One module for all, on the version of Kubernetes that is used here, so that they share its packages.
+///
+/// # Errors
+/// If there is no such sidecar, Go is not to be had or the build fails.
+pub fn sidecar(cache: &Cache, workspace: &Path, name: &str) -> Result<PathBuf> {
+    let pinned = SIDECARS.iter().find(|(sidecar, _)| *sidecar == name);
+    let (_, version) = pinned.with_context(|| format!("no sidecar {name}"))?;
+    let major = version.split('.').next().context("a version has a major")?;
+    let project = name.replace("csi-", "external-");
+    let dir = cache.entry(&format!("{name}-{version}"), SIDECAR_EXPECTED, |dir| {
+        let package = format!("github.com/kubernetes-csi/{project}/v{major}/cmd/{name}");
+        let flags = format!("-s -w -X main.version=v{version}");
+        build(cache, &workspace.join("e2e/lab/go/sidecars"), &package, &flags, dir)
+    })?;
+    Ok(dir.join(name))
+}
+
+/// Builds a program of a module of ours into `into`.
+fn build(cache: &Cache, module: &Path, package: &str, flags: &str, into: &Path) -> Result<()> {
+    show(
+        go(cache)?
+            .current_dir(module)
+            .args(["build", "-trimpath", "-ldflags", flags, "-o"])
+            .arg(into)
+            .arg(package),
+    )
 }
 
 /// A `go` command new enough for what is built here: the one on the PATH, or Debian's, unpacked.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::cache::Cache;
+use crate::cache::{Cache, fingerprint};
 use crate::command::{as_root, output};
-use crate::pins::{GUEST_PACKAGES, GUEST_SUITE};
+use crate::pins::{GUEST_PACKAGES, GUEST_SUITE, NODE_PACKAGES};
 use crate::setup::apt::{self, KEYRING};
 use crate::setup::kernel::Kernel;
 
@@ -18,17 +18,26 @@ const SIZE: &str = "2G";
 /// Time it takes to make one.
 pub(super) const EXPECTED: Duration = Duration::from_secs(90);
 
+/// Contents of a root file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UserSpace {
+    /// The tools of tests on devices and volumes.
+    Plain,
+    /// The same, and a container runtime.
+    Containers,
+}
+
 /// Makes an ext4 image with the guest's packages and the kernel's modules.
 ///
 /// # Errors
 /// If a package cannot be fetched or the image cannot be made.
-pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
-    // The list of packages is part of the key: FNV-1a, so that the key does not depend on the compiler.
-    let packages = GUEST_PACKAGES.join(",");
-    let digest = packages.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    let key = format!("root-{GUEST_SUITE}-{digest:016x}-{}", kernel.release);
+pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<PathBuf> {
+    let more = match user_space {
+        UserSpace::Plain => &[],
+        UserSpace::Containers => NODE_PACKAGES,
+    };
+    let packages = [GUEST_PACKAGES, more].concat().join(",");
+    let key = format!("root-{GUEST_SUITE}-{}-{}", fingerprint(&packages), kernel.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {
         let tree = dir.join("tree");
         let made = output(

@@ -11,6 +11,7 @@ use crate::guest;
 use crate::pins::{KERNEL, KernelPin};
 use crate::process::Process;
 use crate::setup::boot::{Accelerator, BootFiles, QEMU};
+use crate::setup::root_fs::UserSpace;
 use crate::wire;
 
 /// The state disk's image, in the machine's directory.
@@ -24,6 +25,8 @@ const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 pub struct Options {
     /// Kernel that it boots.
     pub kernel: KernelPin,
+    /// Its root file system.
+    pub user_space: UserSpace,
     /// Memory in MiB.
     pub memory_mib: u32,
     /// Processors.
@@ -55,6 +58,7 @@ impl Options {
     pub fn node() -> Self {
         Self {
             kernel: KERNEL,
+            user_space: UserSpace::Plain,
             memory_mib: 2048,
             processors: 2,
             state: State::Empty(16 << 30),

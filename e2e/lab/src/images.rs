@@ -1,0 +1,231 @@
+//! OCI images, made from Debian packages and our programs without a container engine.
+//!
+//! Owns: the content of each image.
+//! Does not own: archives ([`archive`]), layers ([`layer`]), what is taken of the packages ([`packages`]).
+//! Invariants: the same program and packages give the same bytes, hence the same digest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::strip;
+use crate::setup::{Profile, Toolbox};
+use archive::Written;
+use layer::Layer;
+use packages::Packages;
+
+pub mod archive;
+pub mod layer;
+pub mod packages;
+
+/// Version of the programs, which is the tag of their images and the chart's `appVersion`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// User and group of a program that needs no rights on its node.
+const UNPRIVILEGED: &str = "65532:65532";
+/// A program that opens devices and mounts file systems.
+const ROOT: &str = "0:0";
+/// Accounts: files with a name for each user that an image runs as.
+const PASSWD: &str =
+    "root:x:0:0:root:/root:/usr/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/usr/sbin/nologin\n";
+const GROUP: &str = "root:x:0:\nnonroot:x:65532:\n";
+
+/// Programs for file systems and mounts, which the CSI driver runs.
+const FILE_SYSTEM_TOOLS: &[&str] = &[
+    "etc/mke2fs.conf",
+    "usr/bin/btrfs",
+    "usr/bin/flock",
+    "usr/bin/mount",
+    "usr/bin/umount",
+    "usr/sbin/blkid",
+    "usr/sbin/e2fsck",
+    "usr/sbin/mkfs.btrfs",
+    "usr/sbin/mkfs.ext4",
+    "usr/sbin/mkfs.xfs",
+    "usr/sbin/resize2fs",
+    "usr/sbin/xfs_growfs",
+    "usr/sbin/xfs_repair",
+];
+
+/// The image of one of our programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Recipe {
+    /// Name of the program and of its repository.
+    pub name: &'static str,
+    /// Largest size of its files in MB.
+    pub most_mb: u64,
+    /// User and group it runs as, unless a pod says otherwise.
+    user: &'static str,
+    /// Files of the packages that the program needs beside its libraries.
+    tools: &'static [&'static str],
+}
+
+/// The images that the chart installs.
+pub const ALL: &[Recipe] = &[
+    Recipe { name: "holdfast-operator", most_mb: 60, user: UNPRIVILEGED, tools: &[] },
+    Recipe { name: "holdfast-node", most_mb: 60, user: ROOT, tools: &[] },
+    // Its controller runs as another user, which the chart names.
+    Recipe { name: "holdfast-csi", most_mb: 90, user: ROOT, tools: FILE_SYSTEM_TOOLS },
+];
+
+/// Kinds of processors that images are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// x86-64.
+    Amd64,
+    /// AArch64.
+    Arm64,
+}
+
+impl Architecture {
+    /// The host's, which its cargo builds for.
+    ///
+    /// # Errors
+    /// If there are no images for it.
+    pub fn of_host() -> Result<Self> {
+        match std::env::consts::ARCH {
+            "x86_64" => Ok(Self::Amd64),
+            "aarch64" => Ok(Self::Arm64),
+            other => bail!("no images are made for {other}: run this on x86-64 or AArch64"),
+        }
+    }
+
+    /// Name of it, the same for Debian and OCI.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
+        }
+    }
+
+    /// Directory of the libraries.
+    fn libraries(self) -> &'static str {
+        match self {
+            Self::Amd64 => "usr/lib/x86_64-linux-gnu",
+            Self::Arm64 => "usr/lib/aarch64-linux-gnu",
+        }
+    }
+
+    /// Path of the dynamic loader, which every program names.
+    fn loader(self) -> &'static str {
+        match self {
+            Self::Amd64 => "usr/lib64/ld-linux-x86-64.so.2",
+            Self::Arm64 => "usr/lib/ld-linux-aarch64.so.1",
+        }
+    }
+}
+
+/// An image.
+#[derive(Debug)]
+pub struct Image {
+    /// Full reference, with registry and tag.
+    pub reference: String,
+    /// Numeric user and group.
+    pub user: &'static str,
+    /// Program and first arguments.
+    pub entrypoint: Vec<String>,
+    /// Processor it is for.
+    pub architecture: Architecture,
+    /// Files; those that change least often first.
+    pub layers: Vec<Layer>,
+}
+
+impl Image {
+    /// The image of one of our programs: a layer of the packages' files and a layer of the program.
+    ///
+    /// # Errors
+    /// If a file is missing in the packages, or a library in them.
+    pub fn of(recipe: &Recipe, program: &Path, packages: &Packages) -> Result<Self> {
+        let mut base = Layer::default();
+        for (path, target) in
+            [("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")]
+        {
+            base.link(path, target);
+        }
+        base.directory("tmp", 0o1777);
+        for (path, text) in
+            [("etc/passwd", PASSWD), ("etc/group", GROUP), ("etc/nsswitch.conf", "hosts: files dns\n")]
+        {
+            base.file(path, 0o644, text.into());
+        }
+        base.file("etc/ssl/certs/ca-certificates.crt", 0o644, packages.authorities()?);
+        base.link("etc/os-release", "../usr/lib/os-release");
+        for tool in ["usr/lib/os-release"].iter().chain(recipe.tools) {
+            packages.add(&mut base, tool)?;
+        }
+        packages.add_libraries(&mut base, program)?;
+        Ok(Self {
+            reference: format!("docker.io/library/{}:{VERSION}", recipe.name),
+            user: recipe.user,
+            entrypoint: vec![format!("/usr/bin/{}", recipe.name)],
+            architecture: packages.architecture(),
+            layers: vec![base, alone(&format!("usr/bin/{}", recipe.name), program)?],
+        })
+    }
+
+    /// An image of one program that needs no other file.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn of_static(reference: &str, name: &str, program: &Path) -> Result<Self> {
+        Ok(Self {
+            reference: reference.to_owned(),
+            user: UNPRIVILEGED,
+            entrypoint: vec![format!("/{name}")],
+            architecture: Architecture::of_host()?,
+            layers: vec![alone(name, program)?],
+        })
+    }
+
+    /// Writes the image as an archive, `<last word of its repository>.tar` in `directory`.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<(PathBuf, Written)> {
+        let (repository, _tag) = self.reference.rsplit_once(':').context("a reference with a tag")?;
+        let name = repository.rsplit('/').next().unwrap_or(repository);
+        fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+        let path = directory.join(format!("{name}.tar"));
+        let written = archive::write(self, &path)?;
+        Ok((path, written))
+    }
+}
+
+/// An image of ours that was written.
+#[derive(Debug)]
+pub struct Built {
+    /// The image.
+    pub recipe: Recipe,
+    /// Its archive.
+    pub path: PathBuf,
+    /// Facts of it.
+    pub written: Written,
+}
+
+/// Builds the programs and writes [`ALL`] into `directory`.
+///
+/// # Errors
+/// If a program cannot be built, a package cannot be fetched or an archive cannot be written.
+pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Vec<Built>> {
+    let packages = toolbox.image_packages(Architecture::of_host()?)?;
+    let programs = toolbox.programs(profile)?;
+    let stripped = tempfile::tempdir().context("make a directory for programs")?;
+    let write = |recipe: &Recipe| {
+        let program = stripped.path().join(recipe.name);
+        strip(&programs.join(recipe.name), &program)?;
+        let (path, written) = Image::of(recipe, &program, &packages)?.write(directory)?;
+        Ok(Built { recipe: *recipe, path, written })
+    };
+    ALL.iter().map(write).collect()
+}
+
+/// A layer of one program.
+fn alone(path: &str, program: &Path) -> Result<Layer> {
+    let mut layer = Layer::default();
+    let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
+    layer.file(path, 0o755, bytes);
+    Ok(layer)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Files of an image, as a tar that depends on nothing but them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use tar::{Builder, EntryType, Header};
+
+/// Files by their path, without a leading slash. They belong to root and have no time; so the tar of equal
+/// files is equal.
+#[derive(Debug, Default)]
+pub struct Layer(BTreeMap<String, Entry>);
+
+#[derive(Debug)]
+enum Entry {
+    Directory { mode: u32 },
+    File { mode: u32, bytes: Vec<u8> },
+    Link { target: String },
+}
+
+impl Layer {
+    /// Adds a file, and the directories above it.
+    pub fn file(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
+        self.add(path, Entry::File { mode, bytes });
+    }
+
+    /// Adds a symbolic link, and the directories above it.
+    pub fn link(&mut self, path: &str, target: &str) {
+        self.add(path, Entry::Link { target: target.to_owned() });
+    }
+
+    /// Adds a directory, and those above it.
+    pub fn directory(&mut self, path: &str, mode: u32) {
+        self.add(path, Entry::Directory { mode });
+    }
+
+    /// True if there is something at that path.
+    pub fn contains(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
+    /// Bytes of all files.
+    pub fn size_bytes(&self) -> u64 {
+        let sizes = self.0.values().map(|entry| match entry {
+            Entry::File { bytes, .. } => bytes.len() as u64,
+            Entry::Directory { .. } | Entry::Link { .. } => 0,
+        });
+        sizes.sum()
+    }
+
+    /// The files as a tar. A directory sorts before what is in it.
+    ///
+    /// # Errors
+    /// If a path does not fit a tar.
+    pub fn tar(&self) -> Result<Vec<u8>> {
+        let mut tar = Builder::new(Vec::new());
+        for (path, entry) in &self.0 {
+            let mut header = Header::new_gnu();
+            header.set_uid(0);
+            header.set_gid(0);
+            header.set_mtime(0);
+            let added = match entry {
+                Entry::Directory { mode } => {
+                    header.set_entry_type(EntryType::Directory);
+                    header.set_mode(*mode);
+                    header.set_size(0);
+                    tar.append_data(&mut header, format!("{path}/"), std::io::empty())
+                }
+                Entry::File { mode, bytes } => {
+                    header.set_mode(*mode);
+                    header.set_size(bytes.len() as u64);
+                    tar.append_data(&mut header, path, bytes.as_slice())
+                }
+                Entry::Link { target } => {
+                    header.set_entry_type(EntryType::Symlink);
+                    header.set_mode(0o777);
+                    header.set_size(0);
+                    tar.append_link(&mut header, path, target)
+                }
+            };
+            added.with_context(|| format!("add {path} to a layer"))?;
+        }
+        tar.into_inner().context("end a layer")
+    }
+
+    fn add(&mut self, path: &str, entry: Entry) {
+        let ends = path.match_indices('/').map(|(end, _)| end);
+        for end in ends {
+            self.0.entry(path[..end].to_owned()).or_insert(Entry::Directory { mode: 0o755 });
+        }
+        self.0.insert(path.to_owned(), entry);
+    }
+}
