@@ -72,7 +72,7 @@ pub enum ColdError {
 impl ColdError {
     /// The store's answer that fails the read once it is confirmed; `None` for answers that a retry may
     /// change.
-    fn finding(&self) -> Option<String> {
+    pub(crate) fn finding(&self) -> Option<String> {
         let is_final = match self {
             Self::Store { source: StoreError::NotFound { .. } | StoreError::OutOfRange { .. }, .. }
             | Self::Index { .. }
@@ -228,6 +228,11 @@ impl Indexes {
         self.0.insert(PartName::Segment(id), IndexPart::Segment(Arc::new(index)));
     }
 
+    /// Keeps the head of a run that this node has made itself.
+    pub(crate) fn keep_head(&self, id: RunId, head: RunHead) {
+        self.0.insert(PartName::Head(id), IndexPart::Head(Arc::new(head)));
+    }
+
     /// The frames that make up the sectors `wanted` of `block` as `runs` compose it.
     ///
     /// # Errors
@@ -278,9 +283,8 @@ impl Indexes {
         segment: &SegmentRef,
     ) -> Result<Arc<FrameIndex>, ColdError> {
         let range = SegmentObject::from(segment).index_range();
-        let stored = Stored { objects, key: key(volume, segment.id), range };
-        let read =
-            stored.read(|bytes| FrameIndex::decode(bytes).map(|index| IndexPart::Segment(index.into())));
+        let decode = |bytes: &[u8]| FrameIndex::decode(bytes).map(|index| IndexPart::Segment(index.into()));
+        let read = read_stored(objects, key(volume, segment.id), range, decode);
         match self.0.get_or_insert_async(&PartName::Segment(segment.id), read).await? {
             IndexPart::Segment(index) => Ok(index),
             IndexPart::Head(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
@@ -297,8 +301,8 @@ impl Indexes {
         volume: &VolumeId,
         run: &RunRef,
     ) -> Result<Arc<RunHead>, ColdError> {
-        let stored = Stored { objects, key: run_key(volume, run.id), range: run.head_range() };
-        let read = stored.read(|bytes| RunHead::decode(run, bytes).map(|head| IndexPart::Head(head.into())));
+        let decode = |bytes: &[u8]| RunHead::decode(run, bytes).map(|head| IndexPart::Head(head.into()));
+        let read = read_stored(objects, run_key(volume, run.id), run.head_range(), decode);
         match self.0.get_or_insert_async(&PartName::Head(run.id), read).await? {
             IndexPart::Head(head) => Ok(head),
             IndexPart::Segment(_) | IndexPart::Page(_) => unreachable!("it is kept under another name"),
@@ -313,8 +317,8 @@ impl Indexes {
         head: &RunHead,
         page: usize,
     ) -> Result<Arc<RunPage>, ColdError> {
-        let stored = Stored { objects, key: run_key(volume, run), range: head.page_range(page) };
-        let read = stored.read(|bytes| head.page(page, bytes).map(|page| IndexPart::Page(page.into())));
+        let decode = |bytes: &[u8]| head.page(page, bytes).map(|page| IndexPart::Page(page.into()));
+        let read = read_stored(objects, run_key(volume, run), head.page_range(page), decode);
         match self.0.get_or_insert_async(&PartName::Page(run, page), read).await? {
             IndexPart::Page(page) => Ok(page),
             IndexPart::Segment(_) | IndexPart::Head(_) => unreachable!("it is kept under another name"),
@@ -322,20 +326,16 @@ impl Indexes {
     }
 }
 
-/// Bytes of an object that hold a part of an index.
-struct Stored<'a> {
-    objects: &'a dyn ObjectStore,
+/// Reads a part of an index.
+pub(crate) async fn read_stored<T>(
+    objects: &dyn ObjectStore,
     key: String,
     range: Range<u64>,
-}
-
-impl Stored<'_> {
-    async fn read<T>(self, decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>) -> Result<T, ColdError> {
-        let Self { objects, key, range } = self;
-        match objects.get_range(&key, range).await {
-            Ok(bytes) => decode(&bytes).map_err(|source| ColdError::Index { key, source }),
-            Err(source) => Err(ColdError::Store { key, source }),
-        }
+    decode: impl FnOnce(&[u8]) -> Result<T, DecodeError>,
+) -> Result<T, ColdError> {
+    match objects.get_range(&key, range).await {
+        Ok(bytes) => decode(&bytes).map_err(|source| ColdError::Index { key, source }),
+        Err(source) => Err(ColdError::Store { key, source }),
     }
 }
 

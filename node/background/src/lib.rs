@@ -14,6 +14,7 @@ mod cold;
 mod line_limit;
 mod local;
 mod manifest;
+mod merge;
 #[cfg(test)]
 mod scripted_time;
 mod slots;

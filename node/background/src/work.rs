@@ -11,6 +11,7 @@ use holdfast_engine::action::DirtyBlock;
 use holdfast_engine::begins_as_ours;
 use holdfast_engine::crash_point::{CrashPoint, reach};
 use holdfast_engine::event::{CreateAnswer, Errno, Event};
+use holdfast_engine::index::MergePlan;
 use holdfast_engine::record::Record;
 use holdfast_engine::safeguard::{
     Safeguard::{CheckpointBeforeDeletes, FreeMemoryInBackoff, QueueByStore, SegmentBeforeCommit},
@@ -46,6 +47,8 @@ pub enum Work {
         /// The sectors.
         blocks: Vec<DirtyBlock>,
     },
+    /// Make one run of these.
+    Merge(Box<MergePlan>),
     /// Keep this record through a crash.
     StorePending(Pending),
     /// Create `log/<seq>` once.
@@ -74,6 +77,7 @@ impl Work {
     fn span(&self, volume: &VolumeId) -> Span {
         match self {
             Self::Upload { blocks, .. } => tracing::info_span!("upload", %volume, blocks = blocks.len()),
+            Self::Merge(plan) => tracing::info_span!("merge", %volume, runs = plan.inputs.len()),
             Self::StorePending(_) => tracing::info_span!("store_pending", %volume),
             Self::CreateRecord { seq, .. } => tracing::info_span!("commit", %volume, seq = seq.0),
             Self::ReadRecord { seq } => tracing::info_span!("read_record", %volume, seq = seq.0),
@@ -102,7 +106,7 @@ pub struct Background<S, T> {
     /// Time and chance.
     pub time: T,
     store: StoreKey,
-    pools: Pools,
+    pub(crate) pools: Pools,
     tidying: Mutex<()>,
 }
 
@@ -113,6 +117,8 @@ pub struct Pools {
     pub indexes: Arc<Indexes>,
     /// Memory for uploads.
     pub upload_memory: UploadMemory,
+    /// Held by the merge that is in progress.
+    pub merging: Arc<Mutex<()>>,
 }
 
 /// The parts of a segment, made of what the sides hold.
@@ -179,6 +185,10 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
     async fn answer(&self, work: Work) -> (Event, Option<Tidy>) {
         let event = match work {
             Work::Upload { place, blocks } => self.upload(place, blocks).await,
+            Work::Merge(plan) => match self.merge(&plan).await {
+                Some(run) => Event::Merged(Box::new(run)),
+                None => Event::MergeFailed,
+            },
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
@@ -215,7 +225,7 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         }
     }
 
-    fn warn(&self, what: &'static str, error: &(dyn Error + 'static)) {
+    pub(crate) fn warn(&self, what: &'static str, error: &(dyn Error + 'static)) {
         tracing::warn!(volume = %self.volume, error, "{what}");
     }
 

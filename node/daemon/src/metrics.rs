@@ -73,7 +73,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 27] = [
+const VOLUME_METRICS: [VolumeMetric; 29] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -157,6 +157,18 @@ const VOLUME_METRICS: [VolumeMetric; 27] = [
         Some(Unit::Bytes),
         "Uploaded bytes evicted from the local disk to make room",
         |v| Some(v.disk.evicted_bytes as f64),
+    ),
+    gauge(
+        "holdfast_volume_index_runs",
+        None,
+        "Index runs that a read from the store may have to look into",
+        |v| v.index.runs.map(|runs| runs as f64),
+    ),
+    counter(
+        "holdfast_volume_index_merges",
+        None,
+        "Merges of index runs that became part of the volume",
+        |v| Some(v.index.merges as f64),
     ),
     counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
         Some(v.served.reads as f64)

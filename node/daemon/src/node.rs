@@ -234,6 +234,7 @@ impl Node {
         let pools = Pools {
             indexes: Arc::new(Indexes::new(INDEXES, INDEX_CACHE_BYTES)),
             upload_memory: UploadMemory::new(config.upload_memory_bytes, PART_BYTES),
+            merging: Arc::default(),
         };
         let node = Self(Arc::new(Inner {
             config,

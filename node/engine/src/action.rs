@@ -4,7 +4,7 @@
 use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq};
 
 use crate::event::{Errno, RequestId};
-use crate::index::Runs;
+use crate::index::{MergePlan, Runs};
 use crate::sector_map::Side;
 
 /// A local file that request bytes come from.
@@ -149,6 +149,8 @@ pub enum Action {
         /// The sectors.
         blocks: Vec<DirtyBlock>,
     },
+    /// Make one run of these and store it, behind all other work. Answer: `Merged`, or `MergeFailed`.
+    Merge(Box<MergePlan>),
     /// Keep these bytes through a crash, in place of the last ones. Answer: `PendingStored`.
     StorePending {
         /// The record's place.

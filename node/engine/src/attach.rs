@@ -381,7 +381,11 @@ mod tests {
             index_bytes: 1,
             chunks: Fence::default(),
         };
-        (epoch, nonce, Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation })
+        (
+            epoch,
+            nonce,
+            Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation, merges: vec![] },
+        )
     }
 
     fn refused(manifest: &Manifest, found: Option<&Header>, replaces: Option<u64>) -> Option<AttachRefused> {

@@ -140,6 +140,12 @@ crash_points! {
     /// Clean data is marked to be uploaded again.
     MarkedForRepair,
 
+    // A merge of runs (`volume/merge.rs`).
+    /// Step 2: its run is stored, and no record names it.
+    MergeStored,
+    /// Step 3: the record that carries it is about to be made.
+    MergeCarried,
+
     // Release (`volume/lifecycle.rs`).
     /// Nothing is dirty any more: the detach record is to be made.
     Clean,

@@ -2,6 +2,7 @@
 
 use holdfast_types::{Chunk, SectorRange, Seq};
 
+use crate::index::RunRef;
 use crate::manifest::Manifest;
 use crate::sector_map::Side;
 use crate::segment::SegmentRef;
@@ -138,6 +139,10 @@ pub enum Event {
     /// `Upload` ended: the local disk cannot read these sectors of what was to be uploaded, of which there is
     /// at least one; there may be more. Nothing is stored.
     SidesUnreadable(Vec<SectorRange>),
+    /// `Merge` ended: the run is in the store.
+    Merged(Box<RunRef>),
+    /// `Merge` ended without a run; nothing is stored.
+    MergeFailed,
     /// `StorePending` ended.
     PendingStored {
         /// Outcome.

@@ -56,7 +56,10 @@ impl RunRef {
         self.head_offset..self.head_offset + u64::from(self.head_bytes)
     }
 
-    fn put(&self, out: &mut Vec<u8>) {
+    /// Fewest bytes of an encoded reference.
+    pub(crate) const MIN_BYTES: usize = 57;
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
         out.push(self.level);
         out.extend_from_slice(&self.bytes.to_le_bytes());
@@ -66,7 +69,7 @@ impl RunRef {
         self.chunks.put(out);
     }
 
-    fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(crate) fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let id = RunId(fields.id()?);
         let level = fields.u8()?;
         if level == 0 {

@@ -24,7 +24,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, VolumeId
 use crate::chunk_set::ChunkSet;
 use crate::index::{Run, Runs};
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
-use crate::record::{Body, Displaced, Record};
+use crate::record::{Body, Displaced, Merge, Record};
 use crate::safeguard::{
     Safeguard::{KeepAttachRecords, NewestSegmentFirst},
     safeguard,
@@ -154,7 +154,15 @@ pub enum LogError {
         /// The object's id.
         object: Box<PlacedId>,
     },
-    /// A segment of chunks that the volume does not have.
+    /// A merge of runs that are not in the list, or not in this order.
+    #[error("log record {seq} merges runs into {output} that are not neighbours of the list")]
+    Merge {
+        /// The record's place.
+        seq: Seq,
+        /// The id of the merge's output.
+        output: Box<PlacedId>,
+    },
+    /// A segment or run of chunks that the volume does not have.
     #[error("log record {seq} commits chunks from {first} on, of which the volume has {chunks}")]
     BeyondEnd {
         /// The record's place.
@@ -378,8 +386,9 @@ impl Manifest {
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Change { segments, invalidated, generation } => {
+            Body::Change { segments, invalidated, generation, merges } => {
                 self.check_segments(seq, segments)?;
+                self.runs = self.with_merges(seq, merges)?;
                 for segment in segments {
                     self.add_segment(Arc::new(segment.clone()));
                     self.data_seq = seq;
@@ -411,6 +420,32 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+
+    /// The list with the output of each merge in the place of its inputs.
+    ///
+    /// # Errors
+    /// [`LogError`] when the record at `seq` cannot carry one of `merges`.
+    fn with_merges(&self, seq: Seq, merges: &[Merge]) -> Result<Runs, LogError> {
+        let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+        let mut runs = Runs::clone(&self.runs);
+        for Merge { newest, oldest, output } in merges {
+            if output.id.place() < seq {
+                return Err(LogError::Place { seq, object: Box::new(output.id.0) });
+            }
+            if let Some((first, _)) = output.chunks.run_beyond(chunks) {
+                return Err(LogError::BeyondEnd { seq, first, chunks });
+            }
+            let place_of = |id: &PlacedId| runs.iter().position(|run| run.id() == *id);
+            let inputs = place_of(newest).zip(place_of(oldest)).filter(|(newest, oldest)| newest < oldest);
+            let Some((newest, oldest)) = inputs else {
+                return Err(LogError::Merge { seq, output: Box::new(output.id.0) });
+            };
+            let (newer, older) = (&runs[..newest], &runs[oldest + 1..]);
+            let merged = [Run::Merged(Arc::new(output.clone()))];
+            runs = newer.iter().chain(&merged).chain(older).cloned().collect();
+        }
+        Ok(runs)
     }
 
     fn add_segment(&mut self, segment: Arc<SegmentRef>) {

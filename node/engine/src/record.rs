@@ -6,16 +6,19 @@
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
 //! create (1): u64 sectors
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
-//! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference
+//! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
+//!             u32 m, m x merge
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
 //! A displaced writer: `u64 epoch`, 0 where none was; else `u8 length + text node, u64 unix milliseconds`
 //! behind it.
-//! A segment reference is drawn in `segment.rs`.
+//! A merge: `u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of the output.
+//! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
-use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, PlacedId, Seq, VolumeId};
 
+use crate::index::RunRef;
 use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
@@ -70,11 +73,40 @@ pub enum Body {
         /// The writer's durable map has a header of this generation, or a later one, since before this record
         /// was created. A map with an older header lacks what the commit holds.
         generation: u64,
+        /// Merges of runs, of the list as it is before the segments are added.
+        merges: Vec<Merge>,
     },
     /// The writer released the volume after its last commit.
     Detach,
     /// The volume is deleted permanently.
     Delete,
+}
+
+/// Neighbours of a volume's list of runs, and the run that takes their place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Merge {
+    /// The newest of them.
+    pub newest: PlacedId,
+    /// The oldest of them.
+    pub oldest: PlacedId,
+    /// Says the same.
+    pub output: RunRef,
+}
+
+impl Merge {
+    /// Fewest bytes of an encoded merge.
+    const MIN_BYTES: usize = 2 * 24 + RunRef::MIN_BYTES;
+
+    fn put(&self, out: &mut Vec<u8>) {
+        wire::put_id(self.newest, out);
+        wire::put_id(self.oldest, out);
+        self.output.put(out);
+    }
+
+    fn take(fields: &mut Reader<'_>) -> Result<Self, DecodeError> {
+        let (newest, oldest) = (fields.id()?, fields.id()?);
+        Ok(Self { newest, oldest, output: RunRef::take(fields)? })
+    }
 }
 
 /// A writer that was replaced. What it had not uploaded is not in the volume.
@@ -127,7 +159,7 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Change { segments, invalidated, generation } => {
+            Body::Change { segments, invalidated, generation, merges } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
@@ -135,6 +167,11 @@ impl Record {
                 out.extend_from_slice(&count.to_le_bytes());
                 for segment in segments {
                     segment.put(&mut out);
+                }
+                let count = u32::try_from(merges.len()).expect("one merge is in progress");
+                out.extend_from_slice(&count.to_le_bytes());
+                for merge in merges {
+                    merge.put(&mut out);
                 }
             }
             Body::Detach => out.push(4),
@@ -170,7 +207,9 @@ impl Record {
                 let generation = fields.u64()?;
                 let count = fields.count(SegmentRef::MIN_BYTES)?;
                 let segments = (0..count).map(|_| SegmentRef::take(&mut fields)).collect::<Result<_, _>>()?;
-                Body::Change { segments, invalidated, generation }
+                let count = fields.count(Merge::MIN_BYTES)?;
+                let merges = (0..count).map(|_| Merge::take(&mut fields)).collect::<Result<_, _>>()?;
+                Body::Change { segments, invalidated, generation, merges }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -188,7 +227,7 @@ fn take_sectors(fields: &mut Reader<'_>) -> Result<u64, DecodeError> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::SegmentId;
+    use holdfast_types::{RunId, SegmentId};
 
     use super::*;
     use crate::fence::Fence;
@@ -214,8 +253,21 @@ mod tests {
         }
     }
 
+    fn merge() -> Merge {
+        let output = RunRef {
+            id: RunId::new(Seq(9), 1, [3; 10]),
+            level: 1,
+            bytes: 100,
+            head_offset: 0,
+            head_bytes: 50,
+            entries: 5,
+            chunks: Fence::around([(0, 9)]),
+        };
+        Merge { newest: segment().id.0, oldest: output.id.0, output }
+    }
+
     fn commit(segment: SegmentRef) -> Body {
-        Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1 }
+        Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1, merges: vec![] }
     }
 
     #[test]
@@ -226,7 +278,12 @@ mod tests {
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
             Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),
-            Body::Change { segments: vec![segment(), segment()], invalidated: SideSet::BOTH, generation: 7 },
+            Body::Change {
+                segments: vec![segment(), segment()],
+                invalidated: SideSet::BOTH,
+                generation: 7,
+                merges: vec![merge()],
+            },
             Body::Detach,
             Body::Delete,
         ] {

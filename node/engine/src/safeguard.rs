@@ -111,11 +111,21 @@ pub enum Safeguard {
     SyncEachGroup,
     /// An object is named for a place that the record which adds it does not pass.
     PlaceBeyondRecord,
+    /// A merge is not carried by a record behind its place.
+    CheckMergePlace,
+    /// A merge reads all runs that it takes the place of.
+    MergeNeighbours,
+    /// A merge reads them newest first.
+    MergeInOrder,
+    /// A merge leaves zeros out only where its oldest run is the oldest of the list.
+    MergeKeepsZeros,
+    /// After a commit the policy is asked for a merge.
+    MergeWhenDue,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 50] = [
+    pub const ALL: [Self; 55] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -166,6 +176,11 @@ impl Safeguard {
         Self::FreeSlotOnce,
         Self::SyncEachGroup,
         Self::PlaceBeyondRecord,
+        Self::CheckMergePlace,
+        Self::MergeNeighbours,
+        Self::MergeInOrder,
+        Self::MergeKeepsZeros,
+        Self::MergeWhenDue,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -214,7 +229,9 @@ impl Safeguard {
             Self::CheckDeviceTag | Self::ClearRecordFirst | Self::DetachAfterDevice | Self::SweepOnlyOwn => {
                 26
             }
-            Self::PlaceBeyondRecord => 27,
+            Self::MergeWhenDue => 21,
+            Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
+            Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
         }
     }
 }

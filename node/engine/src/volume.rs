@@ -37,6 +37,7 @@ mod durability;
 mod evict;
 mod flush;
 mod lifecycle;
+mod merge;
 mod read;
 mod receipt;
 mod repair;
@@ -70,10 +71,11 @@ use commit::{LogNews, LogWriter};
 use data_path::{DataPath, Gate, StoreEnd};
 use flush::{FlushRounds, FlushWaiter, RoundEnd, RoundProgress};
 use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
+use merge::Merger;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
 pub use setup::{DirtyLimits, Durability, Pending, Setup};
-pub use status::{Delay, FullPlaces, SealStatus, Status};
+pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use unreadable::Retry;
 pub use unreadable::Unreadable;
 
@@ -85,6 +87,7 @@ pub struct Volume<M> {
     rounds: FlushRounds,
     sealer: Sealer,
     log: LogWriter,
+    merger: Merger,
     repair: RepairJob,
 }
 
@@ -100,6 +103,7 @@ enum Step {
     Punch,
     Repair,
     Seal,
+    Merge,
     Checkpoint,
     Detach,
     /// The last round of a fenced writer.
@@ -116,6 +120,7 @@ const AFTER_EVENT: &[Step] = &[
     Step::Repair,
     Step::Seal,
     Step::Round,
+    Step::Merge,
     Step::Checkpoint,
     Step::Detach,
     Step::Round,
@@ -200,6 +205,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             rounds: FlushRounds::after_takeover(pages, setup.header_generation),
             sealer: Sealer::open(),
             log: LogWriter::idle(nonce, pending, now),
+            merger: Merger::idle(),
             repair: RepairJob::default(),
             core: Core::over(setup, map, now),
         }
@@ -264,6 +270,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::NextTurn => self.next_turn(out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
+            Event::Merged(output) => self.merger.merged(output),
+            Event::MergeFailed => self.merger.failed(),
             Event::PendingStored { result } => self.log.pending_stored(result, out),
             Event::CreateAnswered(answer) => {
                 let news = self.log.create_answered(answer, out);
@@ -309,6 +317,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Step::Punch => {}
                 Step::Repair => self.advance_repair(out),
                 Step::Seal => self.advance_seal(out),
+                Step::Merge => self.merger.advance(&self.core, out),
                 Step::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
                 }
@@ -546,7 +555,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
         let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
         let segments = vec![segment];
-        self.log.create_record(Body::Change { segments, invalidated, generation }, &self.core, out);
+        let merges = self.merger.take(self.core.known_seq().next()).into_iter().collect();
+        let body = Body::Change { segments, invalidated, generation, merges };
+        self.log.create_record(body, &self.core, out);
     }
 
     fn clear(&mut self, out: &mut Vec<Action>) {
@@ -690,6 +701,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             LogNews::Won(record) => {
                 self.follow(&record);
                 self.log.won(self.core.now);
+                self.merger.committed();
                 match record.body {
                     Body::Change { .. } if self.sealer.is_committing() => {
                         self.sealer.committed();

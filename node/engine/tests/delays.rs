@@ -132,7 +132,7 @@ fn drive(
                     continue;
                 }
                 Action::Report(_) => continue,
-                Action::ReadCold { .. } => unreachable!("{action:?}"),
+                Action::ReadCold { .. } | Action::Merge(_) => unreachable!("{action:?}"),
             });
         }
         events.splice(0..0, answers.into_iter().rev());

@@ -106,7 +106,8 @@ impl Bench {
                 let chunks = Fence::around([(0, 1)]);
                 Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
             }
-            other @ (Action::Read { .. }
+            other @ (Action::Merge(_)
+            | Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Complete { .. }
             | Action::PrepareMap { .. }

@@ -218,6 +218,7 @@ impl Host {
                     chunks: Fence::around([(0, 1)]),
                 })
             }
+            Action::Merge(_) => Event::MergeFailed,
             Action::StorePending { .. } => Event::PendingStored { result },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::Report(Report::LocalDiskFailed(_)) if self.fails_at.is_some() => return None,

@@ -43,6 +43,7 @@ fn commit(seq: u64) -> Record {
             }],
             invalidated: SideSet::NONE,
             generation: 1,
+            merges: vec![],
         },
     )
 }

@@ -79,7 +79,12 @@ impl Stored {
         self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
         self.record(
             seq,
-            Body::Change { segments: vec![segment.clone()], invalidated: SideSet::NONE, generation: 1 },
+            Body::Change {
+                segments: vec![segment.clone()],
+                invalidated: SideSet::NONE,
+                generation: 1,
+                merges: vec![],
+            },
         )
         .await;
         self.segments.push((segment, index));

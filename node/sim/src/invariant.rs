@@ -47,17 +47,21 @@ pub enum Invariant {
     TakeoverNamesItsVictim = 19,
     /// Local data of another volume of the same name is never taken for this one's.
     OneVolumeOneState = 20,
+    /// A merge of index runs that is due is part of the volume some commits later.
+    DepthIsBounded = 21,
     /// A store that does not answer delays only its own volumes.
     StoresAreIndependent = 25,
     /// No volume serves, recovers or deletes a device that is not its own, and none is forgotten.
     DevicesAreOwn = 26,
     /// An object is added to the volume by a record that stands at its place or before it.
     PlaceIsKept = 27,
+    /// Every block reads the same, and has the same name, whether runs are merged or not.
+    MergeSaysTheSame = 28,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -78,9 +82,11 @@ impl Invariant {
         Self::OlderStateIsNeverUploaded,
         Self::TakeoverNamesItsVictim,
         Self::OneVolumeOneState,
+        Self::DepthIsBounded,
         Self::StoresAreIndependent,
         Self::DevicesAreOwn,
         Self::PlaceIsKept,
+        Self::MergeSaysTheSame,
     ];
 
     /// Its number in `docs/invariants.md`.

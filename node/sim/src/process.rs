@@ -223,6 +223,10 @@ impl Process {
                 self.upload = Some((blocks.clone(), cut));
                 return self.work(Work::Upload { place, blocks });
             }
+            Action::Merge(plan) => {
+                self.check_commit();
+                return self.work(Work::Merge(plan));
+            }
             Action::StorePending { seq, bytes } => {
                 self.check_commit();
                 return self.work(Work::StorePending(Pending { seq, bytes }));

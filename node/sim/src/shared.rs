@@ -34,7 +34,11 @@ impl Shared {
     fn with(upload_bytes: u64) -> Self {
         let indexes = Arc::new(Indexes::new(INDEXES, INDEX_BYTES));
         let upload_memory = UploadMemory::new(upload_bytes, PART_BYTES);
-        Self { pools: Pools { indexes, upload_memory }, store: StoreKey(0), slab: None }
+        Self {
+            pools: Pools { indexes, upload_memory, merging: Arc::default() },
+            store: StoreKey(0),
+            slab: None,
+        }
     }
 
     /// That of a new process with several, whose uploads have so much memory.

@@ -2,28 +2,32 @@
 //!
 //! It knows what the keys mean and checks each request against the log as it truly is.
 
+mod indexes;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use holdfast_engine::compose::{Layer, compose, place};
-use holdfast_engine::index::{Run, RunHead, RunPage};
+use holdfast_engine::compose::place;
+use holdfast_engine::index::RunHead;
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::segment::{FrameIndex, SegmentRef, unpack};
+use holdfast_engine::segment::{FrameIndex, unpack};
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
-    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Mask, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange,
-    SegmentId, Seq, VolumeId,
+    BLOCK_BYTES, BLOCK_SECTORS, Block, Epoch, Nonce, RunId, SECTOR_BYTES, Sector, SectorRange, SegmentId,
+    Seq, VolumeId,
 };
 
 use crate::calls::{Answer, StoreAsk};
 use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
+
+use indexes::{MergesDue, StoredIndexes, merges_of, segments_of};
 
 #[derive(Clone)]
 struct Object {
@@ -32,27 +36,6 @@ struct Object {
     born: u64,
     /// The same of its end.
     gone: Option<u64>,
-}
-
-#[derive(Clone)]
-struct Segment {
-    index: FrameIndex,
-    cut: Rc<Cut>,
-}
-
-#[derive(Clone)]
-struct MergedRun {
-    head: RunHead,
-    body: Bytes,
-}
-
-impl MergedRun {
-    fn page_of(&self, block: Block) -> Option<RunPage> {
-        let page = self.head.page_of(block)?;
-        let Range { start, end } = self.head.page_range(page);
-        let bytes = &self.body[start as usize..end as usize];
-        Some(self.head.page(page, bytes).expect("writers send whole runs"))
-    }
 }
 
 /// A writer's record that came into the log.
@@ -69,8 +52,8 @@ pub(crate) enum Landed {
 pub(crate) struct Store {
     volume: VolumeId,
     objects: BTreeMap<String, Object>,
-    segments: BTreeMap<SegmentId, Segment>,
-    runs: BTreeMap<RunId, MergedRun>,
+    indexes: StoredIndexes,
+    merges: MergesDue,
     /// The log as it is.
     truth: Manifest,
     /// Its records, those that were truncated too.
@@ -98,8 +81,8 @@ impl Store {
             history: BTreeMap::new(),
             truncated: 0,
             strays: 0,
-            segments: BTreeMap::new(),
-            runs: BTreeMap::new(),
+            indexes: StoredIndexes::default(),
+            merges: MergesDue::default(),
             last_cut: Rc::default(),
             late: Vec::new(),
             landed: Vec::new(),
@@ -230,17 +213,29 @@ impl Store {
         Invariant::LogIsAChain
             .check(record.seq == seq, || format!("record {} is to stand at {}", record.seq.0, seq.0));
         for segment in segments_of(&record.body) {
-            let Some(stored) = self.segments.get(&segment.id) else {
+            let Some(cut) = self.indexes.cut_of(segment.id) else {
                 Invariant::NothingReferencedIsMissing.broken("a commit names a segment that was never stored")
             };
-            self.last_cut = Rc::clone(&stored.cut);
+            self.last_cut = Rc::clone(cut);
             Invariant::PlaceIsKept
                 .check(segment.id.place() >= seq, || format!("log/{} adds {}", seq.0, segment.id));
         }
+        for merge in merges_of(&record.body) {
+            let run = merge.output.id;
+            Invariant::NothingReferencedIsMissing.check(self.indexes.holds_run(run), || {
+                format!("a commit carries {run}, which was never stored")
+            });
+            Invariant::PlaceIsKept.check(run.place() >= seq, || format!("log/{} adds {run}", seq.0));
+        }
         let replaced = self.truth.attached();
+        let before = self.truth.runs().clone();
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
+        for merge in merges_of(&record.body) {
+            self.indexes.check_merge(&before, self.truth.runs(), merge);
+        }
+        self.merges.note(&before, &record.body);
         self.history.insert(seq, body.clone());
         match record.body {
             Body::Change { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
@@ -279,7 +274,7 @@ impl Store {
         let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
         let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
         let index = FrameIndex::decode(&body[at..at + length]).expect("writers send whole segments");
-        self.segments.insert(id, Segment { index, cut: Rc::clone(cut) });
+        self.indexes.add_segment(id, index, Rc::clone(cut));
         self.insert(key, body.clone());
     }
 
@@ -292,8 +287,13 @@ impl Store {
         let length = u32::from_le_bytes(trailer[4..8].try_into().expect("4 bytes")) as usize;
         let at = u64::from_le_bytes(trailer[8..].try_into().expect("8 bytes")) as usize;
         let head = RunHead::decode_alone(&body[at..at + length]).expect("writers send whole runs");
-        self.runs.insert(id, MergedRun { head, body: body.clone() });
+        self.indexes.add_run(id, head, body);
         self.insert(key, body.clone());
+    }
+
+    /// The process of the writer died: a merge that it had in progress is lost.
+    pub(crate) fn writer_died(&mut self) {
+        self.merges = MergesDue::default();
     }
 
     /// Puts `body` in the place of what is there under `key`, or nothing. Returns what was.
@@ -358,18 +358,7 @@ impl Store {
 
     /// One block as the log's end says.
     pub(crate) fn read_remote(&self, manifest: &Manifest, block: Block) -> Vec<Stamp> {
-        let runs = manifest.runs().iter().filter(|run| run.fence().may_hold(block.chunk()));
-        let known: Vec<(&Run, Option<RunPage>)> = runs
-            .map(|run| match run {
-                Run::Segment(_) => (run, None),
-                Run::Merged(merged) => (run, self.runs[&merged.id].page_of(block)),
-            })
-            .collect();
-        let layers = known.iter().filter_map(|(run, page)| match run {
-            Run::Segment(segment) => Some(Layer::Segment(segment.id, &self.segments[&segment.id].index)),
-            Run::Merged(merged) => Some(Layer::Merged(&self.runs[&merged.id].head, page.as_ref()?)),
-        });
-        let plan = compose(block, Mask::FULL, layers);
+        let plan = self.indexes.composition(manifest.runs(), block);
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
             let object = &self.objects[&self.key(piece.segment)].body;
@@ -392,14 +381,6 @@ impl Store {
 
     fn key(&self, segment: SegmentId) -> String {
         ObjectKey::Segment(self.volume.clone(), segment).to_string()
-    }
-}
-
-/// The segments that a record adds.
-fn segments_of(body: &Body) -> &[SegmentRef] {
-    match body {
-        Body::Change { segments, .. } => segments,
-        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
     }
 }
 

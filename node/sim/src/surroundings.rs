@@ -11,6 +11,7 @@ use holdfast_background::{
 };
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
+use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{
@@ -156,6 +157,11 @@ impl Sides for SimFiles {
         }
         let part = build.next_part(self);
         (build, part)
+    }
+
+    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
+        let step = merge.advance();
+        (merge, step)
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {

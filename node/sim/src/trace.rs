@@ -135,6 +135,8 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::SidesUnreadable(ranges) => {
             (18, [ranges.len() as u64, ranges.first().map_or(0, |range| range.start.0), 0, 0])
         }
+        Event::Merged(run) => (20, [run.id.0.ulid.0 as u64, run.bytes, run.entries, u64::from(run.level)]),
+        Event::MergeFailed => (21, [0; 4]),
         Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
         Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
         Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
@@ -182,6 +184,9 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
                 all.rotate_left(7) ^ one.block.0 ^ u64::from(one.a.0) << 32 ^ u64::from(one.b.0)
             });
             (42, [blocks.len() as u64, masks, place.0, 0])
+        }
+        Action::Merge(plan) => {
+            (50, [plan.place.0, plan.inputs.len() as u64, u64::from(plan.level), u64::from(plan.is_oldest)])
         }
         Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
         Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
@@ -275,7 +280,9 @@ fn event_words(event: &Event) -> String {
         | Event::CheckpointWritten { .. }
         | Event::Detach
         | Event::Repair { .. }
+        | Event::MergeFailed
         | Event::Tick => format!("{event:?}"),
+        Event::Merged(run) => format!("merged into {}, {} entries", run.id, run.entries),
     }
 }
 
@@ -302,6 +309,7 @@ fn action_words(action: &Action) -> String {
         }
         Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
         Action::Upload { blocks, .. } => format!("upload {} blocks", blocks.len()),
+        Action::Merge(plan) => format!("merge {} runs", plan.inputs.len()),
         Action::StorePending { seq, .. } => format!("store the record of log/{}", seq.0),
         Action::CreateRecord { seq, .. } => format!("create log/{}", seq.0),
         Action::WriteCheckpoint { seq, .. } => format!("checkpoint {}", seq.0),

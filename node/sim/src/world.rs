@@ -22,6 +22,7 @@ mod whole;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::event::Event;
+use holdfast_engine::index::policy;
 use holdfast_engine::log_length;
 use holdfast_engine::round_size;
 use holdfast_engine::volume::DirtyLimits;
@@ -83,6 +84,8 @@ impl World {
         crate::violation::silence();
         log_length::scale(None);
         round_size::scale(None);
+        // Short runs come to merges of several levels.
+        policy::scale(Some(2));
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store: Store::new(volume, sectors, Nonce::default()),

@@ -1,6 +1,7 @@
 mod uploads;
 
 use futures::FutureExt;
+use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::record::Body;
 use holdfast_objects::MemoryStore;
 use holdfast_types::{Epoch, Nonce};
@@ -19,6 +20,11 @@ impl Sides for NoSides {
 
     async fn next_part(&self, _build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         unreachable!("nothing is uploaded")
+    }
+
+    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
+        let step = merge.advance();
+        (merge, step)
     }
 
     async fn store_pending(&self, _pending: Pending) -> Result<(), Self::Error> {

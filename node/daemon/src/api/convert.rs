@@ -201,6 +201,7 @@ impl From<VolumeStatus> for wire::Volume {
             disk: _,
             waiting_requests: _,
             served: _,
+            index: _,
         } = status;
         Self {
             volume_id: volume.to_string(),

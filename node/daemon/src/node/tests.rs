@@ -459,6 +459,7 @@ async fn leave_volume_dirty(
                 | Action::SyncMap
                 | Action::NextTurn
                 | Action::Upload { .. }
+                | Action::Merge(_)
                 | Action::StorePending { .. }
                 | Action::CreateRecord { .. }
                 | Action::ReadRecord { .. }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::record::Displaced;
-use holdfast_engine::volume::Durability;
+use holdfast_engine::volume::{Durability, IndexStatus};
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
@@ -96,6 +96,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         },
         delayed: None,
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
+        index: IndexStatus { runs: Some(9), merges: 3 },
         waiting_requests: 0,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
     }

@@ -13,6 +13,8 @@ use std::cell::Cell;
 
 /// Runs of one level that become one of the next.
 const FAN_OUT: usize = 8;
+/// Commits that may come while a merge is made, beside those that its size allows.
+const PLACES_AHEAD: u64 = 64;
 /// The lowest level of a base, and of what is merged into it.
 const BASE_LEVEL: u8 = 2;
 /// A base is merged when the runs above it have one entry for this many of its own.
@@ -39,6 +41,19 @@ pub fn fan_out() -> usize {
 #[cfg(not(feature = "simulation"))]
 pub const fn fan_out() -> usize {
     FAN_OUT
+}
+
+/// Commits that may come while a merge is made, beside those that its size allows: 64. Where runs are merged
+/// in smaller numbers, one.
+#[cfg(feature = "simulation")]
+pub fn places_ahead() -> u64 {
+    if fan_out() < FAN_OUT { 1 } else { PLACES_AHEAD }
+}
+
+/// Commits that may come while a merge is made, beside those that its size allows: 64.
+#[cfg(not(feature = "simulation"))]
+pub const fn places_ahead() -> u64 {
+    PLACES_AHEAD
 }
 
 /// A run, as far as the choice depends on it.

@@ -1,7 +1,8 @@
-use holdfast_types::SegmentId;
+use holdfast_types::{RunId, SegmentId};
 
 use super::*;
 use crate::fence::Fence;
+use crate::index::RunRef;
 
 fn volume() -> VolumeId {
     "v".parse().unwrap()
@@ -22,7 +23,7 @@ fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
     let segments = vec![segment(name, chunks)];
-    Body::Change { segments, invalidated: SideSet::NONE, generation: u64::from(name) }
+    Body::Change { segments, invalidated: SideSet::NONE, generation: u64::from(name), merges: vec![] }
 }
 
 fn attach(seq: u64, epoch: u64) -> Record {
@@ -134,7 +135,16 @@ fn an_object_is_not_added_behind_its_place() {
         let chunks = Fence::around([(0, 1)]);
         let id = SegmentId::new(Seq(place), 1, [1; 10]);
         let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, chunks };
-        record(3, 1, Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1 })
+        record(
+            3,
+            1,
+            Body::Change {
+                segments: vec![segment],
+                invalidated: SideSet::NONE,
+                generation: 1,
+                merges: vec![],
+            },
+        )
     };
     let refused = manifest.apply(&named_for(2)).unwrap_err().to_string();
     assert!(refused.starts_with("log record 3 adds 00000000000000000002-"), "{refused}");
@@ -157,11 +167,67 @@ fn only_segments_change_what_the_volume_holds() {
 fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
     let mut manifest = attached();
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(32, 1)])];
-    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
+    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges: vec![] };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
     assert!(manifest.runs().is_empty() && !manifest.may_hold(Chunk(0)));
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(1, 1)])];
-    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1 };
+    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges: vec![] };
     manifest.apply(&record(3, 1, body)).unwrap();
     assert_eq!(manifest.runs().len(), 2);
+}
+
+/// A merge of the segments from `newest` to `oldest`, both by name.
+fn merge(place: u64, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
+    let output = RunRef {
+        id: RunId::new(Seq(place), 1, [99; 10]),
+        level: 1,
+        bytes: 100,
+        head_offset: 0,
+        head_bytes: 50,
+        entries: 5,
+        chunks: Fence::around([chunks]),
+    };
+    Merge { newest: id(newest).0, oldest: id(oldest).0, output }
+}
+
+/// A change with one segment of this name.
+fn merging(name: u8, merges: Vec<Merge>) -> Body {
+    let segments = vec![segment(name, vec![(0, 1)])];
+    Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges }
+}
+
+#[test]
+fn a_merge_takes_the_place_of_its_inputs() {
+    let mut manifest = attached();
+    for name in 1..=4 {
+        manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
+    }
+    let data_seq = manifest.data_seq();
+    manifest.apply(&record(7, 1, merging(5, vec![merge(7, 3, 2, (0, 1))]))).unwrap();
+    let ids: Vec<PlacedId> = manifest.runs().iter().map(Run::id).collect();
+    let merged = RunId::new(Seq(7), 1, [99; 10]).0;
+    assert_eq!(ids, [id(5).0, id(4).0, merged, id(1).0]);
+    assert!(manifest.data_seq() > data_seq);
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert_eq!(read.runs(), manifest.runs());
+}
+
+#[test]
+fn a_merge_that_does_not_fit_the_list_changes_nothing() {
+    let mut manifest = attached();
+    for name in 1..=3 {
+        manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
+    }
+    let before = manifest.clone();
+    for (bent, refused) in [
+        (merge(6, 1, 2, (0, 1)), "log record 6 merges runs into"),
+        (merge(6, 2, 2, (0, 1)), "log record 6 merges runs into"),
+        (merge(6, 9, 1, (0, 1)), "log record 6 merges runs into"),
+        (merge(5, 2, 1, (0, 1)), "log record 6 adds 00000000000000000005-"),
+        (merge(6, 2, 1, (31, 2)), "log record 6 commits chunks from 31 on"),
+    ] {
+        let error = manifest.apply(&record(6, 1, merging(4, vec![bent]))).unwrap_err().to_string();
+        assert!(error.starts_with(refused), "{error}");
+        assert_eq!(manifest, before);
+    }
 }

@@ -36,6 +36,8 @@ pub struct Status {
     pub evicted_bytes: u64,
     /// The seal in progress.
     pub seal: SealStatus,
+    /// Its list of index runs.
+    pub index: IndexStatus,
     /// No request may come before [`crate::action::Report::Ready`].
     pub recovering: bool,
     /// Damaged data in the object store is being repaired.
@@ -66,6 +68,15 @@ pub struct SealStatus {
     pub covers_both: bool,
     /// Number of seals begun.
     pub begun: u64,
+}
+
+/// State of a volume's list of index runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IndexStatus {
+    /// Runs in the list; none while the manifest is not loaded.
+    pub runs: Option<usize>,
+    /// Merges that commits carried since this process took the volume.
+    pub merges: u64,
 }
 
 /// Reason why writes wait.
@@ -108,6 +119,10 @@ impl Status {
                 in_progress: !volume.sealer.is_open(),
                 covers_both,
                 begun: volume.sealer.seals.begun(),
+            },
+            index: IndexStatus {
+                runs: core.manifest.as_ref().map(|manifest| manifest.runs().len()),
+                merges: volume.merger.carried(),
             },
             recovering: core.lifecycle.is_recovering(),
             repairing: volume.repair.is_asked(),

@@ -49,6 +49,8 @@ pub enum Scenario {
     Groups,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
     Decay,
+    /// Commits whose runs are merged.
+    Merges,
     /// A process that attaches stands still until the place of its record was truncated.
     Sleeper,
 }
@@ -58,7 +60,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -73,6 +75,7 @@ impl Scenario {
         Self::ObjectFua,
         Self::Groups,
         Self::Decay,
+        Self::Merges,
         Self::Sleeper,
     ];
 
@@ -90,6 +93,7 @@ impl Scenario {
             | Self::ObjectFua
             | Self::Groups
             | Self::Decay
+            | Self::Merges
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
@@ -109,6 +113,7 @@ impl Scenario {
             Self::Decay
             | Self::Fua
             | Self::Groups
+            | Self::Merges
             | Self::Race
             | Self::Repair
             | Self::Takeover
@@ -136,6 +141,7 @@ impl Scenario {
             Self::ObjectFua => object_fua(&mut stage),
             Self::Groups => groups(&mut stage),
             Self::Decay => decay(&mut stage),
+            Self::Merges => merges(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
         }
     }
@@ -186,6 +192,15 @@ fn doubt(stage: &mut Stage<'_>) -> Played {
         stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
     }
     stage.ask(&[(Op::Read, 0, 8), (Op::Flush, 0, 0)])
+}
+
+fn merges(stage: &mut Stage<'_>) -> Played {
+    for round in 0..5 {
+        stage.ask(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
+        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+    }
+    stage.ask(&[(Op::Read, 0, 8), (Op::WriteZeroes, 64, 2), (Op::Flush, 0, 0)])?;
+    stage.detach()
 }
 
 fn rival(stage: &mut Stage<'_>) -> Played {

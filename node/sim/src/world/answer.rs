@@ -7,6 +7,7 @@ use std::time::Duration;
 use holdfast_background::FoundMap;
 use holdfast_engine::durable_map::holds_dirty;
 use holdfast_objects::{CreateError, StoreError};
+use holdfast_types::key::ObjectKey;
 
 use super::{Outage, World};
 use crate::attempt::AttachStep;
@@ -75,7 +76,10 @@ impl World {
 
     /// Content that the seal of an upload captured.
     pub(super) fn cut_of(&self, host: usize, ask: &StoreAsk) -> Option<Rc<Cut>> {
-        let StoreAsk::PutSegment { .. } = ask else { return None };
+        let StoreAsk::PutSegment { key, .. } = ask else { return None };
+        if !matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..))) {
+            return None;
+        }
         let upload = self.hosts[host].process.as_ref().and_then(|process| process.upload.as_ref());
         upload.map(|(_, cut)| Rc::clone(cut))
     }

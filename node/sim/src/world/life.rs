@@ -90,6 +90,7 @@ impl World {
             self.hosts[host].attempt.end(Attach::Died);
         }
         drop(process.volume);
+        self.store.writer_died();
         let cut = process.upload.map(|(_, cut)| cut);
         for job in process.jobs {
             if let Some(heard) = &job.heard {
@@ -144,6 +145,7 @@ impl World {
             Action::SyncMap => disk.map.sync(mark.expect("a sync has a mark")),
             Action::NextTurn
             | Action::Upload { .. }
+            | Action::Merge(_)
             | Action::StorePending { .. }
             | Action::CreateRecord { .. }
             | Action::WriteCheckpoint { .. }

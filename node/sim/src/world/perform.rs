@@ -75,6 +75,7 @@ impl World {
             }
             Action::ReadCold { .. }
             | Action::Upload { .. }
+            | Action::Merge(_)
             | Action::StorePending { .. }
             | Action::CreateRecord { .. }
             | Action::ReadRecord { .. }

@@ -5,6 +5,7 @@ use std::io;
 use futures::FutureExt;
 use holdfast_engine::compose::Composition;
 use holdfast_engine::index::Run;
+use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
 use holdfast_types::{Block, Mask, SectorRange};
@@ -28,6 +29,11 @@ impl Sides for Full {
     async fn next_part(&self, mut build: SegmentBuild) -> (SegmentBuild, Result<Part, UnreadableSectors>) {
         let part = build.next_part(self);
         (build, part)
+    }
+
+    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
+        let step = merge.advance();
+        (merge, step)
     }
 
     async fn store_pending(&self, _pending: Pending) -> io::Result<()> {
@@ -55,7 +61,7 @@ impl TimeAndChance for Still {
 /// Room for two uploads of one part.
 pub(super) fn pools() -> Pools {
     let upload_memory = UploadMemory::new(2 * (64 << 10) + (400 << 10), 64 << 10);
-    Pools { indexes: Arc::new(Indexes::new(16, 1 << 20)), upload_memory }
+    Pools { indexes: Arc::new(Indexes::new(16, 1 << 20)), upload_memory, merging: Arc::default() }
 }
 
 fn volume(number: usize, store: (usize, &MemoryStore), pools: &Pools) -> Background<Full, Still> {

@@ -155,7 +155,9 @@ impl Writer {
             }),
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
-            Action::Upload { .. } | Action::Complete { .. } | Action::Report(_) => return None,
+            Action::Upload { .. } | Action::Merge(_) | Action::Complete { .. } | Action::Report(_) => {
+                return None;
+            }
             Action::Read { .. }
             | Action::ReadCold { .. }
             | Action::Punch { .. }

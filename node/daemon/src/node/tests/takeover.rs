@@ -49,6 +49,7 @@ impl Writer {
         let pools = Pools {
             indexes: Arc::new(Indexes::new(16, 1 << 20)),
             upload_memory: UploadMemory::new(64 << 20, PART_BYTES),
+            merging: Arc::default(),
         };
         let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);
         let mut actions = Vec::new();
@@ -110,6 +111,7 @@ impl Writer {
                         continue;
                     }
                     Action::Upload { place, blocks } => Work::Upload { place, blocks },
+                    Action::Merge(plan) => Work::Merge(plan),
                     Action::StorePending { seq, bytes } => Work::StorePending(Pending { seq, bytes }),
                     Action::CreateRecord { seq, bytes } => Work::CreateRecord { seq, bytes },
                     Action::ReadRecord { seq } => Work::ReadRecord { seq },

@@ -15,6 +15,7 @@ use holdfast_background::{
     Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors,
 };
 use holdfast_engine::event::Errno;
+use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
@@ -60,6 +61,14 @@ impl Sides for LocalSides {
         run_blocking(move || {
             let part = build.next_part(&sides);
             (build, part)
+        })
+        .await
+    }
+
+    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
+        run_blocking(move || {
+            let step = merge.advance();
+            (merge, step)
         })
         .await
     }

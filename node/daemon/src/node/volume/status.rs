@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_engine::volume::{Delay, Durability, Status, Unreadable};
+use holdfast_engine::volume::{Delay, Durability, IndexStatus, Status, Unreadable};
 use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
@@ -79,6 +79,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) delayed: Option<(Delay, Duration)>,
     /// Its part of the local disk.
     pub(crate) disk: DiskStatus,
+    /// Its list of index runs.
+    pub(crate) index: IndexStatus,
     /// Requests that wait for the store, memory or space.
     pub(crate) waiting_requests: usize,
     /// Requests and bytes served so far.
@@ -156,6 +158,7 @@ impl VolumeStatus {
             store: StoreStatus { name: store_name, ..StoreStatus::default() },
             delayed: None,
             disk: DiskStatus::default(),
+            index: IndexStatus::default(),
             waiting_requests: 0,
             served: ServedCounts::default(),
         }
@@ -195,6 +198,7 @@ impl VolumeStatus {
                 cached_bytes: present.board.cached_bytes.load(Ordering::Relaxed),
                 evicted_bytes: status.evicted_bytes,
             },
+            index: status.index,
             waiting_requests: status.parked,
             served: present.board.served(),
         }

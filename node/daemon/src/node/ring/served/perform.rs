@@ -67,6 +67,7 @@ impl Served {
             Action::Upload { place, blocks } => {
                 self.send_other(background::Work::Upload { place, blocks });
             }
+            Action::Merge(plan) => self.send_other(background::Work::Merge(plan)),
             Action::StorePending { seq, bytes } => {
                 self.send_other(background::Work::StorePending(Pending { seq, bytes }));
             }

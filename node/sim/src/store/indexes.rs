@@ -1,0 +1,162 @@
+//! The indexes that the objects of a store hold, and what lists of runs make of them.
+//!
+//! Owns: the checks of merges. A merge says what its inputs said (invariant 28), and one that is due comes
+//! (21).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+
+use holdfast_engine::compose::{Composition, Layer, compose};
+use holdfast_engine::index::policy::{Shape, next_merge};
+use holdfast_engine::index::{Run, RunHead, RunPage};
+use holdfast_engine::record::{Body, Merge};
+use holdfast_engine::segment::{FrameIndex, SegmentRef};
+use holdfast_types::{Block, Mask, RunId, SegmentId};
+
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+
+/// Commits that one process may make while a merge is due and none is carried.
+const MOST_COMMITS: u64 = 10;
+
+#[derive(Clone)]
+struct Segment {
+    index: FrameIndex,
+    cut: Rc<Cut>,
+}
+
+#[derive(Clone)]
+struct MergedRun {
+    head: RunHead,
+    pages: Vec<RunPage>,
+}
+
+/// Indexes of segments and runs, each by its name.
+#[derive(Clone, Default)]
+pub(super) struct StoredIndexes {
+    segments: BTreeMap<SegmentId, Segment>,
+    runs: BTreeMap<RunId, MergedRun>,
+}
+
+impl StoredIndexes {
+    pub(super) fn add_segment(&mut self, id: SegmentId, index: FrameIndex, cut: Rc<Cut>) {
+        self.segments.insert(id, Segment { index, cut });
+    }
+
+    /// Adds the run that `body` holds.
+    pub(super) fn add_run(&mut self, id: RunId, head: RunHead, body: &[u8]) {
+        let pages = (0..head.pages()).map(|page| {
+            let Range { start, end } = head.page_range(page);
+            head.page(page, &body[start as usize..end as usize]).expect("writers send whole runs")
+        });
+        let pages = pages.collect();
+        self.runs.insert(id, MergedRun { head, pages });
+    }
+
+    /// Content that the seal of a segment captured.
+    pub(super) fn cut_of(&self, segment: SegmentId) -> Option<&Rc<Cut>> {
+        self.segments.get(&segment).map(|segment| &segment.cut)
+    }
+
+    pub(super) fn holds_run(&self, run: RunId) -> bool {
+        self.runs.contains_key(&run)
+    }
+
+    /// Composition of `block` by the list `runs`, newest first.
+    pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
+        let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
+        let layers = in_chunk.filter_map(|run| match run {
+            Run::Segment(segment) => Some(Layer::Segment(segment.id, &self.segments[&segment.id].index)),
+            Run::Merged(merged) => {
+                let MergedRun { head, pages } = &self.runs[&merged.id];
+                Some(Layer::Merged(head, &pages[head.page_of(block)?]))
+            }
+        });
+        compose(block, Mask::FULL, layers)
+    }
+
+    /// Every block that `run` has an entry for.
+    fn blocks_of(&self, run: &Run) -> Vec<u64> {
+        let mut blocks = Vec::new();
+        let mut add = |first: u32, count: u32| {
+            blocks.extend(u64::from(first)..u64::from(first) + u64::from(count));
+        };
+        match run {
+            Run::Segment(segment) => {
+                for frame in self.segments[&segment.id].index.frames() {
+                    add(frame.block, frame.run);
+                }
+            }
+            Run::Merged(merged) => {
+                for entry in self.runs[&merged.id].pages.iter().flat_map(RunPage::entries) {
+                    add(entry.frame.block, entry.frame.run);
+                }
+            }
+        }
+        blocks
+    }
+
+    /// Each block reads as before, and under the same name, now that `merge` is in the list.
+    pub(super) fn check_merge(&self, before: &[Run], after: &[Run], merge: &Merge) {
+        let inputs = inputs(before, merge);
+        let output = after.iter().filter(|run| run.id() == merge.output.id.0);
+        let concerned = before[inputs.clone()].iter().chain(output);
+        let blocks: BTreeSet<u64> = concerned.flat_map(|run| self.blocks_of(run)).collect();
+        // The record added its own segments too.
+        let own = after.len() - (before.len() + 1 - inputs.len());
+        for block in blocks.into_iter().map(Block) {
+            let (was, is) = (self.composition(before, block), self.composition(&after[own..], block));
+            let says_the_same = was.key == is.key && was.pieces == is.pieces;
+            Invariant::MergeSaysTheSame.check(says_the_same, || {
+                format!("block {} reads otherwise since {} is in the list", block.0, merge.output.id)
+            });
+        }
+    }
+}
+
+/// The inputs of `merge` in the list.
+fn inputs(runs: &[Run], merge: &Merge) -> Range<usize> {
+    let place = |id| runs.iter().position(|run| run.id() == id).expect("the manifest took the merge");
+    place(merge.newest)..place(merge.oldest) + 1
+}
+
+/// The commits of a process while a merge was due.
+#[derive(Clone, Default)]
+pub(super) struct MergesDue {
+    commits: u64,
+}
+
+impl MergesDue {
+    /// `body` is in the log, after the list was `before`.
+    pub(super) fn note(&mut self, before: &[Run], body: &Body) {
+        if let Body::Attach { .. } = body {
+            self.commits = 0;
+        }
+        if !matches!(body, Body::Change { .. }) {
+            return;
+        }
+        let shapes: Vec<Shape> = before.iter().map(Run::shape).collect();
+        let waits = merges_of(body).is_empty() && next_merge(&shapes).is_some();
+        self.commits = if waits { self.commits + 1 } else { 0 };
+        Invariant::DepthIsBounded.check(self.commits <= MOST_COMMITS, || {
+            format!("{} commits carried no merge, and {} runs are in the list", self.commits, before.len())
+        });
+    }
+}
+
+/// The segments that a record adds.
+pub(super) fn segments_of(body: &Body) -> &[SegmentRef] {
+    match body {
+        Body::Change { segments, .. } => segments,
+        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
+    }
+}
+
+/// The merges that a record carries.
+pub(super) fn merges_of(body: &Body) -> &[Merge] {
+    match body {
+        Body::Change { merges, .. } => merges,
+        Body::Create { .. } | Body::Attach { .. } | Body::Detach | Body::Delete => &[],
+    }
+}
