@@ -1,10 +1,12 @@
 //! Findings of a scrub, and those that are harmless.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use holdfast_engine::index::merge::{Input, Step};
+use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
 use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
@@ -13,7 +15,7 @@ use holdfast_log::{
 };
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq, VolumeId};
+use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq, VolumeId};
 
 const NONCE: Nonce = Nonce([3; 16]);
 /// Two chunks, the second one short.
@@ -90,6 +92,28 @@ impl Stored {
         self.segments.push((segment, index));
     }
 
+    /// Merges so many runs of the list, but for the newest ones, with the record at `seq`.
+    async fn merge(&self, seq: u64, newest: usize, count: usize) -> RunRef {
+        let list = read_manifest(&self.store, &volume()).await.unwrap().runs().clone();
+        let inputs = &list[newest..newest + count];
+        let input = |run: &Run| {
+            let Run::Segment(segment) = run else { panic!("it is of level 0") };
+            let (_, index) = self.segments.iter().find(|(other, _)| other.id == segment.id).unwrap();
+            Input::Segment(SegmentObject::from(&**segment), Arc::new(index.clone()))
+        };
+        let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
+        while merge.advance() != Step::Ended {}
+        let (output, _head) = merge.close(RunId::new(Seq(seq), seq, [0; 10]), 1);
+        let key = ObjectKey::Run(volume(), output.id).to_string();
+        let object = merge.take(usize::MAX);
+        self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
+        let (newest, oldest) = (inputs[0].id(), inputs[count - 1].id());
+        let merges = vec![Merge { newest, oldest, output: output.clone() }];
+        let body = Body::Change { segments: vec![], invalidated: SideSet::NONE, generation: 1, merges };
+        self.record(seq, body).await;
+        output
+    }
+
     async fn checkpoint(&self) {
         let manifest = read_manifest(&self.store, &volume()).await.unwrap();
         write_checkpoint(&self.store, &volume(), manifest.seq(), manifest.encode_checkpoint().into())
@@ -151,6 +175,63 @@ async fn any_changed_byte_is_found_in_exactly_its_object() {
             assert_eq!(keys(&report), [key.as_str()], "byte {at}");
             stored.store.corrupt(&key, |bytes| bytes[at] ^= 0x10);
         }
+    }
+}
+
+#[tokio::test]
+async fn any_changed_byte_of_a_merged_volume_is_found_too() {
+    let stored = Stored::new().await;
+    // Commits 3 and 4; commit 5 stays in front of them.
+    stored.merge(6, 1, 2).await;
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [] as [&str; 0]);
+    assert_eq!((report.segments, report.manifest.runs().len()), (3, 2));
+    for key in stored.store.keys().into_iter().filter(|key| !key.contains("/checkpoints/")) {
+        let length = stored.store.get(&key, u64::MAX).await.unwrap().len();
+        for at in (0..length).step_by(length / 40 + 1).chain(length.saturating_sub(80)..length) {
+            stored.store.corrupt(&key, |bytes| bytes[at] ^= 0x10);
+            let report = stored.scrub().await;
+            assert_eq!(keys(&report), [key.as_str()], "byte {at}");
+            stored.store.corrupt(&key, |bytes| bytes[at] ^= 0x10);
+        }
+    }
+}
+
+/// Reads need the frames that a merged run names, not the index at the end of their segment.
+#[tokio::test]
+async fn a_segment_of_a_merged_run_hurts_by_its_frames() {
+    let stored = Stored::new().await;
+    stored.merge(6, 1, 2).await;
+    let at = stored.segments[0].0.index_offset as usize + 40;
+    stored.store.corrupt(&stored.segment_key(0), |bytes| bytes[at] ^= 1);
+    let report = stored.scrub().await;
+    assert_eq!(keys(&report), [stored.segment_key(0)]);
+    assert!(report.is_harmless(), "{:?}", report.findings);
+
+    // Sectors 0 and 1 are hidden by commit 4, block 1 by commit 5.
+    stored.flip_frame(0, 0);
+    stored.flip_frame(0, 1);
+    let report = stored.scrub().await;
+    assert_eq!(report.unreadable(), [SectorRange::new(2, 2)]);
+
+    stored.store.delete(&stored.segment_key(0)).await.unwrap();
+    let report = stored.scrub().await;
+    assert!(matches!(report.findings[0].fault, Fault::Missing));
+    assert_eq!(report.unreadable(), [SectorRange::new(2, 2), SectorRange::new(32_768, 1)]);
+}
+
+#[tokio::test]
+async fn a_damaged_run_hurts_the_blocks_of_its_pages() {
+    for (part, expected) in [("page", SectorRange::new(0, SECTORS)), ("head", SectorRange::new(0, SECTORS))] {
+        let stored = Stored::new().await;
+        let run = stored.merge(6, 1, 2).await;
+        let key = ObjectKey::Run(volume(), run.id).to_string();
+        let at = if part == "page" { 50 } else { run.head_offset as usize + 50 };
+        stored.store.corrupt(&key, |bytes| bytes[at] ^= 1);
+        let report = stored.scrub().await;
+        assert_eq!(keys(&report), [key], "{part}");
+        assert_eq!(report.findings[0].effect, Effect::Unreadable(vec![expected]), "{part}");
+        assert_eq!(report.segments, if part == "page" { 3 } else { 1 }, "{part}");
     }
 }
 
