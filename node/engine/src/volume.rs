@@ -317,7 +317,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Step::Punch => {}
                 Step::Repair => self.advance_repair(out),
                 Step::Seal => self.advance_seal(out),
-                Step::Merge => self.merger.advance(&self.core, out),
+                // A record that the previous process left may carry a merge of the same runs.
+                Step::Merge if self.log.is_idle() => self.merger.advance(&self.core, out),
+                Step::Merge => {}
                 Step::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
                 }

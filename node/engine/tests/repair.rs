@@ -123,13 +123,17 @@ impl Host {
         }
     }
 
-    /// The process died with its detach record stored for the place behind `self.log`; another takes over.
-    fn die_in_detach(&mut self) {
+    /// The process died with this record stored for the place behind `self.log`; another takes over.
+    fn die_before(&mut self, body: Body) {
         self.volume = Self::new().volume;
         let memory = Mapping { bytes: self.tmpfs.take(), home: Rc::clone(&self.tmpfs) };
-        let seq = self.log.seq().next();
-        let pending = Pending { seq, bytes: detach_record(seq, NONCE) };
+        let pending = Pending { seq: self.log.seq().next(), bytes: self.next_record(body).encode() };
         self.volume = Volume::resume(self.setup.clone(), memory, Some(pending), self.now).unwrap();
+    }
+
+    fn next_record(&self, body: Body) -> Record {
+        let (volume, seq) = (self.log.volume().clone(), self.log.seq().next());
+        Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
     }
 
     fn write(&mut self, start: u64, sectors: u64) {
@@ -340,7 +344,7 @@ fn a_late_detach_of_its_own_fences_no_writer() {
         [(None, Report::Detached), (late(NONCE), Report::Detached), (late(Nonce([8; 16])), fenced)]
     {
         let mut host = Host::new();
-        host.die_in_detach();
+        host.die_before(Body::Detach);
         host.late = late;
         host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
         host.late = None;
@@ -356,7 +360,7 @@ fn nothing_is_repaired_once_its_own_detach_is_in_the_log() {
     let mut host = Host::new();
     host.write(0, 8);
     host.commit();
-    host.die_in_detach();
+    host.die_before(Body::Detach);
     host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: false });
     host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.reports.last(), Some(&Report::Repaired));
@@ -382,4 +386,34 @@ fn a_fenced_writer_answers_repairs_at_once() {
     host.tell(Event::Repair { ranges: vec![SectorRange::new(0, 8)], checkpoint: true });
     assert_eq!(host.reports[2..], [Report::Repaired]);
     assert!(!host.volume.status().repairing);
+}
+
+/// Found by the simulation: the record that a dead process left carried a merge, and its successor had the
+/// same runs merged again while it sent that record.
+#[test]
+fn nothing_is_merged_before_the_left_record_is_in_the_log() {
+    let mut host = Host::new();
+    let change = |name: u8| {
+        let (id, chunks) = (SegmentId::new(Seq(100), 1, [name; 10]), Fence::around([(0, 1)]));
+        let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks };
+        let invalidated = SideSet::NONE;
+        Body::Change { segments: vec![segment], invalidated, generation: 1, merges: Vec::new() }
+    };
+    for name in 0..8 {
+        let record = host.next_record(change(name));
+        host.log.apply(&record).unwrap();
+    }
+    host.die_before(change(8));
+    let mut turn = |event| {
+        let mut out = Vec::new();
+        host.volume.handle(0, event, &mut out);
+        out
+    };
+    let sent = turn(Event::ManifestLoaded(Box::new(host.log.clone())));
+    assert!(matches!(sent[..], [Action::CreateRecord { .. }]), "{sent:?}");
+    let won = turn(Event::CreateAnswered(CreateAnswer::Created));
+    let Some(Action::Merge(plan)) = won.iter().find(|action| matches!(action, Action::Merge(_))) else {
+        panic!("{won:?}")
+    };
+    assert_eq!(plan.inputs.len(), 9);
 }

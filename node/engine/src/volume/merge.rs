@@ -94,8 +94,8 @@ impl Merger {
 
     /// Has a merge made if one is due.
     pub(super) fn advance<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
-        let is_asked = std::mem::take(&mut self.is_due);
         let Some(manifest) = &core.manifest else { return };
+        let is_asked = std::mem::take(&mut self.is_due);
         if !is_asked || self.state != Merging::Idle || core.lifecycle != Lifecycle::Serving {
             return;
         }
