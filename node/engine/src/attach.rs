@@ -326,6 +326,7 @@ pub fn plan_attach(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chunk_set::ChunkSet;
     use crate::fence::Fence;
 
     const MINE: Nonce = Nonce([1; 16]);
@@ -384,7 +385,13 @@ mod tests {
         (
             epoch,
             nonce,
-            Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation, merges: vec![] },
+            Body::Change {
+                segments: vec![segment],
+                chunks: ChunkSet::default(),
+                invalidated: SideSet::NONE,
+                generation,
+                merges: vec![],
+            },
         )
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! u32 n (at most 64), n x (u32 first chunk, u32 chunks): ascending, apart
 //! ```
-//! A fence may name chunks without an entry, where it would have more runs otherwise; it never lacks one.
+//! A fence of 64 runs may name chunks without an entry: it would have more runs otherwise. It never lacks one.
 
 use std::cmp::Reverse;
 
@@ -11,6 +11,27 @@ use holdfast_types::{CHUNK_SECTORS, Chunk};
 
 use crate::limit::{MAX_FENCE_RUNS, MAX_SECTORS};
 use crate::wire::{DecodeError, Reader};
+
+#[cfg(feature = "simulation")]
+thread_local! {
+    static SCALED: std::cell::Cell<usize> = const { std::cell::Cell::new(MAX_FENCE_RUNS) };
+}
+
+/// From now on fences that are made in this thread have at most so many runs; `None` is what programs have.
+#[cfg(feature = "simulation")]
+pub fn scale(runs: Option<usize>) {
+    SCALED.set(runs.unwrap_or(MAX_FENCE_RUNS));
+}
+
+#[cfg(feature = "simulation")]
+fn most_runs() -> usize {
+    SCALED.get()
+}
+
+#[cfg(not(feature = "simulation"))]
+const fn most_runs() -> usize {
+    MAX_FENCE_RUNS
+}
 
 /// Runs of chunks, `(first, count)`: ascending, apart, at most [`MAX_FENCE_RUNS`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,7 +52,7 @@ impl Fence {
                 Some(_) | None => joined.push((first, count)),
             }
         }
-        if joined.len() > MAX_FENCE_RUNS {
+        if joined.len() > most_runs() {
             joined = without_small_gaps(&joined);
         }
         Self { runs: joined }
@@ -43,6 +64,11 @@ impl Fence {
             fences.into_iter().flat_map(|fence| fence.runs.iter().copied()).collect();
         runs.sort_unstable();
         Self::around(runs)
+    }
+
+    /// Returns true if it has an entry for every chunk that it names.
+    pub fn is_exact(&self) -> bool {
+        self.runs.len() < most_runs()
     }
 
     /// Its runs: first chunk and number of chunks, ascending, apart.
@@ -96,7 +122,7 @@ fn without_small_gaps(runs: &[(u32, u32)]) -> Vec<(u32, u32)> {
     let gap = |at: &usize| runs[*at].0 - (runs[*at - 1].0 + runs[*at - 1].1);
     let mut starts: Vec<usize> = (1..runs.len()).collect();
     starts.sort_by_key(|at| Reverse(gap(at)));
-    starts.truncate(MAX_FENCE_RUNS - 1);
+    starts.truncate(most_runs() - 1);
     starts.push(0);
     starts.sort_unstable();
     let ends = starts.iter().skip(1).copied().chain([runs.len()]);
@@ -127,7 +153,7 @@ mod tests {
             })
             .collect();
         let fence = Fence::around(runs.iter().copied());
-        assert_eq!(fence.runs().len(), MAX_FENCE_RUNS);
+        assert_eq!((fence.runs().len(), fence.is_exact()), (MAX_FENCE_RUNS, false));
         assert_eq!(fence.runs()[1..], runs[37..]);
         for (first, count) in &runs {
             assert!((*first..first + count).all(|chunk| fence.may_hold(Chunk(u64::from(chunk)))));

@@ -7,7 +7,7 @@
 
 pub mod action;
 pub mod attach;
-mod chunk_set;
+pub mod chunk_set;
 pub mod compose;
 pub mod crash_point;
 pub mod durable_map;

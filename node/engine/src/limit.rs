@@ -1,6 +1,7 @@
 //! Every bound of the engine in one place; those of the log's length are in `log_length.rs`.
 
-/// Runs of chunks in a reference: what it takes in a record and in memory does not grow with the volume.
+/// Runs of chunks in a reference: what it takes in a record and in memory does not grow with the volume. Part
+/// of the formats: a fence of fewer runs is exact.
 pub const MAX_FENCE_RUNS: usize = 64;
 /// Places that an upload is given ahead of the next record: records without data may come before its own.
 pub const UPLOAD_PLACE_AHEAD: u64 = 16;

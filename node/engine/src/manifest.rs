@@ -13,7 +13,7 @@
 //! u8[16] nonce of the newest commit   u64 its generation
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
-//! set of chunks (`chunk_set`): those that may hold data
+//! set of chunks (`chunk_set`): those that hold data
 //! ```
 
 use std::collections::VecDeque;
@@ -292,6 +292,11 @@ impl Manifest {
         self.deleted
     }
 
+    /// Those of `chunks` in which the volume holds no data yet.
+    pub(crate) fn not_held(&self, chunks: ChunkSet) -> ChunkSet {
+        chunks.minus(&self.holds)
+    }
+
     /// Returns false if the volume holds no data in `chunk`: all of it reads as zeros.
     pub fn may_hold(&self, chunk: Chunk) -> bool {
         self.holds.contains(chunk)
@@ -386,9 +391,10 @@ impl Manifest {
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Change { segments, invalidated, generation, merges } => {
-                self.check_segments(seq, segments)?;
+            Body::Change { segments, chunks, invalidated, generation, merges } => {
+                self.check_segments(seq, segments, chunks)?;
                 self.runs = self.with_merges(seq, merges)?;
+                self.holds.add_all(chunks);
                 for segment in segments {
                     self.add_segment(Arc::new(segment.clone()));
                     self.data_seq = seq;
@@ -408,9 +414,13 @@ impl Manifest {
     }
 
     /// # Errors
-    /// [`LogError`] when the record at `seq` cannot add one of `segments`.
-    fn check_segments(&self, seq: Seq, segments: &[SegmentRef]) -> Result<(), LogError> {
+    /// [`LogError`] when the record at `seq` cannot add one of `segments`, or the chunks `held`.
+    fn check_segments(&self, seq: Seq, segments: &[SegmentRef], held: &ChunkSet) -> Result<(), LogError> {
         let chunks = self.sectors.div_ceil(CHUNK_SECTORS);
+        if held.end() > chunks {
+            let first = u32::try_from(held.end() - 1).expect("a set has at most 2^22 chunks");
+            return Err(LogError::BeyondEnd { seq, first, chunks });
+        }
         for segment in segments {
             if segment.id.place() < seq {
                 return Err(LogError::Place { seq, object: Box::new(segment.id.0) });
@@ -449,7 +459,9 @@ impl Manifest {
     }
 
     fn add_segment(&mut self, segment: Arc<SegmentRef>) {
-        self.holds.insert(&segment.chunks);
+        if segment.chunks.is_exact() {
+            self.holds.insert(&segment.chunks);
+        }
         let newest = [Run::Segment(segment)];
         self.runs = if safeguard(NewestSegmentFirst) {
             newest.iter().chain(&*self.runs).cloned().collect()

@@ -7,7 +7,7 @@
 //! create (1): u64 sectors
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
-//!             u32 m, m x merge
+//!             set of chunks (`chunk_set`), u32 m, m x merge
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
@@ -18,6 +18,7 @@
 
 use holdfast_types::{Epoch, Nonce, PlacedId, Seq, VolumeId};
 
+use crate::chunk_set::ChunkSet;
 use crate::index::RunRef;
 use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
@@ -67,6 +68,9 @@ pub enum Body {
     Change {
         /// The segments that hold what the seal captured: no block is in two of them.
         segments: Vec<SegmentRef>,
+        /// Chunks that hold data from here on and held none before, where the fence of a segment is not
+        /// exact.
+        chunks: ChunkSet,
         /// Sides whose data is invalid from here on after a loss of the host, because the writer's own disk
         /// failed a sync. Everything that was ever flushed on them is committed.
         invalidated: SideSet,
@@ -159,7 +163,7 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Change { segments, invalidated, generation, merges } => {
+            Body::Change { segments, chunks, invalidated, generation, merges } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
@@ -168,6 +172,7 @@ impl Record {
                 for segment in segments {
                     segment.put(&mut out);
                 }
+                chunks.put_sparse(&mut out);
                 let count = u32::try_from(merges.len()).expect("one merge is in progress");
                 out.extend_from_slice(&count.to_le_bytes());
                 for merge in merges {
@@ -207,9 +212,10 @@ impl Record {
                 let generation = fields.u64()?;
                 let count = fields.count(SegmentRef::MIN_BYTES)?;
                 let segments = (0..count).map(|_| SegmentRef::take(&mut fields)).collect::<Result<_, _>>()?;
+                let chunks = ChunkSet::take_sparse(&mut fields)?;
                 let count = fields.count(Merge::MIN_BYTES)?;
                 let merges = (0..count).map(|_| Merge::take(&mut fields)).collect::<Result<_, _>>()?;
-                Body::Change { segments, invalidated, generation, merges }
+                Body::Change { segments, chunks, invalidated, generation, merges }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -227,7 +233,7 @@ fn take_sectors(fields: &mut Reader<'_>) -> Result<u64, DecodeError> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_types::{RunId, SegmentId};
+    use holdfast_types::{Chunk, RunId, SegmentId};
 
     use super::*;
     use crate::fence::Fence;
@@ -267,12 +273,20 @@ mod tests {
     }
 
     fn commit(segment: SegmentRef) -> Body {
-        Body::Change { segments: vec![segment], invalidated: SideSet::NONE, generation: 1, merges: vec![] }
+        Body::Change {
+            segments: vec![segment],
+            chunks: ChunkSet::default(),
+            invalidated: SideSet::NONE,
+            generation: 1,
+            merges: vec![],
+        }
     }
 
     #[test]
     fn every_body_survives_its_bytes() {
         let displaced = Displaced { epoch: Epoch(1), node: "b".into(), since_unix_ms: 5 };
+        let mut chunks = ChunkSet::default();
+        chunks.add(Chunk(300));
         for body in [
             Body::Create { sectors: 3 },
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
@@ -280,6 +294,7 @@ mod tests {
             commit(segment()),
             Body::Change {
                 segments: vec![segment(), segment()],
+                chunks,
                 invalidated: SideSet::BOTH,
                 generation: 7,
                 merges: vec![merge()],

@@ -111,6 +111,8 @@ pub enum Safeguard {
     SyncEachGroup,
     /// An object is named for a place that the record which adds it does not pass.
     PlaceBeyondRecord,
+    /// A record names the chunks that hold data from then on, where the fence of its segment does not.
+    NameHeldChunks,
     /// A merge is not carried by a record behind its place.
     CheckMergePlace,
     /// A merge reads all runs that it takes the place of.
@@ -125,7 +127,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 55] = [
+    pub const ALL: [Self; 56] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -176,6 +178,7 @@ impl Safeguard {
         Self::FreeSlotOnce,
         Self::SyncEachGroup,
         Self::PlaceBeyondRecord,
+        Self::NameHeldChunks,
         Self::CheckMergePlace,
         Self::MergeNeighbours,
         Self::MergeInOrder,
@@ -207,6 +210,7 @@ impl Safeguard {
             Self::CleanOnlyIfClosed
             | Self::ActiveSideIsNewest
             | Self::NewestSegmentFirst
+            | Self::NameHeldChunks
             | Self::CommitOnlyAllRead => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,

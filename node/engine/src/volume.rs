@@ -51,6 +51,7 @@ mod unreadable;
 use holdfast_types::{Millis, SectorRange, Seq};
 
 use crate::action::{Action, Report};
+use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::FoundPage;
 use crate::event::{Errno, Event, Op, RequestId};
@@ -59,7 +60,7 @@ use crate::record::{Body, Record};
 use crate::safeguard::{
     Safeguard::{
         FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
-        LastRoundOfFenced, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
+        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
     },
     safeguard,
 };
@@ -551,14 +552,19 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if self.core.lifecycle.is_fenced() {
             return;
         }
-        let sides = self.sealer.stored();
+        let (sides, chunks) = self.sealer.stored();
         if !safeguard(FlushAfterCommit) {
             self.seal_committed(out);
         }
         let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
+        let chunks = if segment.chunks.is_exact() || !safeguard(NameHeldChunks) {
+            ChunkSet::default()
+        } else {
+            self.core.manifest.as_ref().expect("a seal needs it").not_held(chunks)
+        };
         let segments = vec![segment];
         let merges = self.merger.take(self.core.known_seq().next()).into_iter().collect();
-        let body = Body::Change { segments, invalidated, generation, merges };
+        let body = Body::Change { segments, chunks, invalidated, generation, merges };
         self.log.create_record(body, &self.core, out);
     }
 

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
+use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
@@ -397,7 +398,13 @@ fn nothing_is_merged_before_the_left_record_is_in_the_log() {
         let (id, chunks) = (SegmentId::new(Seq(100), 1, [name; 10]), Fence::around([(0, 1)]));
         let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks };
         let invalidated = SideSet::NONE;
-        Body::Change { segments: vec![segment], invalidated, generation: 1, merges: Vec::new() }
+        Body::Change {
+            segments: vec![segment],
+            chunks: ChunkSet::default(),
+            invalidated,
+            generation: 1,
+            merges: Vec::new(),
+        }
     };
     for name in 0..8 {
         let record = host.next_record(change(name));

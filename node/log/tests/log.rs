@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::fence::Fence;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
@@ -41,6 +42,7 @@ fn commit(seq: u64) -> Record {
                 index_bytes: 9,
                 chunks: Fence::around([(0, 1)]),
             }],
+            chunks: ChunkSet::default(),
             invalidated: SideSet::NONE,
             generation: 1,
             merges: vec![],

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::index::merge::{Input, Step};
 use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
@@ -83,6 +84,7 @@ impl Stored {
             seq,
             Body::Change {
                 segments: vec![segment.clone()],
+                chunks: ChunkSet::default(),
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
@@ -109,7 +111,13 @@ impl Stored {
         self.store.put_segment(&key, &mut ReadyParts::new([object.into()])).await.unwrap();
         let (newest, oldest) = (inputs[0].id(), inputs[count - 1].id());
         let merges = vec![Merge { newest, oldest, output: output.clone() }];
-        let body = Body::Change { segments: vec![], invalidated: SideSet::NONE, generation: 1, merges };
+        let body = Body::Change {
+            segments: vec![],
+            chunks: ChunkSet::default(),
+            invalidated: SideSet::NONE,
+            generation: 1,
+            merges,
+        };
         self.record(seq, body).await;
         output
     }

@@ -22,6 +22,7 @@ mod whole;
 
 use holdfast_engine::action::Report;
 use holdfast_engine::event::Event;
+use holdfast_engine::fence;
 use holdfast_engine::index::policy;
 use holdfast_engine::log_length;
 use holdfast_engine::round_size;
@@ -86,6 +87,8 @@ impl World {
         round_size::scale(None);
         // Short runs come to merges of several levels.
         policy::scale(Some(2));
+        // Chunk 1 lies between writes to chunks 0 and 2.
+        fence::scale(Some(1 + (seed % 2) as usize));
         Self {
             hosts: (0..hosts).map(Host::new).collect(),
             store: Store::new(volume, sectors, Nonce::default()),

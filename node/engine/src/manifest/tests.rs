@@ -23,7 +23,13 @@ fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
 
 fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
     let segments = vec![segment(name, chunks)];
-    Body::Change { segments, invalidated: SideSet::NONE, generation: u64::from(name), merges: vec![] }
+    Body::Change {
+        segments,
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: u64::from(name),
+        merges: vec![],
+    }
 }
 
 fn attach(seq: u64, epoch: u64) -> Record {
@@ -140,6 +146,7 @@ fn an_object_is_not_added_behind_its_place() {
             1,
             Body::Change {
                 segments: vec![segment],
+                chunks: ChunkSet::default(),
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
@@ -167,11 +174,23 @@ fn only_segments_change_what_the_volume_holds() {
 fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
     let mut manifest = attached();
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(32, 1)])];
-    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges: vec![] };
+    let body = Body::Change {
+        segments,
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: 1,
+        merges: vec![],
+    };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
     assert!(manifest.runs().is_empty() && !manifest.may_hold(Chunk(0)));
     let segments = vec![segment(1, vec![(0, 1)]), segment(2, vec![(1, 1)])];
-    let body = Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges: vec![] };
+    let body = Body::Change {
+        segments,
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: 1,
+        merges: vec![],
+    };
     manifest.apply(&record(3, 1, body)).unwrap();
     assert_eq!(manifest.runs().len(), 2);
 }
@@ -193,7 +212,7 @@ fn merge(place: u64, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
 /// A change with one segment of this name.
 fn merging(name: u8, merges: Vec<Merge>) -> Body {
     let segments = vec![segment(name, vec![(0, 1)])];
-    Body::Change { segments, invalidated: SideSet::NONE, generation: 1, merges }
+    Body::Change { segments, chunks: ChunkSet::default(), invalidated: SideSet::NONE, generation: 1, merges }
 }
 
 #[test]
@@ -230,4 +249,24 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
         assert!(error.starts_with(refused), "{error}");
         assert_eq!(manifest, before);
     }
+}
+
+#[test]
+fn chunks_that_a_fence_names_besides_hold_nothing() {
+    let mut manifest = Manifest { sectors: 1000 * CHUNK_SECTORS, ..attached() };
+    let wide = segment(1, (0..100).map(|n| (4 * n, 1)).collect());
+    let mut chunks = ChunkSet::default();
+    (0..100).for_each(|n| chunks.add(Chunk(4 * n)));
+    let change = |segments, chunks| {
+        let (invalidated, generation) = (SideSet::NONE, 1);
+        Body::Change { segments, chunks, invalidated, generation, merges: vec![] }
+    };
+    manifest.apply(&record(3, 1, change(vec![wide], chunks.clone()))).unwrap();
+    let held: Vec<u64> = (0..1000).filter(|chunk| manifest.may_hold(Chunk(*chunk))).collect();
+    assert_eq!(held, (0..100).map(|n| 4 * n).collect::<Vec<_>>());
+    assert_eq!(manifest.not_held(chunks), ChunkSet::default());
+    let mut beyond = ChunkSet::default();
+    beyond.add(Chunk(1000));
+    let refused = manifest.apply(&record(4, 1, change(vec![], beyond))).unwrap_err().to_string();
+    assert_eq!(refused, "log record 4 commits chunks from 1000 on, of which the volume has 1000");
 }

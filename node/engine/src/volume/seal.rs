@@ -21,6 +21,7 @@ use holdfast_types::{Block, Mask};
 use super::core::{Core, Memory};
 use super::durability::Seals;
 use crate::action::{Action, DirtyBlock};
+use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
 use crate::limit::UPLOAD_PLACE_AHEAD;
 use crate::round_size::map_write_pages;
@@ -109,10 +110,12 @@ impl Seal {
     }
 }
 
-/// Blocks that an upload is to cover, as far as they are listed.
+/// Contents of an upload, as far as they are listed.
 #[derive(Default)]
 struct Listed {
     blocks: Vec<DirtyBlock>,
+    /// Their chunks.
+    chunks: ChunkSet,
     /// The first page that was not looked at.
     next_page: u64,
 }
@@ -194,7 +197,8 @@ impl Sealer {
             return out.push(Action::NextTurn);
         }
         self.seal = self.seal.next(SealEvent::Listed);
-        let blocks = std::mem::take(&mut self.listed).blocks;
+        let blocks = std::mem::take(&mut self.listed.blocks);
+        blocks.iter().for_each(|dirty| self.listed.chunks.add(dirty.block.chunk()));
         out.push(Action::Upload { place: core.place_ahead(UPLOAD_PLACE_AHEAD), blocks });
     }
 
@@ -216,12 +220,12 @@ impl Sealer {
         }
     }
 
-    /// The segment is stored. Returns the sides it covers.
-    pub(super) fn stored(&mut self) -> SideSet {
+    /// The segment is stored. Returns the sides and the chunks it covers.
+    pub(super) fn stored(&mut self) -> (SideSet, ChunkSet) {
         let Seal::Uploading(sides) = self.seal else { unreachable!("no upload in {:?}", self.seal) };
         reach(CrashPoint::SegmentStored);
         self.seal = self.seal.next(SealEvent::Stored);
-        sides
+        (sides, std::mem::take(&mut self.listed).chunks)
     }
 
     /// The upload could not read all. Returns the sides it covers.

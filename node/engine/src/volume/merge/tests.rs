@@ -4,6 +4,7 @@ use holdfast_types::{Epoch, RunId, SegmentId};
 
 use super::super::core::tests::{NONCE, core};
 use super::*;
+use crate::chunk_set::ChunkSet;
 use crate::fence::Fence;
 use crate::record::{Body, Record};
 use crate::sector_map::SideSet;
@@ -59,7 +60,13 @@ fn with_segments(segments: u8) -> Core<Vec<u8>> {
         let chunks = Fence::around([(0, 1)]);
         let segment = SegmentRef { id: id(name), bytes: 900, index_offset: 100, index_bytes: 500, chunks };
         let (invalidated, generation) = (SideSet::NONE, 1);
-        let body = Body::Change { segments: vec![segment], invalidated, generation, merges: vec![] };
+        let body = Body::Change {
+            segments: vec![segment],
+            chunks: ChunkSet::default(),
+            invalidated,
+            generation,
+            merges: vec![],
+        };
         let record = Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
         manifest.apply(&record).unwrap();
     }
