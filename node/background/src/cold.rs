@@ -327,7 +327,7 @@ impl Indexes {
 }
 
 /// Reads a part of an index.
-pub(crate) async fn read_stored<T>(
+async fn read_stored<T>(
     objects: &dyn ObjectStore,
     key: String,
     range: Range<u64>,

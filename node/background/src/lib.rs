@@ -27,6 +27,7 @@ pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 pub use line_limit::{LineLimit, Rest};
 pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
 pub use manifest::load_manifest;
+pub use merge::MergeTurns;
 pub use slots::{Slot, SlotTable};
 pub use upload::{BLOCK_ALIGNMENT, SegmentBuild, SideReader, UnreadableSectors};
 pub use upload_memory::{StoreKey, UploadMemory};

@@ -4,7 +4,6 @@ use std::error::Error;
 use std::time::Duration;
 
 use holdfast_engine::durable_map::{FoundPage, Header};
-use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
 use holdfast_types::Epoch;
@@ -35,8 +34,11 @@ pub trait Sides: Send + Sync {
         build: SegmentBuild,
     ) -> impl Future<Output = (SegmentBuild, Result<Part, UnreadableSectors>)> + Send;
 
-    /// Makes a step of a merge of index runs, some milliseconds of work, where it may take long.
-    fn merge_step(&self, merge: Merge) -> impl Future<Output = (Merge, Step)> + Send;
+    /// Computes for some milliseconds, where that delays nothing else.
+    fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> impl Future<Output = T> + Send;
 
     /// Keeps a log record through a crash, in place of the last one.
     ///

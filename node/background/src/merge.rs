@@ -3,27 +3,67 @@
 //! Owns: the reading of indexes and pages, the parts of the output, the retries. Does not own: the choice of
 //! a merge and what becomes of its output, which are the volume's.
 //! Memory: one part of output and [`READ_BYTES`] of pages, beside the heads of the inputs and the indexes of
-//! segments. A node has one merge in progress, so it needs no share of the memory for uploads: commits never
-//! wait for it.
-//! On failure: a merge is repeated from its beginning while the store does not answer. An input that is
-//! damaged or missing, found so twice, ends it: the list stays as it is.
+//! segments. A node makes two merges at once ([`MergeTurns`]), so they need no share of the memory for
+//! uploads: commits never wait for them.
+//! On failure: a merge is repeated from its beginning while the store does not answer. All heads are read
+//! before the first part is made. An input that is damaged or missing, found so twice, ends the merge, and so
+//! does an output that the store refuses twice: the list stays as it is.
 
 use std::error::Error;
 use std::ops::Range;
+use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures::lock::Mutex;
 use holdfast_engine::index::merge::{Input, Merge, Step};
+use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
-use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError};
+use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
 use holdfast_types::key::ObjectKey;
-use holdfast_types::{RunId, VolumeId};
+use holdfast_types::{PlacedId, RunId, VolumeId};
 
 use crate::backoff::JobBackoff;
-use crate::cold::{ColdError, read_stored};
+use crate::cold::ColdError;
 use crate::{Background, Sides, TimeAndChance};
 
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
+/// Most parts of an object in S3.
+const MAX_PARTS: u64 = 10_000;
+
+/// Turns of a node's merges. One into a base may take hours, and those of levels do not wait for it.
+#[derive(Debug, Default)]
+pub struct MergeTurns {
+    levels: Mutex<()>,
+    base: Mutex<()>,
+}
+
+impl MergeTurns {
+    fn of(&self, kind: MergeKind) -> &Mutex<()> {
+        match kind {
+            MergeKind::Level => &self.levels,
+            MergeKind::Base => &self.base,
+        }
+    }
+}
+
+/// Reason why an attempt of a merge failed.
+#[derive(Debug)]
+struct Unmerged {
+    /// The input that could not be read, by its place in the plan; none where the output was not stored.
+    input: Option<usize>,
+    error: ColdError,
+}
+
+impl Unmerged {
+    /// The store's answer that ends the merge once it came twice.
+    fn finding(&self) -> Option<String> {
+        match &self.error {
+            ColdError::Store { source: StoreError::Refused { code, .. }, .. } => Some(code.clone()),
+            error => error.finding(),
+        }
+    }
+}
 
 /// The parts of a merge's output.
 struct Output<'a, S> {
@@ -40,7 +80,7 @@ struct Output<'a, S> {
     /// Once all inputs were read.
     closed: Option<(RunRef, RunHead)>,
     /// The reason, if no part was made.
-    failed: Option<ColdError>,
+    failed: Option<Unmerged>,
 }
 
 #[async_trait]
@@ -54,16 +94,19 @@ impl<S: Sides> Parts for Output<'_, S> {
                 self.merge = Some(merge);
                 return Ok(Part { bytes, is_last });
             }
-            let (mut merge, step) = self.sides.merge_step(merge).await;
-            match step {
-                Step::NeedsPage { input, page } => {
-                    if let Err(error) = self.feed(&mut merge, input, page).await {
-                        self.failed = Some(error);
-                        return Err(PartFailed);
-                    }
-                }
-                Step::Wrote => {}
-                Step::Ended => self.closed = Some(merge.close(self.id, self.plan.level)),
+            let (id, level) = (self.id, self.plan.level);
+            let step = self.sides.compute(move || {
+                let step = merge.advance();
+                let closed = (step == Step::Ended).then(|| merge.close(id, level));
+                (merge, step, closed)
+            });
+            let (mut merge, step, closed) = step.await;
+            self.closed = closed;
+            if let Step::NeedsPage { input, page } = step
+                && let Err(error) = self.feed(&mut merge, input, page).await
+            {
+                self.failed = Some(Unmerged { input: Some(input), error });
+                return Err(PartFailed);
             }
             self.merge = Some(merge);
         }
@@ -86,88 +129,113 @@ impl<S: Sides> Output<'_, S> {
         let last = (page..head.pages()).take_while(fits).last().unwrap_or(page);
         let range = first.start..head.page_range(last).end;
         let key = ObjectKey::Run(self.volume.clone(), run.id).to_string();
-        let pages = read_stored(self.objects, key, range.clone(), |bytes| {
-            (page..=last)
-                .map(|number| {
-                    let Range { start, end } = head.page_range(number);
-                    let at = |offset: u64| usize::try_from(offset - range.start).expect("a few MiB");
-                    head.page(number, &bytes[at(start)..at(end)])
-                })
-                .collect::<Result<Vec<_>, _>>()
-        })
-        .await?;
+        let read = match self.objects.get_range(&key, range.clone()).await {
+            Ok(read) => read,
+            Err(source) => return Err(ColdError::Store { key, source }),
+        };
+        let head = Arc::clone(head);
+        let decode = move || {
+            let decode = |number| {
+                let Range { start, end } = head.page_range(number);
+                let at = |offset: u64| usize::try_from(offset - range.start).expect("a few MiB");
+                head.page(number, &read[at(start)..at(end)])
+            };
+            (page..=last).map(decode).collect::<Result<Vec<_>, _>>()
+        };
+        let pages = self.sides.compute(decode).await.map_err(|source| ColdError::Index { key, source })?;
         pages.into_iter().for_each(|page| merge.feed(input, page));
         Ok(())
     }
 }
 
 impl<S: Sides, T: TimeAndChance> Background<S, T> {
-    /// Does a merge. `None` if an input is damaged.
-    pub(crate) async fn merge(&self, plan: &MergePlan) -> Option<RunRef> {
+    /// Does a merge.
+    ///
+    /// # Errors
+    /// The input that is damaged, or the oldest one where the store refuses the output.
+    pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
         let id = RunId::new(plan.place, self.time.unix_ms(), self.time.random());
         let mut backoff = JobBackoff::of_commits();
         let mut found: Option<String> = None;
         loop {
             let attempt = {
-                let _alone = self.pools.merging.lock().await;
+                let _turn = self.pools.merging.of(plan.kind).lock().await;
                 self.merge_once(plan, id).await
             };
-            let error = match attempt {
-                Ok(run) => return Some(run),
-                Err(error) => error,
+            let failed = match attempt {
+                Ok(run) => return Ok(run),
+                Err(failed) => failed,
             };
-            let finding = error.finding();
-            let volume = &self.volume;
+            let finding = failed.finding();
             if finding.is_some() && finding == found {
-                let error: &(dyn Error + 'static) = &error;
-                tracing::error!(%volume, error, "index runs were not merged; a scrub names what is damaged");
-                return None;
+                let run = plan.inputs[failed.input.unwrap_or(plan.inputs.len() - 1)].id();
+                let (volume, error): (_, &(dyn Error + 'static)) = (&self.volume, &failed.error);
+                tracing::error!(%volume, %run, error, "index run was not merged; a scrub names what is damaged");
+                return Err(run);
             }
-            self.warn("the merge of index runs waits", &error);
+            self.warn("the merge of index runs waits", &failed.error);
             found = finding;
             backoff.wait(&self.time).await;
         }
     }
 
-    async fn merge_once(&self, plan: &MergePlan, id: RunId) -> Result<RunRef, ColdError> {
-        let (objects, volume) = (&*self.objects, &self.volume);
+    async fn merge_once(&self, plan: &MergePlan, id: RunId) -> Result<RunRef, Unmerged> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
-        for run in plan.inputs.iter() {
-            inputs.push(match run {
-                Run::Segment(segment) => {
-                    let index = self.pools.indexes.index(objects, volume, segment).await?;
-                    Input::Segment(SegmentObject::from(&**segment), index)
-                }
-                Run::Merged(run) => Input::Merged(self.pools.indexes.head(objects, volume, run).await?),
-            });
+        for (at, run) in plan.inputs.iter().enumerate() {
+            let input = self.input(run).await;
+            inputs.push(input.map_err(|error| Unmerged { input: Some(at), error })?);
         }
-        let key = ObjectKey::Run(volume.clone(), id).to_string();
+        let key = ObjectKey::Run(self.volume.clone(), id).to_string();
         let mut output = Output {
             sides: &self.sides,
-            objects,
-            volume,
+            objects: &*self.objects,
+            volume: &self.volume,
             plan,
             id,
             inputs: &inputs,
-            part_bytes: self.pools.upload_memory.part_bytes(),
+            part_bytes: part_bytes(plan, self.pools.upload_memory.part_bytes()),
             merge: Some(Merge::new(inputs.iter().cloned(), plan.is_oldest)),
             closed: None,
             failed: None,
         };
-        let stored = objects.put_segment(&key, &mut output).await;
+        let stored = self.objects.put_segment(&key, &mut output).await;
         match (stored, output.failed) {
             (Ok(()), _) => {
                 let (run, head) = output.closed.expect("a store takes all parts of what it stored");
                 self.pools.indexes.keep_head(id, head);
                 Ok(run)
             }
-            (Err(_), Some(error)) => Err(error),
-            (Err(SegmentError::Store(source)), None) => Err(ColdError::Store { key, source }),
+            (Err(_), Some(failed)) => Err(failed),
+            (Err(SegmentError::Store(source)), None) => {
+                Err(Unmerged { input: None, error: ColdError::Store { key, source } })
+            }
             (Err(SegmentError::Part(PartFailed)), None) => {
                 unreachable!("each part that fails has its reason")
             }
         }
     }
+
+    async fn input(&self, run: &Run) -> Result<Input, ColdError> {
+        let (objects, indexes) = (&*self.objects, &self.pools.indexes);
+        Ok(match run {
+            Run::Segment(segment) => {
+                let index = indexes.index(objects, &self.volume, segment).await?;
+                Input::Segment(SegmentObject::from(&**segment), index)
+            }
+            Run::Merged(run) => Input::Merged(indexes.head(objects, &self.volume, run).await?),
+        })
+    }
+}
+
+/// Length of the output's parts: `usual`, or so long that a store takes all of them. A run of zeros may be
+/// cut at each entry of another input, so the output has at most twice the bytes of the inputs.
+fn part_bytes(plan: &MergePlan, usual: usize) -> usize {
+    let bytes = |run: &Run| match run {
+        Run::Segment(segment) => u64::from(segment.index_bytes),
+        Run::Merged(run) => run.bytes,
+    };
+    let most = 2 * plan.inputs.iter().map(bytes).sum::<u64>();
+    usual.max(usize::try_from(most.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
 }
 
 #[cfg(test)]

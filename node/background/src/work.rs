@@ -26,7 +26,7 @@ use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
 use crate::upload_memory::{Need, Room, StoreKey};
-use crate::{Indexes, SegmentBuild, Sides, TimeAndChance, UnreadableSectors, UploadMemory};
+use crate::{Indexes, MergeTurns, SegmentBuild, Sides, TimeAndChance, UnreadableSectors, UploadMemory};
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
@@ -117,8 +117,8 @@ pub struct Pools {
     pub indexes: Arc<Indexes>,
     /// Memory for uploads.
     pub upload_memory: UploadMemory,
-    /// Held by the merge that is in progress.
-    pub merging: Arc<Mutex<()>>,
+    /// Turns of merges.
+    pub merging: Arc<MergeTurns>,
 }
 
 /// The parts of a segment, made of what the sides hold.
@@ -186,8 +186,8 @@ impl<S: Sides, T: TimeAndChance> Background<S, T> {
         let event = match work {
             Work::Upload { place, blocks } => self.upload(place, blocks).await,
             Work::Merge(plan) => match self.merge(&plan).await {
-                Some(run) => Event::Merged(Box::new(run)),
-                None => Event::MergeFailed,
+                Ok(run) => Event::Merged { kind: plan.kind, output: Box::new(run) },
+                Err(barred) => Event::MergeFailed { kind: plan.kind, barred },
             },
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),

@@ -73,7 +73,7 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 29] = [
+const VOLUME_METRICS: [VolumeMetric; 30] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
@@ -169,6 +169,12 @@ const VOLUME_METRICS: [VolumeMetric; 29] = [
         None,
         "Merges of index runs that became part of the volume",
         |v| Some(v.index.merges as f64),
+    ),
+    counter(
+        "holdfast_volume_index_merges_dropped",
+        None,
+        "Merges of index runs that were stored, and came too late or for runs that are not in the list",
+        |v| Some(v.index.merges_dropped as f64),
     ),
     counter("holdfast_volume_read_requests", None, "Reads received, those that failed included", |v| {
         Some(v.served.reads as f64)

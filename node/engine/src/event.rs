@@ -1,8 +1,9 @@
 //! Events that a volume handles.
 
-use holdfast_types::{Chunk, SectorRange, Seq};
+use holdfast_types::{Chunk, PlacedId, SectorRange, Seq};
 
 use crate::index::RunRef;
+use crate::index::policy::MergeKind;
 use crate::manifest::Manifest;
 use crate::sector_map::Side;
 use crate::segment::SegmentRef;
@@ -140,9 +141,20 @@ pub enum Event {
     /// at least one; there may be more. Nothing is stored.
     SidesUnreadable(Vec<SectorRange>),
     /// `Merge` ended: the run is in the store.
-    Merged(Box<RunRef>),
+    Merged {
+        /// Kind of the merge.
+        kind: MergeKind,
+        /// The run.
+        output: Box<RunRef>,
+    },
     /// `Merge` ended without a run; nothing is stored.
-    MergeFailed,
+    MergeFailed {
+        /// Kind of the merge.
+        kind: MergeKind,
+        /// The input that is damaged, or the oldest where the store refused the output: it takes part in no
+        /// other merge.
+        barred: PlacedId,
+    },
     /// `StorePending` ended.
     PendingStored {
         /// Outcome.

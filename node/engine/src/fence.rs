@@ -3,7 +3,8 @@
 //! ```text
 //! u32 n (at most 64), n x (u32 first chunk, u32 chunks): ascending, apart
 //! ```
-//! A fence of 64 runs may name chunks without an entry: it would have more runs otherwise. It never lacks one.
+//! A fence of 64 runs may name chunks without an entry: it would have more runs otherwise. It never lacks
+//! one.
 
 use std::cmp::Reverse;
 

@@ -149,6 +149,8 @@ impl Run {
 /// Neighbours of a volume's list to merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergePlan {
+    /// Its kind.
+    pub kind: policy::MergeKind,
     /// The place that the output is named for.
     pub place: Seq,
     /// The output's level.

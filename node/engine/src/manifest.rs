@@ -87,6 +87,14 @@ struct Covered {
     generation: u64,
 }
 
+impl Covered {
+    /// After a commit of `writer` that names this generation.
+    fn after(self, writer: Nonce, generation: u64) -> Self {
+        let before = if self.writer == writer { self.generation } else { 0 };
+        Self { writer, generation: before.max(generation) }
+    }
+}
+
 /// Reason why a record cannot follow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -400,8 +408,10 @@ impl Manifest {
                     self.data_seq = seq;
                 }
                 self.invalidated = self.invalidated.or(*invalidated);
-                let before = if self.covered.writer == record.nonce { self.covered.generation } else { 0 };
-                self.covered = Covered { writer: record.nonce, generation: before.max(*generation) };
+                // A record with merges alone holds nothing that a map could lack.
+                if !segments.is_empty() {
+                    self.covered = self.covered.after(record.nonce, *generation);
+                }
             }
             Body::Detach => self.attached = false,
             Body::Delete => {
@@ -430,6 +440,14 @@ impl Manifest {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the next record can carry `merges`.
+    ///
+    /// # Errors
+    /// [`LogError`] when it cannot.
+    pub(crate) fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
+        self.with_merges(self.seq.next(), merges).map(drop)
     }
 
     /// The list with the output of each merge in the place of its inputs.

@@ -64,7 +64,7 @@ pub enum Body {
         /// repeat it.
         displaced: Option<Displaced>,
     },
-    /// One seal is durable.
+    /// One seal is durable, or runs were merged.
     Change {
         /// The segments that hold what the seal captured: no block is in two of them.
         segments: Vec<SegmentRef>,

@@ -115,6 +115,9 @@ pub enum Safeguard {
     NameHeldChunks,
     /// A merge is not carried by a record behind its place.
     CheckMergePlace,
+    /// A merge is carried only where the list has its inputs: what a record in flight may carry is not
+    /// chosen again.
+    CarryFreshMerge,
     /// A merge reads all runs that it takes the place of.
     MergeNeighbours,
     /// A merge reads them newest first.
@@ -127,7 +130,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 56] = [
+    pub const ALL: [Self; 57] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -180,6 +183,7 @@ impl Safeguard {
         Self::PlaceBeyondRecord,
         Self::NameHeldChunks,
         Self::CheckMergePlace,
+        Self::CarryFreshMerge,
         Self::MergeNeighbours,
         Self::MergeInOrder,
         Self::MergeKeepsZeros,
@@ -219,7 +223,8 @@ impl Safeguard {
             Self::NoticeOtherWriters
             | Self::ReadBackAmbiguous
             | Self::KeepAttachRecords
-            | Self::CheckTruncation => 11,
+            | Self::CheckTruncation
+            | Self::CarryFreshMerge => 11,
             Self::RetryFailed | Self::CheckpointBeforeDeletes | Self::SpareSlots => 12,
             Self::SyncMapBeforeAnswer => 13,
             Self::SealByAge => 14,

@@ -271,8 +271,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::NextTurn => self.next_turn(out),
             Event::Uploaded(segment) => self.uploaded(segment, out),
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
-            Event::Merged(output) => self.merger.merged(output),
-            Event::MergeFailed => self.merger.failed(),
+            Event::Merged { kind, output } => self.merger.merged(kind, output),
+            Event::MergeFailed { kind, barred } => self.merger.failed(kind, barred),
             Event::PendingStored { result } => self.log.pending_stored(result, out),
             Event::CreateAnswered(answer) => {
                 let news = self.log.create_answered(answer, out);
@@ -318,9 +318,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Step::Punch => {}
                 Step::Repair => self.advance_repair(out),
                 Step::Seal => self.advance_seal(out),
-                // A record that the previous process left may carry a merge of the same runs.
-                Step::Merge if self.log.is_idle() => self.merger.advance(&self.core, out),
-                Step::Merge => {}
+                Step::Merge => self.advance_merge(out),
                 Step::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
                 }
@@ -557,13 +555,14 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.seal_committed(out);
         }
         let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
+        let manifest = self.core.manifest.as_ref().expect("a seal is uploaded once it is known");
         let chunks = if segment.chunks.is_exact() || !safeguard(NameHeldChunks) {
             ChunkSet::default()
         } else {
-            self.core.manifest.as_ref().expect("a seal needs it").not_held(chunks)
+            manifest.not_held(chunks)
         };
         let segments = vec![segment];
-        let merges = self.merger.take(self.core.known_seq().next()).into_iter().collect();
+        let merges = self.merger.take(manifest);
         let body = Body::Change { segments, chunks, invalidated, generation, merges };
         self.log.create_record(body, &self.core, out);
     }
@@ -671,6 +670,26 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    fn advance_merge(&mut self, out: &mut Vec<Action>) {
+        self.merger.advance(&self.core, self.log.is_idle(), out);
+        let Some(manifest) = &self.core.manifest else { return };
+        // The upload of a seal ends in a record of its own.
+        let is_still = self.sealer.is_open() && self.log.is_idle() && !self.log.is_full(manifest);
+        if !is_still
+            || self.core.lifecycle != Lifecycle::Serving
+            || !self.merger.wants_record(manifest.runs())
+        {
+            return;
+        }
+        let merges = self.merger.take(manifest);
+        if merges.is_empty() {
+            return;
+        }
+        let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
+        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges };
+        self.log.create_record(body, &self.core, out);
+    }
+
     // ---- the log and the end ----
 
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
@@ -709,7 +728,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             LogNews::Won(record) => {
                 self.follow(&record);
                 self.log.won(self.core.now);
-                self.merger.committed();
+                self.merger.won(&record);
                 match record.body {
                     Body::Change { .. } if self.sealer.is_committing() => {
                         self.sealer.committed();
@@ -731,7 +750,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// live map; its sides are still, since no request was planned on them.
     fn repeat_record(&mut self, out: &mut Vec<Action>) {
         let Some(record) = self.log.left() else { return };
-        if let (Body::Change { .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal()) {
+        // One with merges alone is of no seal.
+        if let (Body::Change { segments, .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal())
+            && !segments.is_empty()
+        {
             if !self.core.is_still(sides) && safeguard(UploadStillSides) {
                 return;
             }

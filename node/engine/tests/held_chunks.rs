@@ -1,4 +1,5 @@
-//! Chunks that a volume holds data in, where its writes are scattered over more of them than a fence has runs.
+//! Chunks that a volume holds data in, where its writes are scattered over more of them than a fence can
+//! name.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::{Action, Source};
@@ -74,7 +75,7 @@ impl Host {
         let result = Ok(());
         Some(match action {
             Action::Write { id, .. } | Action::Read { id, .. } => Event::IoCompleted { id: *id, result },
-            Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result },
+            Action::PrepareMap { chunk } => Event::MapPrepared { chunk: *chunk, result: Ok(()) },
             Action::SyncSide { side } => Event::SideSynced { side: *side, result },
             Action::WriteMap(_) => Event::MapWritten { result },
             Action::SyncMap => Event::MapSynced { result },
@@ -87,6 +88,7 @@ impl Host {
                 }
                 Event::Uploaded(builder.finish(SegmentId::new(*place, 1, [1; 10])).0)
             }
+            Action::ReadRecord { seq } => Event::RecordRead { seq: *seq, bytes: None },
             Action::StorePending { .. } => Event::PendingStored { result },
             Action::CreateRecord { bytes, .. } => {
                 self.record_bytes.push(bytes.len());

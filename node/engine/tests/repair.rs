@@ -189,7 +189,7 @@ impl Host {
                 self.uploads.push(blocks);
                 return self.store_answers.then(segment);
             }
-            Action::Merge(_) => Event::MergeFailed,
+            Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::CreateRecord { bytes, .. } => {
                 let there = self.late.is_some() || self.answers_exist;

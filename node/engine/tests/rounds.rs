@@ -218,7 +218,7 @@ impl Host {
                     chunks: Fence::around([(0, 1)]),
                 })
             }
-            Action::Merge(_) => Event::MergeFailed,
+            Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result },
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::Report(Report::LocalDiskFailed(_)) if self.fails_at.is_some() => return None,

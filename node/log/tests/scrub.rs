@@ -207,7 +207,7 @@ async fn any_changed_byte_of_a_merged_volume_is_found_too() {
 
 /// Reads need the frames that a merged run names, not the index at the end of their segment.
 #[tokio::test]
-async fn a_segment_of_a_merged_run_hurts_by_its_frames() {
+async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
     let stored = Stored::new().await;
     stored.merge(6, 1, 2).await;
     let at = stored.segments[0].0.index_offset as usize + 40;
@@ -229,7 +229,7 @@ async fn a_segment_of_a_merged_run_hurts_by_its_frames() {
 }
 
 #[tokio::test]
-async fn a_damaged_run_hurts_the_blocks_of_its_pages() {
+async fn a_damaged_run_affects_the_blocks_of_its_pages() {
     for (part, expected) in [("page", SectorRange::new(0, SECTORS)), ("head", SectorRange::new(0, SECTORS))] {
         let stored = Stored::new().await;
         let run = stored.merge(6, 1, 2).await;

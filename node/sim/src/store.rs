@@ -232,12 +232,11 @@ impl Store {
         if let Err(error) = self.truth.apply(&record) {
             Invariant::LogIsAChain.broken(&format!("log/{} cannot stand where it does: {error}", seq.0));
         }
-        for merge in merges_of(&record.body) {
-            self.indexes.check_merge(&before, self.truth.runs(), merge);
-        }
+        self.indexes.check_merges(&before, self.truth.runs(), &record.body);
         self.merges.note(&before, &record.body);
         self.history.insert(seq, body.clone());
         match record.body {
+            Body::Change { segments, .. } if segments.is_empty() => {}
             Body::Change { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
             Body::Create { .. } | Body::Detach | Body::Delete => {}

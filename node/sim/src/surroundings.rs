@@ -11,7 +11,6 @@ use holdfast_background::{
 };
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
-use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{
@@ -159,9 +158,8 @@ impl Sides for SimFiles {
         (build, part)
     }
 
-    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
-        let step = merge.advance();
-        (merge, step)
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
     }
 
     async fn store_pending(&self, pending: Pending) -> Result<(), LocalError> {

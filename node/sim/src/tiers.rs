@@ -104,7 +104,7 @@ pub struct Figures {
     pub largest_run_bytes: f64,
     /// Bytes of the largest checkpoint, all fences with as many runs as they may have.
     pub root_bytes: u64,
-    /// The same of a record.
+    /// The same of a record, beside the chunks that it names once.
     pub record_bytes_max: u64,
 }
 
@@ -160,7 +160,7 @@ impl Workload {
             let added = Tier { level: 0, entries: self.entries as f64, segments: 1 };
             of_indexes.uploaded += added.bytes();
             list.insert(0, added);
-            if let Some(Choice { inputs, level }) = chosen.take() {
+            if let Some(Choice { inputs, level, .. }) = chosen.take() {
                 // One more run stands in front of them than when they were chosen.
                 let inputs = inputs.start + 1..inputs.end + 1;
                 let merged = self.merge(&list[inputs.clone()], level);
@@ -180,8 +180,8 @@ impl Workload {
             merges: of_indexes.merges,
             largest_run_bytes: of_indexes.largest,
             root_bytes: self.root_bytes(most),
-            // A merge names its newest and its oldest input.
-            record_bytes_max: FRAME + SEGMENT_REFERENCE + 2 * 25 + RUN_REFERENCE,
+            // Of each kind one merge, which names its newest and its oldest input.
+            record_bytes_max: FRAME + SEGMENT_REFERENCE + 2 * (2 * 24 + RUN_REFERENCE),
         }
     }
 

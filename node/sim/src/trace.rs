@@ -135,8 +135,10 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::SidesUnreadable(ranges) => {
             (18, [ranges.len() as u64, ranges.first().map_or(0, |range| range.start.0), 0, 0])
         }
-        Event::Merged(run) => (20, [run.id.0.ulid.0 as u64, run.bytes, run.entries, u64::from(run.level)]),
-        Event::MergeFailed => (21, [0; 4]),
+        Event::Merged { kind, output: run } => {
+            (20, [run.id.0.ulid.0 as u64, run.bytes, run.entries, u64::from(run.level) << 8 | *kind as u64])
+        }
+        Event::MergeFailed { kind, barred } => (21, [*kind as u64, barred.ulid.0 as u64, 0, 0]),
         Event::PendingStored { result } => (9, [came_of(*result), 0, 0, 0]),
         Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
         Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
@@ -280,9 +282,9 @@ fn event_words(event: &Event) -> String {
         | Event::CheckpointWritten { .. }
         | Event::Detach
         | Event::Repair { .. }
-        | Event::MergeFailed
+        | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),
-        Event::Merged(run) => format!("merged into {}, {} entries", run.id, run.entries),
+        Event::Merged { output, .. } => format!("merged into {}, {} entries", output.id, output.entries),
     }
 }
 

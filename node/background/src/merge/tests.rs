@@ -23,9 +23,8 @@ impl Sides for NoSides {
         unreachable!("nothing is uploaded")
     }
 
-    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
-        let step = merge.advance();
-        (merge, step)
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
     }
 
     async fn store_pending(&self, _pending: Pending) -> std::io::Result<()> {
@@ -67,7 +66,7 @@ fn segment(store: &MemoryStore, number: u8, step: usize) -> Run {
 }
 
 fn plan(inputs: &[Run], is_oldest: bool) -> MergePlan {
-    MergePlan { place: Seq(100), level: 1, inputs: inputs.into(), is_oldest }
+    MergePlan { kind: MergeKind::Level, place: Seq(100), level: 1, inputs: inputs.into(), is_oldest }
 }
 
 fn merge(store: &MemoryStore, plan: &MergePlan) -> Run {
@@ -132,7 +131,7 @@ fn a_merge_waits_for_its_store() {
             }
         });
         let merged = work.merge(&plan(&inputs, true)).now_or_never().expect("waits take no time");
-        assert!(merged.is_some());
+        assert!(merged.is_ok());
         assert_eq!(work.time.waits.lock().len(), 3);
         assert!(work.time.waits.lock().iter().all(|wait| *wait <= Duration::from_secs(10)));
     }
@@ -149,6 +148,59 @@ fn a_damaged_input_ends_a_merge() {
     store.corrupt(&key, |bytes| bytes[70_000] ^= 1);
     let before = store.keys();
     let work = work(&store, |_wait| {});
-    let ended = work.merge(&plan(&[merged, oldest], true)).now_or_never().expect("waits take no time");
-    assert_eq!((ended, work.time.waits.lock().len(), store.keys()), (None, 1, before));
+    let plan = plan(&[merged.clone(), oldest], true);
+    let ended = work.merge(&plan).now_or_never().expect("waits take no time");
+    assert_eq!((ended, work.time.waits.lock().len(), store.keys()), (Err(merged.id()), 1, before));
+}
+
+/// Found before any part of the output was made.
+#[test]
+fn a_missing_input_ends_a_merge_before_its_first_part() {
+    let store = MemoryStore::new();
+    let inputs: Vec<Run> = (1..4).rev().map(|number| segment(&store, number, 1)).collect();
+    let key = ObjectKey::Segment(volume(), SegmentId(inputs[2].id())).to_string();
+    store.delete(&key).now_or_never().unwrap().unwrap();
+    let (work, before) = (work(&store, |_wait| {}), store.counts().put);
+    let ended = work.merge(&plan(&inputs, true)).now_or_never().expect("waits take no time");
+    assert_eq!((ended, store.counts().put), (Err(inputs[2].id()), before));
+}
+
+/// An object with more parts than the store takes was made again and again.
+#[test]
+fn an_output_that_the_store_refuses_ends_a_merge() {
+    let store = MemoryStore::new();
+    let inputs = [segment(&store, 2, 1), segment(&store, 1, 1)];
+    store.fail_always(Verb::Put, Fault::Before(ErrorKind::Invalid));
+    let work = work(&store, |_wait| {});
+    let ended = work.merge(&plan(&inputs, true)).now_or_never().expect("waits take no time");
+    assert_eq!((ended, work.time.waits.lock().len()), (Err(inputs[1].id()), 1));
+}
+
+/// A merge into the base takes hours; those of levels and of other volumes waited for it.
+#[test]
+fn a_merge_of_a_level_does_not_wait_for_one_into_the_base() {
+    let store = MemoryStore::new();
+    let inputs = [segment(&store, 2, 1), segment(&store, 1, 1)];
+    let work = work(&store, |_wait| {});
+    let _base = work.pools.merging.of(MergeKind::Base).try_lock().expect("no other merge");
+    let of = |kind| MergePlan { kind, ..plan(&inputs, true) };
+    assert!(work.merge(&of(MergeKind::Base)).now_or_never().is_none());
+    assert!(work.merge(&of(MergeKind::Level)).now_or_never().is_some());
+}
+
+/// Parts of 16 MiB were too many from 156 GiB on.
+#[test]
+fn parts_grow_with_the_output() {
+    let run = |bytes| {
+        let id = RunId::new(Seq(1), 1, [1; 10]);
+        let (head_offset, head_bytes, entries) = (0, 1, 1);
+        let chunks = holdfast_engine::fence::Fence::default();
+        Run::Merged(Arc::new(RunRef { id, level: 2, bytes, head_offset, head_bytes, entries, chunks }))
+    };
+    let usual = 16 << 20;
+    for (bytes, expected) in [(1 << 20, usual), (60 << 30, usual), (600 << 30, 128_849_019)] {
+        let part = part_bytes(&plan(&[run(bytes), run(0)], true), usual);
+        assert_eq!(part, expected);
+        assert!(part as u64 * MAX_PARTS >= 2 * bytes);
+    }
 }

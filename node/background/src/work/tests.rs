@@ -1,7 +1,6 @@
 mod uploads;
 
 use futures::FutureExt;
-use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::record::Body;
 use holdfast_objects::MemoryStore;
 use holdfast_types::{Epoch, Nonce};
@@ -22,9 +21,8 @@ impl Sides for NoSides {
         unreachable!("nothing is uploaded")
     }
 
-    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
-        let step = merge.advance();
-        (merge, step)
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
     }
 
     async fn store_pending(&self, _pending: Pending) -> Result<(), Self::Error> {

@@ -96,7 +96,7 @@ pub(crate) fn attached(name: &str) -> VolumeStatus {
         },
         delayed: None,
         disk: DiskStatus { cached_bytes: 12288, evicted_bytes: 4096, ..DiskStatus::default() },
-        index: IndexStatus { runs: Some(9), merges: 3 },
+        index: IndexStatus { runs: Some(9), merges: 3, merges_dropped: 1 },
         waiting_requests: 0,
         served: ServedCounts { writes: 5, ..ServedCounts::default() },
     }

@@ -13,8 +13,12 @@ use std::cell::Cell;
 
 /// Runs of one level that become one of the next.
 const FAN_OUT: usize = 8;
-/// Commits that may come while a merge is made, beside those that its size allows.
-const PLACES_AHEAD: u64 = 64;
+/// Commits that may come while a merge waits for its turn and is made, beside those that its size allows: a
+/// hundred a second for some hours. What a merge leaves behind is known to be garbage only so many commits
+/// later.
+const PLACES_AHEAD: u64 = 1 << 20;
+/// Runs above which a record is made for merges alone.
+const MOST_RUNS: usize = 48;
 /// The lowest level of a base, and of what is merged into it.
 const BASE_LEVEL: u8 = 2;
 /// A base is merged when the runs above it have one entry for this many of its own.
@@ -43,17 +47,38 @@ pub const fn fan_out() -> usize {
     FAN_OUT
 }
 
-/// Commits that may come while a merge is made, beside those that its size allows: 64. Where runs are merged
-/// in smaller numbers, one.
+/// Commits that may come while a merge waits and is made, beside those that its size allows: 2^20. Where runs
+/// are merged in smaller numbers, one.
 #[cfg(feature = "simulation")]
 pub fn places_ahead() -> u64 {
     if fan_out() < FAN_OUT { 1 } else { PLACES_AHEAD }
 }
 
-/// Commits that may come while a merge is made, beside those that its size allows: 64.
+/// Commits that may come while a merge waits and is made, beside those that its size allows: 2^20.
 #[cfg(not(feature = "simulation"))]
 pub const fn places_ahead() -> u64 {
     PLACES_AHEAD
+}
+
+/// Runs above which a record is made for merges alone: 48. Where runs are merged in smaller numbers, three.
+#[cfg(feature = "simulation")]
+pub fn most_runs() -> usize {
+    if fan_out() < FAN_OUT { 3 } else { MOST_RUNS }
+}
+
+/// Runs above which a record is made for merges alone: 48.
+#[cfg(not(feature = "simulation"))]
+pub const fn most_runs() -> usize {
+    MOST_RUNS
+}
+
+/// Kind of a merge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MergeKind {
+    /// Of runs of one level.
+    Level,
+    /// Into the base.
+    Base,
 }
 
 /// A run, as far as the choice depends on it.
@@ -68,10 +93,26 @@ pub struct Shape {
 /// The runs of a list to merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
+    /// Kind of the merge.
+    pub kind: MergeKind,
     /// Neighbours in the list, at least two; 0 is the newest run.
     pub inputs: Range<usize>,
     /// Level of the run that takes their place.
     pub level: u8,
+}
+
+/// Merges for a list of runs, newest first, of which those without a shape take part in none: at most one for
+/// each stretch between such runs.
+pub fn next_merges(runs: &[Option<Shape>]) -> Vec<Choice> {
+    let (mut start, mut due) = (0, Vec::new());
+    for stretch in runs.split(Option::is_none) {
+        let shapes: Vec<Shape> = stretch.iter().flatten().copied().collect();
+        if let Some(Choice { kind, inputs, level }) = next_merge(&shapes) {
+            due.push(Choice { kind, inputs: start + inputs.start..start + inputs.end, level });
+        }
+        start += stretch.len() + 1;
+    }
+    due
 }
 
 /// The next merge for a list of runs, newest first, if one is due.
@@ -81,8 +122,7 @@ pub fn next_merge(runs: &[Shape]) -> Option<Choice> {
     level_merge(above).or_else(|| base_merge(above, runs.last().filter(|_| base.is_some())?))
 }
 
-/// The next merge of runs of one level, for the runs above a base or above those that are merged into it.
-pub fn level_merge(above: &[Shape]) -> Option<Choice> {
+fn level_merge(above: &[Shape]) -> Option<Choice> {
     let mut end = 0;
     while let Some(run) = above.get(end) {
         let start = end;
@@ -90,7 +130,7 @@ pub fn level_merge(above: &[Shape]) -> Option<Choice> {
         if end - start >= fan_out() {
             // The oldest of them stand beside the next level.
             let inputs = start.max(end.saturating_sub(2 * fan_out()))..end;
-            return Some(Choice { inputs, level: run.level.saturating_add(1) });
+            return Some(Choice { kind: MergeKind::Level, inputs, level: run.level.saturating_add(1) });
         }
     }
     None
@@ -101,7 +141,7 @@ fn base_merge(above: &[Shape], base: &Shape) -> Option<Choice> {
     let entries: u64 = above[start..].iter().map(|run| run.entries).sum();
     let level = above[start..].iter().map(|run| run.level).fold(base.level, u8::max);
     let is_due = entries.saturating_mul(BASE_TIMES) >= base.entries;
-    is_due.then_some(Choice { inputs: start..above.len() + 1, level })
+    is_due.then_some(Choice { kind: MergeKind::Base, inputs: start..above.len() + 1, level })
 }
 
 #[cfg(test)]
@@ -112,29 +152,48 @@ mod tests {
         runs.iter().map(|(level, entries)| Shape { level: *level, entries: *entries }).collect()
     }
 
+    fn level_of(inputs: Range<usize>, level: u8) -> Choice {
+        Choice { kind: MergeKind::Level, inputs, level }
+    }
+
     #[test]
     fn eight_runs_of_a_level_become_one_of_the_next() {
         assert_eq!(next_merge(&[]), None);
         assert_eq!(next_merge(&shapes(&[(0, 1); 7])), None);
-        assert_eq!(next_merge(&shapes(&[(0, 1); 8])), Some(Choice { inputs: 0..8, level: 1 }));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 8])), Some(level_of(0..8, 1)));
         let older = [vec![(0, 1); 3], vec![(1, 8); 8], vec![(2, 64)]].concat();
-        assert_eq!(next_merge(&shapes(&older)), Some(Choice { inputs: 3..11, level: 2 }));
+        assert_eq!(next_merge(&shapes(&older)), Some(level_of(3..11, 2)));
     }
 
     /// A writer whose merges failed for long has more than eight of a level.
     #[test]
     fn a_backlog_is_merged_from_its_oldest_end() {
-        assert_eq!(next_merge(&shapes(&[(0, 1); 12])), Some(Choice { inputs: 0..12, level: 1 }));
-        assert_eq!(next_merge(&shapes(&[(0, 1); 40])), Some(Choice { inputs: 24..40, level: 1 }));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 12])), Some(level_of(0..12, 1)));
+        assert_eq!(next_merge(&shapes(&[(0, 1); 40])), Some(level_of(24..40, 1)));
     }
 
     #[test]
     fn the_base_takes_in_half_of_its_entries() {
         let list = |above| shapes(&[(0, 1), (1, 8), (2, above), (2, 100)]);
         assert_eq!(next_merge(&list(49)), None);
-        assert_eq!(next_merge(&list(50)), Some(Choice { inputs: 2..4, level: 2 }));
+        assert_eq!(next_merge(&list(50)), Some(Choice { kind: MergeKind::Base, inputs: 2..4, level: 2 }));
         let higher = shapes(&[(2, 10), (3, 40), (2, 100)]);
-        assert_eq!(next_merge(&higher), Some(Choice { inputs: 0..3, level: 3 }));
+        assert_eq!(next_merge(&higher), Some(Choice { kind: MergeKind::Base, inputs: 0..3, level: 3 }));
+    }
+
+    /// A damaged run, or one that is being merged.
+    #[test]
+    fn no_merge_reaches_across_a_run_that_takes_part_in_none() {
+        let mut list: Vec<Option<Shape>> = shapes(&[(0, 1); 20]).into_iter().map(Some).collect();
+        list[8] = None;
+        assert_eq!(next_merges(&list), [level_of(0..8, 1), level_of(9..20, 1)]);
+        list[12] = None;
+        assert_eq!(next_merges(&list), [level_of(0..8, 1)]);
+        // What lies above a base that is being merged.
+        let above = shapes(&[&[(0, 1); 3][..], &[(1, 8); 8]].concat());
+        let list: Vec<Option<Shape>> = above.into_iter().map(Some).chain([None, None]).collect();
+        assert_eq!(next_merges(&list), [level_of(3..11, 2)]);
+        assert_eq!(next_merges(&[]), []);
     }
 
     /// Each choice keeps neighbours together and the order of levels, and it comes to rest.
@@ -143,7 +202,7 @@ mod tests {
         let mut runs: Vec<Shape> = Vec::new();
         for _ in 0..100_000 {
             runs.insert(0, Shape { level: 0, entries: 10 });
-            while let Some(Choice { inputs, level }) = next_merge(&runs) {
+            while let Some(Choice { inputs, level, .. }) = next_merge(&runs) {
                 assert!(inputs.len() >= 2 && inputs.len() <= 2 * FAN_OUT + 24);
                 let entries = runs[inputs.clone()].iter().map(|run| run.entries).sum();
                 runs.splice(inputs, [Shape { level, entries }]);

@@ -1,52 +1,58 @@
 //! Merges of the volume's runs.
 //!
-//! 1. after an attach and after each commit the policy says which neighbours of the list to merge
-//!    (`index/policy.rs`);
+//! 1. after an attach and after each record of this writer the policy says which neighbours of the list to
+//!    merge (`index/policy.rs`);
 //! 2. their merge is made and stored in the background (`MergeStored`);
 //! 3. the next commit carries it (`MergeCarried`): its run stands in the place of its inputs from then on.
+//!    Where the list is long and no commit comes, a record is made for merges alone.
 //!
-//! Owns: the one merge in progress. Does not own: the list, which is the manifest's.
-//! The names are crash points. A commit never waits for a merge, and a volume that commits nothing makes at
-//! most one. Upholds invariants 21: the list stays short; 27: a merge whose place the log has passed is
-//! dropped (`docs/invariants.md`).
-//! On failure: nothing changes; after a later commit the policy is asked again. A merge that its process did
-//! not carry is dropped, and its object is garbage.
+//! Owns: the merges in progress, one of each kind: a merge into the base takes hours, and the levels above it
+//! are merged meanwhile. Does not own: the list, which is the manifest's.
+//! The names are crash points. A commit never waits for a merge. Upholds invariants 21: the list stays
+//! short; 27: a merge whose place the log has passed is dropped; 11: so is one whose inputs the list does not
+//! have as it was planned (`docs/invariants.md`).
+//! On failure: the list stays as it is. A run that is damaged, or whose merge the store refuses, takes part
+//! in no merge of this process again; those above and below it do. A merge that its process did not carry is
+//! dropped, and its object is garbage: nothing waits for one at the detach.
 
-use holdfast_types::{PlacedId, Seq};
+use holdfast_types::PlacedId;
 
 use super::core::{Core, Memory};
 use super::lifecycle::Lifecycle;
 use crate::action::Action;
 use crate::crash_point::{CrashPoint, reach};
-use crate::index::policy::{Choice, Shape, next_merge, places_ahead};
-use crate::index::{MergePlan, Run, RunRef};
+use crate::index::policy::{Choice, MergeKind, Shape, most_runs, next_merges, places_ahead};
+use crate::index::{MergePlan, Run, RunRef, Runs};
 use crate::limit::MERGED_ENTRIES_A_PLACE;
-use crate::record::Merge;
+use crate::manifest::{LogError, Manifest};
+use crate::record::{Body, Merge, Record};
 use crate::safeguard::{
-    Safeguard::{CheckMergePlace, MergeInOrder, MergeKeepsZeros, MergeNeighbours, MergeWhenDue},
+    Safeguard::{
+        CarryFreshMerge, CheckMergePlace, MergeInOrder, MergeKeepsZeros, MergeNeighbours, MergeWhenDue,
+    },
     safeguard,
 };
 
-/// State of the merge.
+/// State of the merge of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Merging {
     Idle,
-    /// The inputs from the newest to the oldest are being merged.
-    Running(PlacedId, PlacedId),
-    /// The next commit is to carry it.
-    Stored(Box<Merge>),
+    /// These inputs, newest first, are being merged.
+    Running(Vec<PlacedId>),
+    /// The next record is to carry their merge.
+    Stored(Vec<PlacedId>, Box<RunRef>),
 }
 
 /// An event that advances a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MergeEvent {
     /// These inputs are to be merged.
-    Chosen(PlacedId, PlacedId),
+    Chosen(Vec<PlacedId>),
     /// Their merge is stored.
     Stored(Box<RunRef>),
     /// It was not made.
     Failed,
-    /// A commit carries it, or it was dropped.
+    /// A record carries it, or it was dropped.
     Taken,
 }
 
@@ -56,106 +62,174 @@ impl Merging {
     fn next(self, event: MergeEvent) -> Self {
         use MergeEvent as E;
         match (self, event) {
-            (Self::Idle, E::Chosen(newest, oldest)) => Self::Running(newest, oldest),
-            (Self::Running(newest, oldest), E::Stored(output)) => {
-                Self::Stored(Box::new(Merge { newest, oldest, output: *output }))
-            }
-            (Self::Running(..), E::Failed) | (Self::Stored(_), E::Taken) => Self::Idle,
+            (Self::Idle, E::Chosen(inputs)) => Self::Running(inputs),
+            (Self::Running(inputs), E::Stored(output)) => Self::Stored(inputs, output),
+            (Self::Running(..), E::Failed) | (Self::Stored(..), E::Taken) => Self::Idle,
             (state, event) => unreachable!("{event:?} in {state:?}"),
+        }
+    }
+
+    fn advance(&mut self, event: MergeEvent) {
+        *self = std::mem::replace(self, Self::Idle).next(event);
+    }
+
+    fn inputs(&self) -> &[PlacedId] {
+        match self {
+            Self::Idle => &[],
+            Self::Running(inputs) | Self::Stored(inputs, _) => inputs,
         }
     }
 }
 
-/// The merge in progress.
+/// The merges in progress.
 pub(super) struct Merger {
-    state: Merging,
-    /// A commit came into the log since the policy was asked, or it was not asked yet.
+    levels: Merging,
+    base: Merging,
+    /// A record came into the log since the policy was asked, or it was not asked yet.
     is_due: bool,
-    /// Merges that commits of this process carried.
+    /// Runs that take part in no merge of this process.
+    barred: Vec<PlacedId>,
+    /// Merges that records of this process carried.
     carried: u64,
+    /// Merges that were stored and not carried.
+    dropped: u64,
 }
 
 impl Merger {
     /// A merger that asks the policy at once: a volume that commits once in each of many short attaches is
     /// merged too.
     pub(super) fn idle() -> Self {
-        Self { state: Merging::Idle, is_due: safeguard(MergeWhenDue), carried: 0 }
+        Self {
+            levels: Merging::Idle,
+            base: Merging::Idle,
+            is_due: safeguard(MergeWhenDue),
+            barred: Vec::new(),
+            carried: 0,
+            dropped: 0,
+        }
     }
 
-    /// Merges that commits of this process carried.
+    /// Merges that are part of the volume by records of this process.
     pub(super) fn carried(&self) -> u64 {
         self.carried
     }
 
-    /// A commit is in the log.
-    pub(super) fn committed(&mut self) {
-        self.is_due = safeguard(MergeWhenDue);
+    /// Merges that were stored and not carried.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
-    /// Has a merge made if one is due.
-    pub(super) fn advance<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
-        let Some(manifest) = &core.manifest else { return };
-        let is_asked = std::mem::take(&mut self.is_due);
-        if !is_asked || self.state != Merging::Idle || core.lifecycle != Lifecycle::Serving {
+    /// A record of this writer is in the log.
+    pub(super) fn won(&mut self, record: &Record) {
+        if let Body::Change { merges, .. } = &record.body {
+            self.is_due = safeguard(MergeWhenDue);
+            self.carried += merges.len() as u64;
+        }
+    }
+
+    /// Has merges made if some are due. A record in flight may carry merges of the same runs, also one that
+    /// the previous process left: nothing is chosen meanwhile.
+    pub(super) fn advance<M: Memory>(&mut self, core: &Core<M>, log_is_idle: bool, out: &mut Vec<Action>) {
+        let Some(manifest) = core.manifest.as_ref().filter(|manifest| manifest.is_attached()) else { return };
+        let list_is_known = log_is_idle || !safeguard(CarryFreshMerge);
+        if !list_is_known || core.lifecycle != Lifecycle::Serving || !std::mem::take(&mut self.is_due) {
             return;
         }
         let runs = manifest.runs();
-        let shapes: Vec<Shape> = runs.iter().map(Run::shape).collect();
-        let Some(Choice { inputs, level }) = next_merge(&shapes) else { return };
-        let entries: u64 = shapes[inputs.clone()].iter().map(|shape| shape.entries).sum();
-        let is_oldest = inputs.end == runs.len();
-        let chosen = &runs[inputs];
-        let [newest, .., oldest] = chosen else { unreachable!("the policy chooses two or more") };
-        self.state = std::mem::replace(&mut self.state, Merging::Idle)
-            .next(MergeEvent::Chosen(newest.id(), oldest.id()));
-        let is_input = |at: &usize| safeguard(MergeNeighbours) || *at != 1;
-        let mut inputs: Vec<Run> = (0..chosen.len()).filter(is_input).map(|at| chosen[at].clone()).collect();
-        if !safeguard(MergeInOrder) {
-            inputs.reverse();
+        self.barred.retain(|id| runs.iter().any(|run| run.id() == *id));
+        while let Some(choice) = self.next_choice(runs) {
+            let inputs = runs[choice.inputs.clone()].iter().map(Run::id).collect();
+            self.of(choice.kind).advance(MergeEvent::Chosen(inputs));
+            out.push(Action::Merge(Box::new(plan(core, runs, choice))));
         }
-        let inputs = inputs.into();
-        let is_oldest = is_oldest || !safeguard(MergeKeepsZeros);
-        out.push(Action::Merge(Box::new(MergePlan {
-            place: place(core, entries),
-            level,
-            inputs,
-            is_oldest,
-        })));
+    }
+
+    /// The next merge of a kind of which none is in progress.
+    fn next_choice(&self, runs: &Runs) -> Option<Choice> {
+        let taken = [&self.levels, &self.base].map(Merging::inputs);
+        let is_free = |run: &&Run| {
+            let id = run.id();
+            !self.barred.contains(&id) && !taken.iter().any(|inputs| inputs.contains(&id))
+        };
+        let shapes: Vec<Option<Shape>> =
+            runs.iter().map(|run| Some(run).filter(is_free).map(Run::shape)).collect();
+        next_merges(&shapes).into_iter().find(|choice| match choice.kind {
+            MergeKind::Level => self.levels == Merging::Idle,
+            MergeKind::Base => self.base == Merging::Idle,
+        })
+    }
+
+    fn of(&mut self, kind: MergeKind) -> &mut Merging {
+        match kind {
+            MergeKind::Level => &mut self.levels,
+            MergeKind::Base => &mut self.base,
+        }
     }
 
     /// The merge is stored.
-    pub(super) fn merged(&mut self, output: Box<RunRef>) {
+    pub(super) fn merged(&mut self, kind: MergeKind, output: Box<RunRef>) {
         reach(CrashPoint::MergeStored);
-        self.advance_to(MergeEvent::Stored(output));
+        self.of(kind).advance(MergeEvent::Stored(output));
     }
 
-    /// The merge was not made.
-    pub(super) fn failed(&mut self) {
-        self.advance_to(MergeEvent::Failed);
+    /// The merge was not made. `barred` takes part in no other; the rest of the list may.
+    pub(super) fn failed(&mut self, kind: MergeKind, barred: PlacedId) {
+        self.of(kind).advance(MergeEvent::Failed);
+        self.barred.push(barred);
+        self.is_due = safeguard(MergeWhenDue);
     }
 
-    /// Takes the merge that the record at `next` is to carry. It is dropped where the log has passed its
-    /// place.
-    pub(super) fn take(&mut self, next: Seq) -> Option<Merge> {
-        let Merging::Stored(merge) = &self.state else { return None };
-        let merge = Merge::clone(merge);
-        self.advance_to(MergeEvent::Taken);
-        if merge.output.id.place() < next && safeguard(CheckMergePlace) {
-            return None;
+    /// Returns true if a record is to be made for merges alone.
+    pub(super) fn wants_record(&self, runs: &Runs) -> bool {
+        let is_stored = |merging: &Merging| matches!(merging, Merging::Stored(..));
+        runs.len() > most_runs() && (is_stored(&self.levels) || is_stored(&self.base))
+    }
+
+    /// Takes the merges that the next record is to carry. One is dropped where the list does not have exactly
+    /// its inputs any more, or the log has passed its place.
+    pub(super) fn take(&mut self, manifest: &Manifest) -> Vec<Merge> {
+        let mut merges = Vec::new();
+        for kind in [MergeKind::Level, MergeKind::Base] {
+            let Merging::Stored(inputs, output) = self.of(kind) else { continue };
+            let [newest, .., oldest] = inputs[..] else { unreachable!("the policy chooses two or more") };
+            let ids: Vec<PlacedId> = manifest.runs().iter().map(Run::id).collect();
+            let is_stale = !ids.windows(inputs.len()).any(|ids| ids == inputs) && safeguard(CarryFreshMerge);
+            merges.push(Merge { newest, oldest, output: RunRef::clone(output) });
+            if is_stale || refuses(manifest, &merges) {
+                merges.pop();
+                self.dropped += 1;
+            }
+            self.of(kind).advance(MergeEvent::Taken);
         }
-        reach(CrashPoint::MergeCarried);
-        self.carried += 1;
-        Some(merge)
-    }
-
-    fn advance_to(&mut self, event: MergeEvent) {
-        self.state = std::mem::replace(&mut self.state, Merging::Idle).next(event);
+        if !merges.is_empty() {
+            reach(CrashPoint::MergeCarried);
+        }
+        merges
     }
 }
 
-/// The place of a merge of so many entries: commits continue while it is made.
-fn place<M: Memory>(core: &Core<M>, entries: u64) -> Seq {
-    core.place_ahead(places_ahead() + entries / MERGED_ENTRIES_A_PLACE)
+/// Returns true if no record can carry `merges` next.
+fn refuses(manifest: &Manifest, merges: &[Merge]) -> bool {
+    match manifest.check_merges(merges) {
+        Ok(()) => false,
+        Err(LogError::Place { .. }) => safeguard(CheckMergePlace),
+        Err(_) => safeguard(CarryFreshMerge),
+    }
+}
+
+/// The plan of a chosen merge. Its place is so far ahead that commits continue while it waits and is made.
+fn plan<M: Memory>(core: &Core<M>, runs: &Runs, choice: Choice) -> MergePlan {
+    let Choice { kind, inputs, level } = choice;
+    let is_oldest = inputs.end == runs.len() || !safeguard(MergeKeepsZeros);
+    let chosen = &runs[inputs];
+    let entries: u64 = chosen.iter().map(|run| run.shape().entries).sum();
+    let place = core.place_ahead(places_ahead() + entries / MERGED_ENTRIES_A_PLACE);
+    let is_input = |at: &usize| safeguard(MergeNeighbours) || *at != 1;
+    let mut inputs: Vec<Run> = (0..chosen.len()).filter(is_input).map(|at| chosen[at].clone()).collect();
+    if !safeguard(MergeInOrder) {
+        inputs.reverse();
+    }
+    MergePlan { kind, place, level, inputs: inputs.into(), is_oldest }
 }
 
 #[cfg(test)]

@@ -75,8 +75,10 @@ pub struct SealStatus {
 pub struct IndexStatus {
     /// Runs in the list; none while the manifest is not loaded.
     pub runs: Option<usize>,
-    /// Merges that commits carried since this process took the volume.
+    /// Merges that became part of the volume since this process took it.
     pub merges: u64,
+    /// Merges that were stored in that time and did not.
+    pub merges_dropped: u64,
 }
 
 /// Reason why writes wait.
@@ -123,6 +125,7 @@ impl Status {
             index: IndexStatus {
                 runs: core.manifest.as_ref().map(|manifest| manifest.runs().len()),
                 merges: volume.merger.carried(),
+                merges_dropped: volume.merger.dropped(),
             },
             recovering: core.lifecycle.is_recovering(),
             repairing: volume.repair.is_asked(),

@@ -2,6 +2,7 @@
 //! that every outcome of a power cut can be tried.
 
 use holdfast_engine::event::Op;
+use holdfast_engine::record::{Body, Record};
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
@@ -195,9 +196,19 @@ fn doubt(stage: &mut Stage<'_>) -> Played {
 }
 
 fn merges(stage: &mut Stage<'_>) -> Played {
+    let committed = |world: &World| world.status(0).is_some_and(|status| !status.seal.in_progress);
     for round in 0..5 {
         stage.ask(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
-        stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+        stage.until(committed)?;
+    }
+    // The process dies with a record in flight that carries a merge; its successor has runs to merge at once.
+    stage.issue(&[(Op::Write, 500, 12)])?;
+    stage.until(carries)?;
+    stage.world.kill(0);
+    stage.rest()?;
+    for round in 0..3 {
+        stage.ask(&[(Op::Write, 64 * round, 2), (Op::Write, 20, 11)])?;
+        stage.until(committed)?;
     }
     stage.ask(&[(Op::Read, 0, 8), (Op::WriteZeroes, 64, 2), (Op::Flush, 0, 0)])?;
     stage.detach()
@@ -357,6 +368,16 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     }
     stage.host = 1;
     stage.ask(&[(Op::Read, 0, 4)])
+}
+
+/// True if host 0 has a log record in flight that carries a merge.
+fn carries(world: &World) -> bool {
+    world.asks_store(0, |ask| {
+        let StoreAsk::Create { body, .. } = ask else { return false };
+        let carries =
+            |record: Record| matches!(record.body, Body::Change { merges, .. } if !merges.is_empty());
+        Record::decode(body).is_ok_and(carries)
+    })
 }
 
 /// True if host 0 has a log record in flight.

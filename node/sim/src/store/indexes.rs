@@ -97,28 +97,23 @@ impl StoredIndexes {
         blocks
     }
 
-    /// Each block reads as before, and under the same name, now that `merge` is in the list.
-    pub(super) fn check_merge(&self, before: &[Run], after: &[Run], merge: &Merge) {
-        let inputs = inputs(before, merge);
-        let output = after.iter().filter(|run| run.id() == merge.output.id.0);
-        let concerned = before[inputs.clone()].iter().chain(output);
-        let blocks: BTreeSet<u64> = concerned.flat_map(|run| self.blocks_of(run)).collect();
+    /// Each block reads as before, and under the same name, now that the merges of `body` are in the list.
+    pub(super) fn check_merges(&self, before: &[Run], after: &[Run], body: &Body) {
         // The record added its own segments too.
-        let own = after.len() - (before.len() + 1 - inputs.len());
+        let is_own = |run: &&Run| segments_of(body).iter().any(|segment| segment.id.0 == run.id());
+        let after: Vec<Run> = after.iter().filter(|run| !is_own(run)).cloned().collect();
+        let is_old = |run: &&Run| before.iter().any(|other| other.id() == run.id());
+        let is_new = |run: &&Run| after.iter().any(|other| other.id() == run.id());
+        let concerned =
+            before.iter().filter(|run| !is_new(run)).chain(after.iter().filter(|run| !is_old(run)));
+        let blocks: BTreeSet<u64> = concerned.flat_map(|run| self.blocks_of(run)).collect();
         for block in blocks.into_iter().map(Block) {
-            let (was, is) = (self.composition(before, block), self.composition(&after[own..], block));
+            let (was, is) = (self.composition(before, block), self.composition(&after, block));
             let says_the_same = was.key == is.key && was.pieces == is.pieces;
-            Invariant::MergeSaysTheSame.check(says_the_same, || {
-                format!("block {} reads otherwise since {} is in the list", block.0, merge.output.id)
-            });
+            Invariant::MergeSaysTheSame
+                .check(says_the_same, || format!("block {} reads otherwise since runs were merged", block.0));
         }
     }
-}
-
-/// The inputs of `merge` in the list.
-fn inputs(runs: &[Run], merge: &Merge) -> Range<usize> {
-    let place = |id| runs.iter().position(|run| run.id() == id).expect("the manifest took the merge");
-    place(merge.newest)..place(merge.oldest) + 1
 }
 
 /// The commits of a process while a merge was due.

@@ -5,7 +5,6 @@ use std::io;
 use futures::FutureExt;
 use holdfast_engine::compose::Composition;
 use holdfast_engine::index::Run;
-use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_objects::{ErrorKind, Fault, Gate, MemoryStore, Verb};
 use holdfast_types::{Block, Mask, SectorRange};
@@ -31,9 +30,8 @@ impl Sides for Full {
         (build, part)
     }
 
-    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
-        let step = merge.advance();
-        (merge, step)
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        work()
     }
 
     async fn store_pending(&self, _pending: Pending) -> io::Result<()> {

@@ -15,7 +15,6 @@ use holdfast_background::{
     Background, ColdLines, LineLimit, Rest, SegmentBuild, SideReader, Sides, UnreadableSectors,
 };
 use holdfast_engine::event::Errno;
-use holdfast_engine::index::merge::{Merge, Step};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
@@ -65,12 +64,8 @@ impl Sides for LocalSides {
         .await
     }
 
-    async fn merge_step(&self, mut merge: Merge) -> (Merge, Step) {
-        run_blocking(move || {
-            let step = merge.advance();
-            (merge, step)
-        })
-        .await
+    async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        run_blocking(work).await
     }
 
     async fn store_pending(&self, pending: Pending) -> io::Result<()> {
