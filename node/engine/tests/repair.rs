@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 use holdfast_engine::action::{Action, DirtyBlock, Report, Source};
@@ -10,12 +11,13 @@ use holdfast_engine::chunk_set::ChunkSet;
 use holdfast_engine::durable_map::{Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
+use holdfast_engine::index::RunRef;
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
-use holdfast_types::{Block, Epoch, Mask, Nonce, SectorRange, SegmentId, Seq};
+use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 1000;
 const MAX_AGE: u64 = 1000;
@@ -389,38 +391,116 @@ fn a_fenced_writer_answers_repairs_at_once() {
     assert!(!host.volume.status().repairing);
 }
 
+/// A commit of one small segment.
+fn change(name: u8, merges: Vec<Merge>) -> Body {
+    let (id, chunks) = (SegmentId::new(Seq(100), 1, [name; 10]), Fence::around([(0, 1)]));
+    let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks };
+    let (segments, chunks, invalidated) = (vec![segment], ChunkSet::default(), SideSet::NONE);
+    Body::Change { segments, chunks, invalidated, generation: 1, merges }
+}
+
+impl Host {
+    /// A volume with so many segments in its list.
+    fn with_segments(segments: u8) -> Self {
+        let mut host = Self::new();
+        for name in 1..=segments {
+            let record = host.next_record(change(name, Vec::new()));
+            host.log.apply(&record).unwrap();
+        }
+        host
+    }
+
+    /// The merge of these of the list, newest first.
+    fn merge_of(&self, inputs: Range<usize>) -> Merge {
+        let (newest, oldest) = (self.log.runs()[inputs.start].id(), self.log.runs()[inputs.end - 1].id());
+        Merge { newest, oldest, output: output(1) }
+    }
+
+    fn turn(&mut self, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        self.volume.handle(self.now, event, &mut out);
+        out
+    }
+}
+
+fn output(name: u8) -> RunRef {
+    RunRef {
+        id: RunId::new(Seq(1000), 1, [name; 10]),
+        level: 1,
+        bytes: 100,
+        head_offset: 0,
+        head_bytes: 50,
+        entries: 5,
+        chunks: Fence::around([(0, 1)]),
+    }
+}
+
 /// Found by the simulation: the record that a dead process left carried a merge, and its successor had the
 /// same runs merged again while it sent that record.
 #[test]
 fn nothing_is_merged_before_the_left_record_is_in_the_log() {
-    let mut host = Host::new();
-    let change = |name: u8| {
-        let (id, chunks) = (SegmentId::new(Seq(100), 1, [name; 10]), Fence::around([(0, 1)]));
-        let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks };
-        let invalidated = SideSet::NONE;
-        Body::Change {
-            segments: vec![segment],
-            chunks: ChunkSet::default(),
-            invalidated,
-            generation: 1,
-            merges: Vec::new(),
-        }
-    };
-    for name in 0..8 {
-        let record = host.next_record(change(name));
-        host.log.apply(&record).unwrap();
+    for (merges, inputs) in [(false, 9), (true, 0)] {
+        let mut host = Host::with_segments(8);
+        let merges = merges.then(|| host.merge_of(0..8));
+        host.die_before(change(9, merges.into_iter().collect()));
+        let sent = host.turn(Event::ManifestLoaded(Box::new(host.log.clone())));
+        assert!(matches!(sent[..], [Action::CreateRecord { .. }]), "{sent:?}");
+        let won = host.turn(Event::CreateAnswered(CreateAnswer::Created));
+        let merge = won.iter().find_map(|action| match action {
+            Action::Merge(plan) => Some(plan.inputs.len()),
+            _ => None,
+        });
+        assert_eq!(merge.unwrap_or_default(), inputs, "{won:?}");
     }
-    host.die_before(change(8));
-    let mut turn = |event| {
+}
+
+/// A volume that was written for long in many short attaches, and then only read.
+#[test]
+fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
+    for (segments, is_recorded) in [(49, true), (48, false)] {
+        let mut host = Host::with_segments(segments);
+        host.log.apply(&host.next_record(Body::Detach)).unwrap();
+        let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
+        let record = Record { epoch: Epoch(2), ..host.next_record(attach) };
+        host.log.apply(&record).unwrap();
+        let mut setup = host.setup.clone();
+        setup.header.epoch = Epoch(2);
+        let memory = Mapping { bytes: vec![0; map_bytes(SECTORS) as usize], home: Rc::default() };
         let mut out = Vec::new();
-        host.volume.handle(0, event, &mut out);
-        out
-    };
-    let sent = turn(Event::ManifestLoaded(Box::new(host.log.clone())));
-    assert!(matches!(sent[..], [Action::CreateRecord { .. }]), "{sent:?}");
-    let won = turn(Event::CreateAnswered(CreateAnswer::Created));
-    let Some(Action::Merge(plan)) = won.iter().find(|action| matches!(action, Action::Merge(_))) else {
-        panic!("{won:?}")
-    };
-    assert_eq!(plan.inputs.len(), 9);
+        host.volume = Volume::attach(setup, memory, host.log.clone(), &[], false, 0, &mut out);
+        let data_seq = host.log.data_seq();
+        let plan = out.into_iter().find_map(|action| match action {
+            Action::Merge(plan) => Some(plan),
+            _ => None,
+        });
+        let plan = plan.expect("a merge is due");
+        assert_eq!(plan.inputs.len(), 16);
+        let out = host.turn(Event::Merged { kind: plan.kind, output: Box::new(output(1)) });
+        assert_eq!(matches!(out[..], [Action::StorePending { .. }]), is_recorded, "{out:?}");
+        if !is_recorded {
+            continue;
+        }
+        host.tell(Event::PendingStored { result: Ok(()) });
+        assert_eq!((host.log.runs().len(), host.log.data_seq()), (34, data_seq));
+        assert_eq!(host.volume.status().index.merges, 1);
+    }
+}
+
+/// Taken for the record of the seal that the dead process had begun, it would make what is dirty clean.
+#[test]
+fn a_left_record_with_merges_alone_commits_no_seal() {
+    let mut host = Host::with_segments(8);
+    // As if it had all of them since it attached.
+    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    host.store_answers = false;
+    host.write(3, 1);
+    host.commit();
+    let merges = vec![host.merge_of(0..8)];
+    let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
+    host.die_before(Body::Change { segments, chunks, invalidated, generation: 0, merges });
+    host.uploads.clear();
+    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    assert_eq!(host.log.runs().len(), 1, "the record is in the log");
+    assert_eq!(host.volume.status().dirty_bytes, 4096);
+    assert_eq!(host.uploads, [block(1 << 3, 0)], "the seal is uploaded");
 }
