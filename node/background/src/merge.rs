@@ -58,10 +58,10 @@ struct Unmerged {
 impl Unmerged {
     /// The store's answer that ends the merge once it came twice.
     fn finding(&self) -> Option<String> {
-        match &self.error {
-            ColdError::Store { source: StoreError::Refused { code, .. }, .. } => Some(code.clone()),
-            error => error.finding(),
+        if let ColdError::Store { source: StoreError::Refused { code, .. }, .. } = &self.error {
+            return Some(code.clone());
         }
+        self.error.finding()
     }
 }
 
