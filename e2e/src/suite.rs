@@ -44,8 +44,27 @@ const MOST_BESIDE: u64 = 4;
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,
-    failed: u32,
+    /// One line for each part that failed: its name and the reason.
+    failed: Vec<String>,
     skipped: u32,
+}
+
+impl Tally {
+    /// Counts the result of a part of the run. Returns the line that says it.
+    fn add(&mut self, name: &str, took: Duration, result: Result<()>) -> String {
+        let seconds = took.as_secs_f64();
+        match result {
+            Ok(()) => {
+                self.passed += 1;
+                format!("PASS {name} ({seconds:.1} s)")
+            }
+            Err(error) => {
+                let line = format!("FAIL {name} ({seconds:.1} s): {error:#}");
+                self.failed.push(line.clone());
+                line
+            }
+        }
+    }
 }
 
 /// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run
@@ -75,8 +94,11 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     for scenario in alone {
         record(&tally, scenario.name, || start(&toolbox, scenario, false));
     }
-    let Tally { passed, failed, skipped } = *lock(&tally);
-    report::line(format_args!("{passed} passed, {failed} failed, {skipped} skipped"));
+    let tally = lock(&tally);
+    // Again, where the end of a long log shows them.
+    tally.failed.iter().for_each(report::line);
+    let failed = tally.failed.len();
+    report::line(format_args!("{} passed, {failed} failed, {} skipped", tally.passed, tally.skipped));
     Ok(failed == 0)
 }
 
@@ -205,18 +227,8 @@ fn host_tests(toolbox: &Toolbox) -> Result<()> {
 fn record(tally: &Mutex<Tally>, name: &str, work: impl FnOnce() -> Result<()>) {
     let started = Instant::now();
     let result = work();
-    let seconds = started.elapsed().as_secs_f64();
-    let mut tally = lock(tally);
-    match result {
-        Ok(()) => {
-            tally.passed += 1;
-            report::line(format_args!("PASS {name} ({seconds:.1} s)"));
-        }
-        Err(error) => {
-            tally.failed += 1;
-            report::line(format_args!("FAIL {name} ({seconds:.1} s): {error:#}"));
-        }
-    }
+    let line = lock(tally).add(name, started.elapsed(), result);
+    report::line(line);
 }
 
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -261,17 +273,12 @@ mod tests {
         let target = tempfile::tempdir().unwrap();
         let mut hung = Command::new(std::env::current_exe().unwrap());
         hung.args(["--exact", "suite::tests::hung_scenario", "--ignored", "--nocapture", "--quiet"]);
-        let tally = Mutex::new(Tally::default());
-        let mut reason = String::new();
-        record(&tally, "hung", || {
-            let result = supervise("hung", hung.env(TARGET, target.path()), Stdio::inherit());
-            reason = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
-            result
-        });
-        record(&tally, "next", || supervise("next", &Command::new("true"), Stdio::inherit()));
-        let Tally { passed, failed, skipped: _ } = *lock(&tally);
-        assert_eq!((passed, failed), (1, 1));
-        assert!(reason.ends_with("exceeded its time limit of 2 s"), "{reason}");
+        let mut tally = Tally::default();
+        let result = supervise("hung", hung.env(TARGET, target.path()), Stdio::null());
+        tally.add("hung", Duration::from_secs(2), result);
+        tally.add("next", Duration::ZERO, supervise("next", &Command::new("true"), Stdio::null()));
+        assert_eq!((tally.passed, tally.failed.len()), (1, 1));
+        assert!(tally.failed[0].ends_with("exceeded its time limit of 2 s"), "{:?}", tally.failed);
 
         run_dir::tidy(target.path()).unwrap();
         let runs = fs::read_dir(target.path().join("e2e")).unwrap().map(|entry| entry.unwrap().path());
