@@ -35,8 +35,9 @@ pub use storage_node::{
     FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
 };
 pub use volume::{
-    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, FORCE_DETACH, ForcedDetach,
-    ImageSource, SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, FORCE_DETACH,
+    FORMAT_UNKNOWN_CONTENT, ForcedDetach, ImageSource, SnapshotSource, Volume, VolumePhase, VolumeSource,
+    VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 

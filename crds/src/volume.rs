@@ -25,6 +25,9 @@ const MAX_DIRTY_AGE: Duration = Duration::from_secs(3600);
 /// had not uploaded is missing afterwards.
 pub const FORCE_DETACH: &str = "holdfast.dev/force-detach";
 
+/// Annotation: the epoch of the attach during which the volume may be formatted although what it holds is unknown.
+pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
+
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(

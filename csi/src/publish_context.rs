@@ -6,7 +6,6 @@ use tonic::Status;
 
 const VOLUME_ID: &str = "volumeID";
 const EPOCH: &str = "epoch";
-const MAY_FORMAT: &str = "mayFormat";
 
 /// A publication of a volume on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,19 +14,12 @@ pub(crate) struct PublishContext {
     pub(crate) volume_id: String,
     /// Least fencing number of the writer on that node.
     pub(crate) epoch: u64,
-    /// The user allows to format a volume with unknown content.
-    pub(crate) may_format: bool,
 }
 
 /// The context as CSI passes it on.
 pub(crate) fn write(context: &PublishContext) -> HashMap<String, String> {
-    let PublishContext { volume_id, epoch, may_format } = context;
-    let mut words =
-        HashMap::from([(VOLUME_ID.to_owned(), volume_id.clone()), (EPOCH.to_owned(), epoch.to_string())]);
-    if *may_format {
-        words.insert(MAY_FORMAT.to_owned(), "yes".to_owned());
-    }
-    words
+    let PublishContext { volume_id, epoch } = context;
+    HashMap::from([(VOLUME_ID.to_owned(), volume_id.clone()), (EPOCH.to_owned(), epoch.to_string())])
 }
 
 /// The context that CSI passed on.
@@ -47,7 +39,6 @@ pub(crate) fn read(words: &HashMap<String, String>) -> Result<PublishContext, St
             .cloned()
             .ok_or_else(|| missing(VOLUME_ID))?,
         epoch: words.get(EPOCH).and_then(|epoch| epoch.parse().ok()).ok_or_else(|| missing(EPOCH))?,
-        may_format: words.get(MAY_FORMAT).is_some_and(|value| value == "yes"),
     })
 }
 
@@ -57,10 +48,8 @@ mod tests {
 
     #[test]
     fn the_context_is_read_as_it_was_written() {
-        for may_format in [false, true] {
-            let context = PublishContext { volume_id: "id".to_owned(), epoch: 7, may_format };
-            assert_eq!(read(&write(&context)).ok(), Some(context));
-        }
+        let context = PublishContext { volume_id: "id".to_owned(), epoch: 7 };
+        assert_eq!(read(&write(&context)).ok(), Some(context));
         assert!(read(&HashMap::new()).is_err());
         let bad = [(VOLUME_ID.to_owned(), "id".to_owned()), (EPOCH.to_owned(), "x".to_owned())];
         assert!(read(&HashMap::from(bad)).is_err());

@@ -22,8 +22,6 @@ const ATTACHED: &str = "Attached";
 const NODE_FULL: &str = "NodeFull";
 /// Conditions that say why a volume is not attached, the nearest first.
 const OBSTACLES: [&str; 3] = [ATTACHED, "Assigned", "Provisioned"];
-/// Annotation of a user: a volume with unknown content may be formatted.
-const MAY_FORMAT: &str = "holdfast.dev/format-unknown-content";
 
 /// The next step of a publication.
 #[derive(Debug)]
@@ -114,8 +112,7 @@ fn progress(name: &str, now: Option<&Volume>, node: &str) -> Option<Result<HashM
         return None;
     }
     let (volume_id, epoch) = (status.volume_id.clone()?, status.epoch?);
-    let may_format = volume.annotations().get(MAY_FORMAT).is_some_and(|value| value == "yes");
-    Some(Ok(publish_context::write(&PublishContext { volume_id, epoch, may_format })))
+    Some(Ok(publish_context::write(&PublishContext { volume_id, epoch })))
 }
 
 fn is_full(conditions: &[Condition]) -> bool {
@@ -162,7 +159,6 @@ pub(super) mod tests {
         let served = progress("data", Some(&volume(Some("a"), Some("a"))), "a").expect("an answer");
         let context = served.expect("a context");
         assert_eq!((context["volumeID"].as_str(), context["epoch"].as_str()), ("id", "3"));
-        assert!(!context.contains_key("mayFormat"));
         let withdrawn = progress("data", Some(&volume(Some("b"), Some("a"))), "a").expect("an answer");
         assert_eq!(withdrawn.expect_err("withdrawn").code(), Code::Aborted);
         let deleted = progress("data", None, "a").expect("an answer");

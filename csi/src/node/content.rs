@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use holdfast_crds::FORMAT_UNKNOWN_CONTENT;
 use tonic::Status;
 
 use super::tool::{CommandLine, Ended, Tools};
@@ -51,7 +52,9 @@ pub(super) struct Facts {
     pub(super) holds_data: Option<bool>,
     /// A format of this attach was begun and not finished.
     pub(super) is_half_formatted: bool,
-    /// The user allows to format unknown content.
+    /// The fencing number of this attach.
+    pub(super) epoch: u64,
+    /// The user allows to format unknown content during this attach, and that was not done yet.
     pub(super) may_format: bool,
 }
 
@@ -74,7 +77,7 @@ pub(super) enum Plan {
 /// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
 /// whether it holds anything.
 pub(super) fn plan(facts: &Facts) -> Result<Plan, Status> {
-    let Facts { wanted, content, holds_data, is_half_formatted, may_format } = facts;
+    let Facts { wanted, content, holds_data, is_half_formatted, epoch, may_format } = facts;
     if *is_half_formatted {
         return Ok(Plan::Format { is_zero: false });
     }
@@ -93,10 +96,10 @@ pub(super) fn plan(facts: &Facts) -> Result<Plan, Status> {
         }
         (Content::Nothing, Some(false)) => Ok(Plan::Format { is_zero: true }),
         (Content::Nothing, Some(true)) if *may_format => Ok(Plan::Format { is_zero: false }),
-        (Content::Nothing, Some(true)) => Err(refused(
+        (Content::Nothing, Some(true)) => Err(refused(&format!(
             "the volume holds data without a known signature. It was not formatted. If the data may be lost, annotate the \
-             Volume with holdfast.dev/format-unknown-content=yes and start the pod again",
-        )),
+             Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
+        ))),
         (Content::Nothing, None) => Err(Status::unavailable(
             "it is not known yet whether the volume holds data. It was not formatted; it is tried again",
         )),
@@ -251,7 +254,14 @@ mod tests {
     use super::*;
 
     fn facts(content: Content, holds_data: Option<bool>) -> Facts {
-        Facts { wanted: FileSystem::Ext4, content, holds_data, is_half_formatted: false, may_format: false }
+        Facts {
+            wanted: FileSystem::Ext4,
+            content,
+            holds_data,
+            is_half_formatted: false,
+            epoch: 7,
+            may_format: false,
+        }
     }
 
     #[test]
@@ -322,7 +332,7 @@ mod tests {
     fn unknown_data_is_formatted_only_when_the_user_says_so() {
         let mut unknown = facts(Content::Nothing, Some(true));
         let refused = plan(&unknown).expect_err("data");
-        assert!(refused.message().contains("holdfast.dev/format-unknown-content=yes"));
+        assert!(refused.message().contains("holdfast.dev/format-unknown-content=7"));
         unknown.may_format = true;
         assert_eq!(plan(&unknown).ok(), Some(Plan::Format { is_zero: false }));
         let known = Facts { content: Content::FileSystem(FileSystem::Xfs), ..unknown };

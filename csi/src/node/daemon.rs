@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use holdfast_proto::node::v1::node_client::NodeClient;
 use holdfast_proto::node::v1::{
-    AwaitServedRequest, CapabilitiesRequest, CapabilitiesResponse, ListRequest, Volume, VolumeState,
+    AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest, CapabilitiesResponse, ListRequest, Volume,
+    VolumeState,
 };
 use tokio::time::{Instant, timeout};
 use tonic::transport::{Channel, Endpoint};
@@ -40,15 +41,19 @@ pub(super) struct Served {
     pub(super) epoch: u64,
     /// False if every byte reads as zero; none while unknown.
     pub(super) holds_data: Option<bool>,
+    /// The user allows to format it during this attach, whatever it holds.
+    pub(super) may_format: bool,
 }
 
 impl Served {
-    fn of(volume: Volume) -> Result<Self, Status> {
+    fn of(answer: AwaitServedResponse) -> Result<Self, Status> {
+        let AwaitServedResponse { volume, may_format } = answer;
+        let volume = volume.unwrap_or_default();
         let device = volume.device.ok_or_else(|| Status::unavailable("the volume has no device yet"))?;
         let path = PathBuf::from(device.path);
         let number = DeviceNumber::of(&path)?;
         let holds_data = volume.holds_data;
-        Ok(Self { path, number, bytes: device.size_bytes, epoch: device.epoch, holds_data })
+        Ok(Self { path, number, bytes: device.size_bytes, epoch: device.epoch, holds_data, may_format })
     }
 }
 
@@ -63,7 +68,7 @@ impl Daemon {
     /// # Errors
     /// `UNAVAILABLE`: it does not within the time.
     pub(super) async fn served(&self, context: &PublishContext, until: Instant) -> Result<Served, Status> {
-        let PublishContext { volume_id, epoch, may_format: _ } = context;
+        let PublishContext { volume_id, epoch } = context;
         let left = until.saturating_duration_since(Instant::now());
         let mut request =
             Request::new(AwaitServedRequest { volume_id: volume_id.clone(), min_epoch: *epoch });
@@ -77,7 +82,7 @@ impl Daemon {
                 )));
             }
         };
-        Served::of(served.volume.unwrap_or_default())
+        Served::of(served)
     }
 
     /// The volumes of this node, and whether each serves requests.

@@ -3,6 +3,8 @@
 //! A half-made file system looks like data of a user. So before a format a file says which attach of which
 //! volume is being formatted, and it is removed after that. The next request of the same attach formats
 //! again. Another epoch means that another writer may have come between: then the file says nothing.
+//!
+//! A user's permission to format unknown content is for one format: after it the file says that it was used.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -24,7 +26,7 @@ impl InterruptedFormats {
 
     /// Returns true if a format of this attach of the volume was begun and not finished.
     pub(super) fn contains(&self, volume_id: &str, epoch: u64) -> bool {
-        fs::read_to_string(self.file(volume_id)).is_ok_and(|text| text.trim() == epoch.to_string())
+        self.says(volume_id, &epoch.to_string())
     }
 
     /// Notes durably that a format begins.
@@ -32,14 +34,7 @@ impl InterruptedFormats {
     /// # Errors
     /// `INTERNAL`: it cannot be noted; nothing may be formatted.
     pub(super) fn begin(&self, volume_id: &str, epoch: u64) -> Result<(), Status> {
-        let file = self.file(volume_id);
-        let written = fs::create_dir_all(&self.0).and_then(|()| {
-            let mut writer = File::create(&file)?;
-            write!(writer, "{epoch}")?;
-            writer.sync_all()?;
-            File::open(&self.0)?.sync_all()
-        });
-        written.map_err(|error| Status::internal(format!("{} cannot be written: {error}", file.display())))
+        self.write(volume_id, &epoch.to_string())
     }
 
     /// Notes that no format is in progress.
@@ -56,9 +51,41 @@ impl InterruptedFormats {
         }
     }
 
+    /// Notes that no format is in progress, and that the permission of this attach is used.
+    ///
+    /// # Errors
+    /// `INTERNAL`: it cannot be noted; the file system must not be used.
+    pub(super) fn use_up(&self, volume_id: &str, epoch: u64) -> Result<(), Status> {
+        self.write(volume_id, &used(epoch))
+    }
+
+    /// Returns true if the permission of this attach was used.
+    pub(super) fn is_used_up(&self, volume_id: &str, epoch: u64) -> bool {
+        self.says(volume_id, &used(epoch))
+    }
+
+    fn says(&self, volume_id: &str, words: &str) -> bool {
+        fs::read_to_string(self.file(volume_id)).is_ok_and(|text| text.trim() == words)
+    }
+
+    fn write(&self, volume_id: &str, words: &str) -> Result<(), Status> {
+        let file = self.file(volume_id);
+        let written = fs::create_dir_all(&self.0).and_then(|()| {
+            let mut writer = File::create(&file)?;
+            writer.write_all(words.as_bytes())?;
+            writer.sync_all()?;
+            File::open(&self.0)?.sync_all()
+        });
+        written.map_err(|error| Status::internal(format!("{} cannot be written: {error}", file.display())))
+    }
+
     fn file(&self, volume_id: &str) -> PathBuf {
         self.0.join(file_name(volume_id))
     }
+}
+
+fn used(epoch: u64) -> String {
+    format!("{epoch} used")
 }
 
 #[cfg(test)]
@@ -75,5 +102,16 @@ mod tests {
         assert!(formats.contains("v", 3) && !formats.contains("v", 4) && !formats.contains("w", 3));
         formats.end("v").expect("removed");
         assert!(!formats.contains("v", 3));
+    }
+
+    #[test]
+    fn a_permission_is_used_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let formats = InterruptedFormats::new(directory.path().join("formats"));
+        formats.begin("v", 3).expect("noted");
+        assert!(!formats.is_used_up("v", 3), "it was interrupted");
+        formats.use_up("v", 3).expect("noted");
+        assert!(formats.is_used_up("v", 3) && !formats.contains("v", 3));
+        assert!(!formats.is_used_up("v", 4) && !formats.is_used_up("w", 3));
     }
 }

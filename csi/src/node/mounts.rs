@@ -133,7 +133,7 @@ pub(super) mod tests {
     /// A device that is served, with the major number of the lines above.
     pub(in crate::node) fn device(path: &str, minor: u32) -> Served {
         let number = DeviceNumber { major: 259, minor };
-        Served { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None }
+        Served { path: path.into(), number, bytes: 4096, epoch: 1, holds_data: None, may_format: false }
     }
 
     /// The mounts that these lines tell of.

@@ -95,12 +95,14 @@ impl Inner {
             sleep(FIGURES_ARE_NEW).await;
             device = same(&device, self.daemon.served(&wanted.context, wanted.until).await?)?;
         }
+        let id = &wanted.context.volume_id;
         let facts = Facts {
             wanted: wanted.file_system,
             content,
             holds_data: device.holds_data,
-            is_half_formatted: self.formats.contains(&wanted.context.volume_id, device.epoch),
-            may_format: wanted.context.may_format,
+            is_half_formatted: self.formats.contains(id, device.epoch),
+            epoch: device.epoch,
+            may_format: device.may_format && !self.formats.is_used_up(id, device.epoch),
         };
         Ok((device, facts))
     }
@@ -111,7 +113,7 @@ impl Inner {
         self.tools
             .succeed(&wanted.volume, content::format(wanted.file_system, &device.path, is_zero))
             .await?;
-        self.formats.end(id)
+        if device.may_format { self.formats.use_up(id, device.epoch) } else { self.formats.end(id) }
     }
 
     async fn check(&self, wanted: &Wanted, device: &Path) -> Result<(), Status> {

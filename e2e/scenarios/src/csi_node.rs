@@ -191,14 +191,24 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
 
     let mounted = Claim { how: Use::mounted("btrfs"), ..raw };
     refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
-    world.kubectl(["annotate", "volume/pvc-raw", "holdfast.dev/format-unknown-content=yes"])?;
-    granted("withdraw", csi.unpublish("pvc-raw", "a", LIMIT)?)?;
-    let allowed = Claim { context: publish(csi, "pvc-raw", "a")?, ..mounted };
-    granted("stage", node.stage(&allowed, LIMIT)?)?;
-    granted("publish", node.publish(&allowed, "pod", false)?)?;
-    let target = allowed.target("pod");
+    let epoch: u64 = mounted.context.get("epoch").context("an epoch")?.parse()?;
+    let allow = |epoch: u64| {
+        let permission = format!("holdfast.dev/format-unknown-content={epoch}");
+        world.kubectl(["annotate", "--overwrite", "volume/pvc-raw", &permission])
+    };
+    allow(epoch + 1)?;
+    refused("another attach", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
+    allow(epoch)?;
+    let staged =
+        until("the daemon to hear of the permission", LIMIT, || match node.stage(&mounted, LIMIT)? {
+            Err(again) if again.code == "FailedPrecondition" => Ok(None),
+            answer => Ok(Some(answer)),
+        })?;
+    granted("stage", staged)?;
+    granted("publish", node.publish(&mounted, "pod", false)?)?;
+    let target = mounted.target("pod");
     node.vm().exec(&format!("findmnt -no FSTYPE {target} | grep -qx btrfs; echo new > {target}/file"))?;
-    release(node, &allowed, "pod")
+    release(node, &mounted, "pod")
 }
 
 fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {

@@ -30,6 +30,7 @@ pub(crate) use self::socket::{bind, serve};
 pub(crate) use self::status::code as status_code;
 use crate::config::Control;
 use crate::failure::Failure;
+use crate::format_permissions::FormatPermissions;
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -62,12 +63,13 @@ impl KnownStores {
 pub(crate) struct Api<V> {
     volumes: V,
     stores: KnownStores,
+    permissions: FormatPermissions,
 }
 
 impl<V: Volumes> Api<V> {
     /// The service over `volumes`.
-    pub(crate) fn new(volumes: V, stores: KnownStores) -> Self {
-        Self { volumes, stores }
+    pub(crate) fn new(volumes: V, stores: KnownStores, permissions: FormatPermissions) -> Self {
+        Self { volumes, stores, permissions }
     }
 
     fn stores(&self) -> Result<BTreeMap<String, S3Config>, Status> {
@@ -138,7 +140,9 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let AwaitServedRequest { volume_id, min_epoch } = request.into_inner();
         let volume = convert::volume_id(volume_id)?;
         let served = await_served::wait(&self.volumes, &volume, min_epoch).await;
-        Ok(Response::new(AwaitServedResponse { volume: Some(served.into()) }))
+        let epoch = served.attached.as_ref().map(|device| device.epoch);
+        let may_format = epoch.is_some_and(|epoch| self.permissions.allow(&volume, epoch));
+        Ok(Response::new(AwaitServedResponse { volume: Some(served.into()), may_format }))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {

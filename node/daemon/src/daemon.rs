@@ -30,6 +30,7 @@ use tokio::task::JoinSet;
 use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
+use crate::format_permissions::FormatPermissions;
 use crate::kubernetes;
 use crate::node::{ErrorKind, Node, NodeError, Owner};
 use crate::readiness::Readiness;
@@ -130,10 +131,11 @@ async fn serve(
             edges.serve_admin(listen(address).await?, readiness.clone(), log_level);
         }
         let listener = api::bind(&socket).map_err(|error| Failure::new(ErrorKind::Invalid, &error))?;
-        edges.serve_api(listener, Api::new(node.clone(), stores.clone()));
+        let permissions = FormatPermissions::default();
+        edges.serve_api(listener, Api::new(node.clone(), stores.clone(), permissions.clone()));
         edges.reload_stores(reload, node.clone(), stores);
         if matches!(control, Control::Kubernetes) {
-            edges.serve_kubernetes(node_name, state_dir, node.clone());
+            edges.serve_kubernetes(node_name, state_dir, node.clone(), permissions);
         }
         readiness.serves(node.clone());
         Ok(())
@@ -201,10 +203,16 @@ impl Edges {
         });
     }
 
-    fn serve_kubernetes(&mut self, node_name: String, state_dir: PathBuf, node: Node) {
+    fn serve_kubernetes(
+        &mut self,
+        node_name: String,
+        state_dir: PathBuf,
+        node: Node,
+        permissions: FormatPermissions,
+    ) {
         let stop = self.stopped();
         self.tasks.spawn(async move {
-            kubernetes::run(node_name, state_dir, node, stop).await;
+            kubernetes::run(node_name, state_dir, node, permissions, stop).await;
             Ok(())
         });
     }

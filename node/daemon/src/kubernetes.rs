@@ -28,6 +28,7 @@ use holdfast_ublk::Transport;
 use kube::Client;
 use kube::runtime::reflector;
 
+use crate::format_permissions::FormatPermissions;
 use crate::volumes::Volumes;
 
 /// Pause before the configuration of the API server is looked for again.
@@ -39,6 +40,7 @@ pub(crate) async fn run<V: Volumes>(
     node_name: String,
     state_dir: PathBuf,
     volumes: V,
+    permissions: FormatPermissions,
     stop: impl Future<Output = ()> + Send,
 ) {
     let work = async {
@@ -46,7 +48,7 @@ pub(crate) async fn run<V: Volumes>(
         let (object_stores, writer) = reflector::store();
         tokio::join!(
             store_renewal::run(client.clone(), volumes.clone(), writer),
-            volume::run(client.clone(), node_name.clone(), volumes.clone(), object_stores),
+            volume::run(client.clone(), node_name.clone(), volumes.clone(), object_stores, permissions),
             storage_node::run(client, node_name, state_dir, volumes),
         );
     };

@@ -7,6 +7,7 @@ mod daemon;
 #[cfg(test)]
 mod documented;
 mod failure;
+mod format_permissions;
 mod kubernetes;
 mod metrics;
 mod node;

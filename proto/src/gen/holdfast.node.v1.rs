@@ -84,6 +84,9 @@ pub struct AwaitServedRequest {
 pub struct AwaitServedResponse {
     #[prost(message, optional, tag = "1")]
     pub volume: ::core::option::Option<Volume>,
+    /// The user allows to format the volume during this attach although it holds data without a known signature.
+    #[prost(bool, tag = "2")]
+    pub may_format: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRequest {}

@@ -12,7 +12,7 @@ fn standalone() -> Control {
 }
 
 fn api(fake: &Fake) -> Api<Fake> {
-    Api::new(fake.clone(), KnownStores::new(&standalone()))
+    Api::new(fake.clone(), KnownStores::new(&standalone()), FormatPermissions::default())
 }
 
 #[tokio::test]
@@ -53,6 +53,25 @@ async fn a_bad_field_is_named_and_nothing_changes() {
     assert!(status.message().starts_with("size_bytes: 1 "));
 }
 
+/// It was frozen in the VolumeAttachment, and allowed to format at every later attach.
+#[tokio::test]
+async fn a_permission_to_format_is_for_one_attach() {
+    let (fake, permissions) = (Fake::default(), FormatPermissions::default());
+    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), permissions.clone());
+    fake.put(attached("v"));
+    let may_format = async || {
+        let request = AwaitServedRequest { volume_id: "v".to_owned(), min_epoch: 1 };
+        api.await_served(Request::new(request)).await.expect("it is served").into_inner().may_format
+    };
+    let volume = "v".parse().expect("a volume id");
+    for (epoch, expected) in
+        [(None, false), (Some(2), false), (Some(3), true), (Some(4), false), (None, false)]
+    {
+        permissions.set(&volume, epoch);
+        assert_eq!(may_format().await, expected, "{epoch:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_failure_of_the_node_keeps_its_kind_and_words() {
     let fake = Fake::default();
@@ -67,7 +86,7 @@ async fn a_failure_of_the_node_keeps_its_kind_and_words() {
 async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
     let fake = Fake::default();
     fake.put(attached("v"));
-    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes));
+    let api = Api::new(fake.clone(), KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
     let detach = DetachRequest { volume_id: "v".to_owned() };
     let status = api.detach(Request::new(detach)).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);
@@ -96,7 +115,7 @@ async fn lists_are_sorted_and_one_volume_can_be_asked_for() {
 async fn a_request_uses_the_stores_that_were_read_last() {
     let fake = Fake::default();
     let stores = KnownStores::new(&standalone());
-    let api = Api::new(fake.clone(), stores.clone());
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default());
     let attach = |store: &str| {
         let (volume_id, store) = ("v".to_owned(), store.to_owned());
         api.attach(Request::new(AttachRequest { volume_id, store, ..Default::default() }))

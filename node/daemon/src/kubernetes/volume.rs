@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{Credentials, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume, VolumeStatus};
+use holdfast_crds::{
+    Credentials, FORMAT_UNKNOWN_CONTENT, NODE_FIELD_MANAGER, ObjectStore, SecretRef, Time, Volume,
+    VolumeStatus,
+};
 use holdfast_engine::volume::Durability;
 use holdfast_types::{Backoff, VolumeId};
 use k8s_openapi::jiff::Timestamp;
@@ -25,6 +28,7 @@ use super::orphan;
 use super::plan::{Facts, Step, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
+use crate::format_permissions::FormatPermissions;
 use crate::node::{AttachRequest, ErrorKind};
 use crate::volumes::Volumes;
 
@@ -39,6 +43,7 @@ struct Context<V> {
     operations: Operations,
     recorder: Recorder,
     object_stores: Store<ObjectStore>,
+    permissions: FormatPermissions,
 }
 
 /// Runs until it is dropped.
@@ -47,10 +52,12 @@ pub(crate) async fn run<V: Volumes>(
     me: String,
     volumes: V,
     object_stores: Store<ObjectStore>,
+    permissions: FormatPermissions,
 ) {
     let (operations, ends) = Operations::new();
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
-    let context = Context { client: client.clone(), me, volumes, operations, recorder, object_stores };
+    let context =
+        Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
     // All Volumes: one that shall be served elsewhere now may still be here.
     let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
     let Context { client, me, volumes, recorder, .. } = &context;
@@ -71,6 +78,7 @@ pub(crate) async fn run<V: Volumes>(
 async fn reconcile<V: Volumes>(volume: Arc<Volume>, context: Arc<Context<V>>) -> Result<Action, ApiError> {
     // Until the operator gave the volume its identity there is nothing to serve.
     let Some(id) = identity(&volume) else { return Ok(Action::await_change()) };
+    context.permissions.set(&id, format_permission(&volume));
     let now = Time(Timestamp::now());
     let plan = plan(&observe(&volume, &id, &context), &now);
     let mut work = Work { context: &context, volume: volume.as_ref().clone(), id };
@@ -91,6 +99,11 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
 
 pub(super) fn identity(volume: &Volume) -> Option<VolumeId> {
     volume.status.as_ref()?.volume_id.clone()?.try_into().ok()
+}
+
+/// The epoch for which the user allows to format the volume.
+fn format_permission(volume: &Volume) -> Option<u64> {
+    volume.annotations().get(FORMAT_UNKNOWN_CONTENT)?.parse().ok()
 }
 
 fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> Facts {
