@@ -10,15 +10,20 @@
 //! others wait for the longer [`LEASE_DURATION`]. Silence is measured by the watcher's own clock from the
 //! moment it saw the last change, never by comparing clocks of two machines. Every write carries the resource
 //! version it is based on.
-//! On failure: an API server that does not answer is asked again; a leader stops when the deadline passes.
+//! On failure: an API server that does not answer is asked again; a leader stops when the deadline passes. A
+//! candidate that does not even look at the lease is not alive ([`Pulse`]).
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_service::chain;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 use kube::{Client, Resource};
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Time for which a silent holder keeps the lease.
@@ -27,6 +32,30 @@ const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two looks at the lease.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
+
+/// Longest time between two looks of a candidate that is alive: each ends by the limits of its requests.
+const LOOKS_WITHIN: Duration = Duration::from_secs(30);
+
+/// Time of the candidate's last look at the lease, whatever it saw. Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Pulse(Arc<Mutex<Instant>>);
+
+impl Pulse {
+    fn beat(&self) {
+        *self.0.lock() = Instant::now();
+    }
+
+    /// Returns true if the candidate looks at the lease as often as it should.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.lock().elapsed() <= LOOKS_WITHIN
+    }
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
 
 /// The leader lost its lease. It must stop changing anything at once.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +74,7 @@ pub(crate) struct Election {
     name: String,
     identity: String,
     seen: Seen,
+    pulse: Pulse,
 }
 
 /// The version that the candidate saw last, and the time of its change.
@@ -65,12 +95,13 @@ enum Move {
 
 impl Election {
     /// A candidate called `identity` for the Lease `namespace/name`.
-    pub(crate) fn new(client: Client, namespace: &str, name: &str, identity: &str) -> Self {
+    pub(crate) fn new(client: Client, (namespace, name): (&str, &str), identity: &str, pulse: Pulse) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             identity: identity.to_owned(),
             seen: Seen::default(),
+            pulse,
         }
     }
 
@@ -84,7 +115,7 @@ impl Election {
             match attempt {
                 Ok(None) => return,
                 Ok(Some(holder)) => tracing::debug!(%holder, "another instance leads"),
-                Err(error) => tracing::warn!(%error, "lease not readable"),
+                Err(error) => tracing::warn!(error = chain(&error), "lease not readable"),
             }
             sleep(RETRY_PERIOD).await;
         }
@@ -99,7 +130,7 @@ impl Election {
             match timeout(left, self.attempt()).await {
                 Ok(Ok(None)) => renewed = Instant::now(),
                 Ok(Ok(Some(holder))) => return LeaseLost::Taken(holder),
-                Ok(Err(error)) => tracing::warn!(%error, "lease not renewed yet"),
+                Ok(Err(error)) => tracing::warn!(error = chain(&error), "lease not renewed yet"),
                 Err(_elapsed) => return LeaseLost::NotRenewed,
             }
         }
@@ -108,27 +139,36 @@ impl Election {
     /// Frees the lease, so that the next leader need not wait.
     pub(crate) async fn release(&mut self) {
         let released = async {
-            let Some(mut lease) = self.api.get_opt(&self.name).await? else { return Ok(()) };
+            let Some(mut lease) = call(self.api.get_opt(&self.name)).await? else { return Ok(()) };
             let spec = lease.spec.get_or_insert_default();
             if spec.holder_identity.as_deref() == Some(self.identity.as_str()) {
                 spec.holder_identity = None;
-                self.api.replace(&self.name, &PostParams::default(), &lease).await?;
+                call(self.api.replace(&self.name, &PostParams::default(), &lease)).await?;
             }
-            Ok::<_, kube::Error>(())
+            Ok::<_, ApiError>(())
         };
         if let Err(error) = released.await {
-            tracing::warn!(%error, "lease not released; the next leader waits until it runs out");
+            tracing::warn!(
+                error = chain(&error),
+                "lease not released; the next leader waits until it runs out"
+            );
         }
     }
 
     /// Tries to hold the lease once; `None` if this candidate holds it now, else the holder.
-    async fn attempt(&mut self) -> Result<Option<String>, kube::Error> {
-        let Some(mut lease) = self.api.get_opt(&self.name).await? else {
+    async fn attempt(&mut self) -> Result<Option<String>, ApiError> {
+        let outcome = self.look().await;
+        self.pulse.beat();
+        outcome
+    }
+
+    async fn look(&mut self) -> Result<Option<String>, ApiError> {
+        let Some(mut lease) = call(self.api.get_opt(&self.name)).await? else {
             let lease = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.hold(&LeaseSpec::default())),
             };
-            return self.written(self.api.create(&PostParams::default(), &lease).await);
+            return self.written(call(self.api.create(&PostParams::default(), &lease)).await);
         };
         let now = Instant::now();
         self.seen.look(lease.meta().resource_version.as_deref(), now);
@@ -137,19 +177,19 @@ impl Election {
             Move::Wait => Ok(spec.holder_identity),
             Move::Hold => {
                 lease.spec = Some(self.hold(&spec));
-                self.written(self.api.replace(&self.name, &PostParams::default(), &lease).await)
+                self.written(call(self.api.replace(&self.name, &PostParams::default(), &lease)).await)
             }
         }
     }
 
     /// A conflict means that another candidate was faster.
-    fn written(&mut self, outcome: Result<Lease, kube::Error>) -> Result<Option<String>, kube::Error> {
+    fn written(&mut self, outcome: Result<Lease, ApiError>) -> Result<Option<String>, ApiError> {
         match outcome {
             Ok(lease) => {
                 self.seen.look(lease.meta().resource_version.as_deref(), Instant::now());
                 Ok(None)
             }
-            Err(kube::Error::Api(status)) if status.code == 409 => Ok(Some("another candidate".to_owned())),
+            Err(error) if error.is_stale() => Ok(Some("another candidate".to_owned())),
             Err(error) => Err(error),
         }
     }
@@ -196,6 +236,10 @@ fn decide(spec: &LeaseSpec, identity: &str, silence: Duration) -> Move {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use kube::client::Body;
+
     use super::*;
 
     fn held_by(holder: &str) -> LeaseSpec {
@@ -214,6 +258,22 @@ mod tests {
         assert_eq!(decide(&held_by("a"), "a", Duration::ZERO), Move::Hold);
         assert_eq!(decide(&held_by("b"), "a", 15 * second), Move::Wait);
         assert_eq!(decide(&held_by("b"), "a", 16 * second), Move::Hold);
+    }
+
+    /// A follower on a connection that swallowed its requests waited permanently, and was called healthy.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_without_an_answer_ends_and_a_stuck_candidate_is_not_alive() {
+        let silent = tower::service_fn(|_request: hyper::Request<Body>| async {
+            std::future::pending::<Result<hyper::Response<Body>, Infallible>>().await
+        });
+        let client = Client::new(silent, "default");
+        let pulse = Pulse::default();
+        let mut election = Election::new(client, ("default", "lease"), "a", pulse.clone());
+        let begun = Instant::now();
+        assert!(matches!(election.attempt().await, Err(ApiError::Silent)));
+        assert!(begun.elapsed() <= RENEW_DEADLINE && pulse.is_alive());
+        sleep(LOOKS_WITHIN + Duration::from_secs(1)).await;
+        assert!(!pulse.is_alive(), "it does not look any more");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The operator as its admin endpoint shows it: metrics, and whether it takes part in the election.
+//! The operator as its admin endpoint shows it: metrics, whether it takes part in the election, and whether it
+//! still looks at the lease.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_service::admin::Program;
 
+use crate::lease::Pulse;
 use crate::metrics::Metrics;
 
 /// Shared between the operator and its admin endpoint.
@@ -13,12 +15,13 @@ use crate::metrics::Metrics;
 pub(crate) struct Readiness {
     metrics: Arc<Metrics>,
     is_candidate: Arc<AtomicBool>,
+    pulse: Pulse,
 }
 
 impl Readiness {
     /// An operator that has not read the Lease yet.
-    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics, is_candidate: Arc::default() }
+    pub(crate) fn new(metrics: Arc<Metrics>, pulse: Pulse) -> Self {
+        Self { metrics, is_candidate: Arc::default(), pulse }
     }
 
     /// The API server answered for the Lease: this instance leads, or does so when the leader ends.
@@ -38,6 +41,12 @@ impl Program for Readiness {
         ]
     }
 
+    fn not_alive(&self) -> Option<String> {
+        let stuck =
+            "the Lease of the leader election was not looked at for 30 seconds; the process is restarted";
+        (!self.pulse.is_alive()).then(|| stuck.to_owned())
+    }
+
     fn metrics(&self) -> Result<String, fmt::Error> {
         self.metrics.render()
     }
@@ -49,7 +58,7 @@ mod tests {
 
     #[test]
     fn an_operator_is_ready_when_it_read_the_lease() {
-        let readiness = Readiness::new(Arc::new(Metrics::new()));
+        let readiness = Readiness::new(Arc::new(Metrics::new()), Pulse::default());
         assert!(readiness.not_ready()[0].contains("Lease"));
         readiness.clone().joins_election();
         assert!(readiness.not_ready().is_empty());

@@ -1,9 +1,14 @@
-//! Retries after a failure: by its kind, with jitter.
+//! Retries after a failure: by its kind, rarer after each failure in a row, with jitter.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use holdfast_objects::ErrorKind;
-use holdfast_types::Backoff;
+use holdfast_types::{Backoff, Jitter};
+use parking_lot::Mutex;
+
+/// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
+pub(crate) const MOST_AT_A_TIME: u16 = 16;
 
 /// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +31,34 @@ impl Retry {
         }
     }
 
-    /// Time to wait. `random` is a number from 0 up to 1.
-    pub(crate) fn delay(self, random: f64) -> Duration {
-        let mean = match self {
-            Self::Soon => Duration::from_secs(1),
-            Self::Later => Duration::from_secs(10),
-            Self::Rarely => Duration::from_secs(60),
+    /// Time to wait after `failures` in a row. `random` is a number from 0 up to 1.
+    fn delay(self, failures: u32, random: f64) -> Duration {
+        let (first, last) = match self {
+            Self::Soon => (1, 1),
+            Self::Later => (2, 60),
+            Self::Rarely => (10, 60),
         };
-        Backoff::steady(mean).delay(1, random)
+        let (first, last) = (Duration::from_secs(first), Duration::from_secs(last));
+        Backoff { first, last, jitter: Jitter::Fifth }.delay(failures, random)
+    }
+}
+
+/// Failures in a row of each object, by its name.
+#[derive(Debug, Default)]
+pub(crate) struct Failures(Mutex<HashMap<String, u32>>);
+
+impl Failures {
+    /// Counts a failure, and returns the time to wait. `random` is a number from 0 up to 1.
+    pub(crate) fn delay(&self, name: &str, retry: Retry, random: f64) -> Duration {
+        let mut counts = self.0.lock();
+        let failures = counts.entry(name.to_owned()).or_default();
+        *failures = failures.saturating_add(1);
+        retry.delay(*failures, random)
+    }
+
+    /// The object was reconciled.
+    pub(crate) fn end(&self, name: &str) {
+        self.0.lock().remove(name);
     }
 }
 
@@ -42,14 +67,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_stays_within_a_fifth() {
-        assert_eq!(Retry::Later.delay(0.0), Duration::from_secs(8));
-        assert_eq!(Retry::Later.delay(1.0), Duration::from_secs(12));
+    fn retries_become_rarer_until_one_succeeds() {
+        let failures = Failures::default();
+        let delay = |name| failures.delay(name, Retry::Later, 0.5).as_secs();
+        let delays: Vec<u64> = (0..7).map(|_| delay("a")).collect();
+        assert_eq!(delays, [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(delay("b"), 2, "each object has its own");
+        failures.end("a");
+        assert_eq!(delay("a"), 2);
     }
 
     #[test]
     fn a_missing_server_is_retried_sooner_than_a_wrong_key() {
-        let unavailable = Retry::of(ErrorKind::Unavailable).delay(0.5);
-        assert!(unavailable < Retry::of(ErrorKind::Denied).delay(0.5));
+        let unavailable = Retry::of(ErrorKind::Unavailable).delay(1, 0.5);
+        assert!(unavailable < Retry::of(ErrorKind::Denied).delay(1, 0.5));
     }
 }

@@ -14,10 +14,11 @@ use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::lease::Election;
+use crate::lease::{Election, Pulse};
 use crate::metrics::Metrics;
 use crate::object_store::{self, connect::Connections, controller::Probes};
 use crate::readiness::Readiness;
+use crate::requeue::Failures;
 use crate::settings::Settings;
 use crate::volume;
 
@@ -31,7 +32,8 @@ const LEASE: &str = "holdfast-operator";
 pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let metrics = Arc::new(Metrics::new());
-    let readiness = Readiness::new(metrics.clone());
+    let pulse = Pulse::default();
+    let readiness = Readiness::new(metrics.clone(), pulse.clone());
     let address = settings.metrics_address;
     let listener = TcpListener::bind(address)
         .await
@@ -40,7 +42,7 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
 
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let identity = settings.identity();
-    let mut election = Election::new(client.clone(), &settings.namespace, LEASE, &identity);
+    let mut election = Election::new(client.clone(), (&settings.namespace, LEASE), &identity, pulse);
     tracing::info!(%identity, metrics = %address, version = env!("CARGO_PKG_VERSION"), "operator starts");
     let leads = tokio::select! {
         () = election.lead(|| readiness.joins_election()) => true,
@@ -75,12 +77,14 @@ async fn lead(
         recorder: recorder.clone(),
         metrics: metrics.clone(),
         probes: Probes::default(),
+        failures: Failures::default(),
     });
     let volumes = Arc::new(volume::controller::Context {
         client: client.clone(),
         connections,
         recorder,
         metrics: metrics.clone(),
+        failures: Failures::default(),
     });
     let mut controllers = tokio::spawn(async move {
         tokio::join!(

@@ -1,4 +1,4 @@
-//! The admin endpoint of a program: `/metrics`, `/healthz` (the process runs), `/readyz` (it does its work),
+//! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it does its work),
 //! `/log-level`.
 //!
 //! Owns: HTTP, media types, who may change the log level: only a client of the same host, or of the same pod.
@@ -38,6 +38,11 @@ const FILTER_WITHIN: Duration = Duration::from_secs(5);
 pub trait Program: Send + Sync + 'static {
     /// Reasons why the program is not ready; none when it is.
     fn not_ready(&self) -> Vec<String>;
+
+    /// Reason why the process should be restarted; none while it runs as it should.
+    fn not_alive(&self) -> Option<String> {
+        None
+    }
 
     /// The metrics as OpenMetrics text.
     ///
@@ -97,12 +102,19 @@ async fn answer(stream: TcpStream, address: SocketAddr, router: Router) {
 
 fn router<P: Program>(program: P, level: LogLevel) -> Router {
     Router::new()
-        .route("/healthz", get(async || "ok\n"))
+        .route("/healthz", get(healthz::<P>))
         .route("/readyz", get(readyz::<P>))
         .route("/metrics", get(metrics::<P>))
         .route("/log-level", get(log_level::<P>).put(set_log_level::<P>))
         .fallback(async || (StatusCode::NOT_FOUND, "try /metrics, /healthz, /readyz or /log-level\n"))
         .with_state(Arc::new(Endpoint { program, level }))
+}
+
+async fn healthz<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+    match endpoint.program.not_alive() {
+        None => "ok\n".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
+    }
 }
 
 async fn readyz<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {

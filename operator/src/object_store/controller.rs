@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use holdfast_cluster::api::{ApiError, call};
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, ObjectStore, ObjectStoreStatus, Time};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::watcher;
 use kube::{Client, Resource, ResourceExt};
 use parking_lot::Mutex;
@@ -20,7 +21,7 @@ use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
-use crate::requeue::Retry;
+use crate::requeue::{Failures, MOST_AT_A_TIME, Retry};
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
@@ -32,6 +33,7 @@ pub(crate) struct Context {
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) probes: Probes,
+    pub(crate) failures: Failures,
 }
 
 /// Uid and generation of what was probed.
@@ -67,6 +69,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let controller = Controller::new(stores, watcher::Config::default());
     context.metrics.watch_object_stores(controller.store());
     controller
+        .with_config(Config::default().concurrency(MOST_AT_A_TIME))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
@@ -78,7 +81,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
 }
 
 #[tracing::instrument(name = "reconcile_object_store", skip_all, fields(object_store = %store.name_any()))]
-async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Action, kube::Error> {
+async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Action, ApiError> {
     if let Err(wait) = context.probes.begin(&store, Instant::now()) {
         return Ok(Action::requeue(wait));
     }
@@ -89,8 +92,11 @@ async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Act
     timer.finish(if outcome.is_err() { Some(Retry::Later) } else { retry });
     outcome?;
     Ok(Action::requeue(match retry {
-        None => PROBE_INTERVAL,
-        Some(retry) => retry.delay(fastrand::f64()),
+        None => {
+            context.failures.end(&store.name_any());
+            PROBE_INTERVAL
+        }
+        Some(retry) => context.failures.delay(&store.name_any(), retry, fastrand::f64()),
     }))
 }
 
@@ -100,10 +106,10 @@ async fn probe(store: &ObjectStore, context: &Context) -> Health {
     Ok(())
 }
 
-async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), kube::Error> {
+async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Result<(), ApiError> {
     let api: Api<ObjectStore> = Api::all(context.client.clone());
     // The stream tells only of new generations; the last report is newer than what it holds.
-    let Some(current) = api.get_opt(&store.name_any()).await? else { return Ok(()) };
+    let Some(current) = call(api.get_opt(&store.name_any())).await? else { return Ok(()) };
     let previous = current.status.as_ref();
     let before = previous.map(|status| status.conditions.clone()).unwrap_or_default();
     let status = ObjectStoreStatus {
@@ -128,12 +134,12 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
         "status": status,
     });
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
-    api.patch_status(&store.name_any(), &params, &Patch::Apply(patch)).await?;
+    call(api.patch_status(&store.name_any(), &params, &Patch::Apply(patch))).await?;
     context.recorder.publish(changes(&before, &status.conditions), &store.object_ref(&())).await;
     Ok(())
 }
 
-fn retry(store: Arc<ObjectStore>, error: &kube::Error, _context: Arc<Context>) -> Action {
+fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<Context>) -> Action {
     tracing::warn!(object_store = %store.name_any(), error = %chain(error), "object store not reconciled");
-    Action::requeue(Retry::Later.delay(fastrand::f64()))
+    Action::requeue(context.failures.delay(&store.name_any(), Retry::Later, fastrand::f64()))
 }

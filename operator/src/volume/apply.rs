@@ -1,5 +1,6 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
+use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -69,11 +70,8 @@ impl VolumeApplier<'_> {
         });
         let params =
             PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        self.volume = self
-            .api()
-            .patch(&self.volume.name_any(), &params, &Patch::Merge(patch))
-            .await
-            .map_err(classify)?;
+        let (api, name) = (self.api(), self.volume.name_any());
+        self.volume = call(api.patch(&name, &params, &Patch::Merge(patch))).await.map_err(classify)?;
         Ok(())
     }
 
@@ -92,11 +90,8 @@ impl VolumeApplier<'_> {
             "status": status,
         });
         let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
-        self.volume = self
-            .api()
-            .patch_status(&self.volume.name_any(), &params, &Patch::Apply(patch))
-            .await
-            .map_err(classify)?;
+        let (api, name) = (self.api(), self.volume.name_any());
+        self.volume = call(api.patch_status(&name, &params, &Patch::Apply(patch))).await.map_err(classify)?;
         Ok(())
     }
 }
@@ -138,13 +133,8 @@ fn accept_smaller(outcome: Result<(), LogFailure>, wanted_sectors: u64) -> Resul
 }
 
 /// A conflict, or an object that is gone, means that the plan was made from an old state.
-fn classify(error: kube::Error) -> VolumeFailure {
-    if let kube::Error::Api(status) = &error
-        && matches!(status.code, 404 | 409)
-    {
-        return VolumeFailure::Changed;
-    }
-    VolumeFailure::Api(error)
+fn classify(error: ApiError) -> VolumeFailure {
+    if error.is_stale() { VolumeFailure::Changed } else { VolumeFailure::Api(error) }
 }
 
 fn unix_ms(time: Option<&holdfast_crds::Time>) -> u64 {

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
 use holdfast_service::chain;
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::controller::{Action, Controller};
+use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -20,6 +21,7 @@ use super::plan::{Step, plan};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
+use crate::requeue::{Failures, MOST_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -30,6 +32,7 @@ pub(crate) struct Context {
     pub(crate) connections: Arc<Connections>,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) failures: Failures,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
@@ -49,6 +52,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             let name = node.name_any();
             matching(&by_node, move |volume| volume.spec.desired_node() == Some(name.as_str()))
         })
+        .with_config(Config::default().concurrency(MOST_AT_A_TIME))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
@@ -73,6 +77,9 @@ async fn reconcile(volume: Arc<Volume>, context: Arc<Context>) -> Result<Action,
     let timer = context.metrics.start(ObjectKind::Volume);
     let outcome = reconcile_once(volume.as_ref().clone(), &context).await;
     timer.finish(outcome.as_ref().err().map(VolumeFailure::retry));
+    if outcome.is_ok() {
+        context.failures.end(&volume.name_any());
+    }
     outcome.map(|()| Action::requeue(RESYNC))
 }
 
@@ -110,7 +117,9 @@ async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFail
         let stores: Api<ObjectStore> = Api::all(context.client.clone());
         facts.store = match volume.spec.object_store.as_deref() {
             None => StoreFact::None,
-            Some(name) => StoreFact::of(stores.get_opt(name).await.map_err(VolumeFailure::Api)?.as_ref()),
+            Some(name) => {
+                StoreFact::of(call(stores.get_opt(name)).await.map_err(VolumeFailure::Api)?.as_ref())
+            }
         };
     }
     if facts.needs_log_writer() {
@@ -119,13 +128,13 @@ async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFail
     }
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());
-        facts.node_known = nodes.get_opt(name).await.map_err(VolumeFailure::Api)?.is_some();
+        facts.node_known = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?.is_some();
     }
     Ok(facts)
 }
 
-fn retry(volume: Arc<Volume>, failure: &VolumeFailure, _context: Arc<Context>) -> Action {
-    let delay = failure.retry().delay(fastrand::f64());
+fn retry(volume: Arc<Volume>, failure: &VolumeFailure, context: Arc<Context>) -> Action {
+    let delay = context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
     match failure {
         VolumeFailure::Changed => {
             tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")

@@ -1,5 +1,6 @@
 //! Failures of a step for a volume, and their report to the user.
 
+use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumePhase, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
@@ -14,7 +15,7 @@ use crate::requeue::Retry;
 pub(crate) enum VolumeFailure {
     /// The API server did not take a request.
     #[error("the API server refused a request for the volume")]
-    Api(#[source] kube::Error),
+    Api(#[source] ApiError),
     /// Another client changed the object since it was read.
     #[error("the volume changed meanwhile")]
     Changed,
