@@ -32,12 +32,13 @@ pub use object_store::{
 };
 pub use quantity::{ByteSize, InvalidQuantity, MAX_SIZE_BYTES, TimeSpan};
 pub use storage_node::{
-    FencedData, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus, TransportName, TransportSupport,
+    FencedData, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, Handoff, StorageNode, StorageNodeSpec, StorageNodeStatus,
+    TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    AccessMode, Backend, CloneSource, DeletionPolicy, Durability, Empty, FORCE_DETACH,
-    FORMAT_UNKNOWN_CONTENT, ForcedDetach, ImageSource, SnapshotSource, Volume, VolumePhase, VolumeSource,
-    VolumeSpec, VolumeStatus,
+    ACKNOWLEDGE_LOSS, AccessMode, Backend, CloneSource, DeletionPolicy, DetachCause, Durability, Empty,
+    FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FailoverPolicy, ForcedDetach, ImageSource, SnapshotSource, Volume,
+    VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 

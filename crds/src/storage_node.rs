@@ -1,9 +1,22 @@
 //! `StorageNode`: what one node can do, written by its daemon.
 
+use std::time::Duration;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+/// Label of the Leases that node daemons renew while they live.
+pub const HEARTBEAT_LABEL: &str = "storage.holdfast.dev/heartbeat";
+
+/// Time without a renewal after which a node daemon counts as silent.
+pub const HEARTBEAT_LIMIT: Duration = Duration::from_secs(40);
+
+/// The name of the Lease that the daemon of a node renews.
+pub fn heartbeat_lease(node: &str) -> String {
+    format!("node-{node}")
+}
 
 /// One node that serves volumes. Its name is the node's name.
 #[derive(CustomResource, KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

@@ -28,6 +28,9 @@ pub const FORCE_DETACH: &str = "holdfast.dev/force-detach";
 /// Annotation: the epoch of the attach during which the volume may be formatted although what it holds is unknown.
 pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
 
+/// Annotation: the epoch of a node that was cut off, once a person has read what is missing because of it.
+pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
+
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
@@ -122,6 +125,9 @@ pub struct VolumeSpec {
     /// Fate of the volume's objects when the Volume is deleted.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
+    /// Treatment of a lost node that is to release the volume.
+    #[serde(default)]
+    pub failover_policy: FailoverPolicy,
 }
 
 fn default_max_dirty_age() -> String {
@@ -320,12 +326,39 @@ pub struct VolumeStatus {
     pub conditions: Vec<Condition>,
 }
 
+/// Treatment of a lost node that is to release a volume. Both are safe: a node that was cut off is fenced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum FailoverPolicy {
+    /// The operator cuts it off: what it had not uploaded is missing.
+    #[default]
+    Automatic,
+    /// Only a person does, by the annotation `holdfast.dev/force-detach`.
+    Manual,
+}
+
+/// Sign by which a node was lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+pub enum DetachCause {
+    /// A person said so, by the annotation.
+    #[default]
+    Annotation,
+    /// The Node has the taint `node.kubernetes.io/out-of-service`.
+    OutOfService,
+    /// The Node was deleted, and its daemon is silent.
+    NodeDeleted,
+    /// The Node is not Ready, and its daemon is silent.
+    NodeNotReady,
+}
+
 /// A node that a volume was taken from by force, as it reported last.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ForcedDetach {
     /// The node. It keeps what it had not uploaded.
     pub node: String,
+    /// Sign by which it was lost.
+    #[serde(default)]
+    pub cause: DetachCause,
     /// Time at which the volume was granted to another node.
     pub time: Time,
     /// Its fencing number.

@@ -1,6 +1,7 @@
 //! The Holdfast control-plane operator.
 
 mod event;
+mod heartbeats;
 mod lease;
 mod metrics;
 mod object_store;

@@ -14,6 +14,7 @@ use kube::Client;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::heartbeats::{self, Heartbeats};
 use crate::lease::{Election, Pulse};
 use crate::metrics::Metrics;
 use crate::object_store::{self, connect::Connections, controller::Probes};
@@ -51,7 +52,8 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
     let outcome = if leads {
         metrics.set_leader(true);
         tracing::info!("leading");
-        let outcome = lead(client, &identity, &metrics, &mut election, shutdown.requested()).await;
+        let program = Program { client, identity, namespace: settings.namespace, metrics: metrics.clone() };
+        let outcome = lead(program, &mut election, shutdown.requested()).await;
         metrics.set_leader(false);
         outcome
     } else {
@@ -61,15 +63,25 @@ pub(crate) async fn run(settings: Settings, log_level: LogLevel) -> anyhow::Resu
     outcome
 }
 
-async fn lead(
+/// This instance.
+struct Program {
     client: Client,
-    identity: &str,
-    metrics: &Arc<Metrics>,
+    /// Name in the Lease and in events.
+    identity: String,
+    namespace: String,
+    metrics: Arc<Metrics>,
+}
+
+async fn lead(
+    program: Program,
     election: &mut Election,
     stop: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
+    let Program { client, identity, namespace, metrics } = program;
     let (stopping, stopped) = watch::channel(false);
-    let recorder = Recorder::new(client.clone(), "holdfast-operator", identity);
+    let recorder = Recorder::new(client.clone(), "holdfast-operator", &identity);
+    let heartbeats = Heartbeats::new();
+    let listening = heartbeats::run(client.clone(), namespace, heartbeats.clone());
     let connections = Arc::new(Connections::default());
     let stores = Arc::new(object_store::controller::Context {
         client: client.clone(),
@@ -83,14 +95,21 @@ async fn lead(
         client: client.clone(),
         connections,
         recorder,
-        metrics: metrics.clone(),
+        metrics,
         failures: Failures::default(),
+        heartbeats,
     });
     let mut controllers = tokio::spawn(async move {
-        tokio::join!(
-            object_store::controller::run(stores, stop_requested(stopped.clone())),
-            volume::controller::run(volumes, stop_requested(stopped)),
-        );
+        let work = async {
+            tokio::join!(
+                object_store::controller::run(stores, stop_requested(stopped.clone())),
+                volume::controller::run(volumes, stop_requested(stopped)),
+            );
+        };
+        tokio::select! {
+            () = work => {}
+            () = listening => {}
+        }
     });
     tokio::select! {
         lost = election.keep() => {

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use holdfast_crds::{Durability, VolumeSpec};
+use holdfast_crds::{Durability, FailoverPolicy, VolumeSpec};
 use serde_json::Value;
 use tonic::Status;
 
 /// Keys that a StorageClass may have. The first is required.
-const KEYS: [&str; 3] = ["objectStore", "durability", "maxDirtyAge"];
+const KEYS: [&str; 4] = ["objectStore", "durability", "maxDirtyAge", "failoverPolicy"];
 /// Keys that the provisioner adds (`--extra-create-metadata`).
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
@@ -20,6 +20,8 @@ pub(super) struct Parameters {
     pub(super) object_store: String,
     /// Point at which a FLUSH is complete.
     pub(super) durability: Durability,
+    /// What is done when a node is lost.
+    pub(super) failover_policy: FailoverPolicy,
     /// Largest age of data that is not uploaded yet; absent: the default of the kind.
     pub(super) max_dirty_age: Option<String>,
     /// Namespace and name of the PersistentVolumeClaim.
@@ -50,9 +52,16 @@ impl Parameters {
                 invalid("durability", &format!("`{text}` is not known; write `local` or `object`"))
             })?,
         };
+        let failover_policy = match given.remove("failoverPolicy") {
+            None => FailoverPolicy::default(),
+            Some(text) => serde_json::from_value(Value::String(text.clone())).map_err(|_unknown| {
+                invalid("failoverPolicy", &format!("`{text}` is not known; write `Automatic` or `Manual`"))
+            })?,
+        };
         let read = Self {
             object_store,
             durability,
+            failover_policy,
             max_dirty_age: given.remove("maxDirtyAge"),
             claim: claim.map(|(namespace, name)| format!("{namespace}/{name}")),
         };
@@ -71,6 +80,7 @@ impl Parameters {
             "size": size,
             "objectStore": self.object_store,
             "durability": self.durability,
+            "failoverPolicy": self.failover_policy,
         });
         if let Some(age) = &self.max_dirty_age {
             fields["maxDirtyAge"] = Value::String(age.clone());
@@ -86,6 +96,9 @@ impl Parameters {
         }
         if spec.durability != self.durability {
             return Some("another durability".to_owned());
+        }
+        if spec.failover_policy != self.failover_policy {
+            return Some("another failoverPolicy".to_owned());
         }
         let wanted = self.max_dirty_age.as_ref().filter(|age| **age != spec.max_dirty_age);
         wanted.map(|age| format!("maxDirtyAge `{}`, not `{age}`", spec.max_dirty_age))
@@ -111,6 +124,7 @@ mod tests {
             ("objectStore", "main"),
             ("durability", "object"),
             ("maxDirtyAge", "5s"),
+            ("failoverPolicy", "Manual"),
             (CLAIM_NAME, "data"),
             (CLAIM_NAMESPACE, "shop"),
             (VOLUME_NAME, "pvc-1"),
@@ -119,6 +133,7 @@ mod tests {
         assert_eq!(parameters.claim.as_deref(), Some("shop/data"));
         let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
         assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
+        assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
         assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_str()), ("5s", "1Gi"));
         assert_eq!(parameters.difference(&spec), None);
         let least = read(&[("objectStore", "main")]).expect("parameters").spec("1Gi".to_owned());
@@ -136,6 +151,7 @@ mod tests {
                 "parameters.replicas: is not known; the parameters are objectStore, durability, maxDirtyAge",
             ),
             (vec![store, ("durability", "none")], "`none` is not known; write `local` or `object`"),
+            (vec![store, ("failoverPolicy", "Never")], "`Never` is not known; write `Automatic` or `Manual`"),
             (vec![store, ("maxDirtyAge", "2h")], "parameters.maxDirtyAge: "),
             (vec![store, ("maxDirtyAge", "soon")], "parameters.maxDirtyAge: "),
         ] {

@@ -128,6 +128,7 @@ impl ControlPlane {
         Ok(kubeconfig::with_token(
             &self.authority.certificate(),
             &format!("https://{host}:{}", self.port),
+            namespace,
             token.trim(),
         ))
     }

@@ -89,6 +89,8 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     let before = creates(s3)?;
     let new = NewVolume::new("pvc-1", GIB, "store")
         .parameter("durability", "object")
+        // No daemon renews a Lease for the nodes that the scenario plays.
+        .parameter("failoverPolicy", "Manual")
         .parameter("csi.storage.k8s.io/pvc/name", "data")
         .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
     let first = granted("create", csi.create(&new, LIMIT)?)?;

@@ -213,7 +213,7 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "node-loss",
         about: "a lost node's volume continues elsewhere as a prefix; what is missing is reported, preserved on the node, exported",
-        expected: Duration::from_secs(90),
+        expected: Duration::from_secs(130),
         alone: false,
         run: node_loss::run,
     },

@@ -1,10 +1,12 @@
 //! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is
-//! reported, and the node, back again, serves nothing and keeps it.
+//! reported, and the node, back again, serves nothing and keeps it. One volume is moved by a person, one by the
+//! taint of the Node.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
 use holdfast_lab::vm::machine::Options;
 use holdfast_lab::wait::until;
@@ -33,7 +35,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     apply(
         world,
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {name: disk}\n\
-         spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h}\n",
+         spec: {size: 64Mi, objectStore: store, maxDirtyAge: 1h, failoverPolicy: Manual}\n",
     )?;
     apply(
         world,
@@ -43,11 +45,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     for volume in [VOLUME, "volume/safe"] {
         world.wait_for(volume, "jsonpath={.status.phase}=Ready")?;
     }
+    // There is no kubelet: the scenario says what the Node is.
+    apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
     let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
     let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
     let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
     let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
     check_state_disks(world, &b)?;
+    check_heartbeat(world)?;
 
     report::step("node a writes and flushes; part of it is uploaded, part of it is not");
     let device = serve(world, &a, "disk")?;
@@ -87,16 +92,15 @@ pub(super) fn run(world: &World) -> Result<()> {
     world.kubectl(["annotate", "volume", "disk", "holdfast.dev/force-detach=a"])?;
     let device = serve(world, &b, "disk")?;
 
-    report::step("of what was flushed to the store nothing is missing");
-    world.kubectl([
-        "patch",
-        "volume",
-        "safe",
-        "--type=merge",
-        "--patch",
-        "{\"metadata\":{\"annotations\":{\"holdfast.dev/force-detach\":\"a\"}},\"spec\":{\"nodeName\":\"b\"}}",
-    ])?;
+    report::step(
+        "the Node is out of service: without a person, nothing that was flushed to the store is missing",
+    );
+    world.kubectl(["taint", "node", "a", "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"])?;
     let safe = serve(world, &b, "safe")?;
+    let cut_off = world.kubectl(["get", "volume/safe", "--output=jsonpath={.status.forcedDetach.cause}"])?;
+    ensure!(cut_off == "OutOfService", "node a was cut off by {cut_off:?}");
+    let told = condition(world, "volume/safe", "UnuploadedDataLost")?;
+    ensure!(told.contains("(its Node is out of service)"), "{told}");
     b.vm().exec(&format!(
         "{MAKE_BLOCKS}; dd if={safe} bs=4k count={FLUSHED} iflag=direct status=none | cmp -n $(({FLUSHED} * 4096)) - /tmp/blocks"
     ))?;
@@ -117,6 +121,15 @@ pub(super) fn run(world: &World) -> Result<()> {
         "echo of-b | dd of={device} bs=4k seek=1000 conv=sync,fsync,notrunc oflag=direct status=none"
     ))?;
 
+    report::step("node a is silent, and its StorageNode says so");
+    world.wait_for("storagenode/a", "condition=Ready=Unknown")?;
+    ensure!(condition(world, "storagenode/b", "Ready")?.starts_with("Serving"), "node b is not Ready");
+    let epoch = world.kubectl(["get", "volume/safe", "--output=jsonpath={.status.forcedDetach.epoch}"])?;
+    world.kubectl(["annotate", "volume", "safe", &format!("holdfast.dev/acknowledge-loss={epoch}")])?;
+    until("the condition to go when it was read", LIMIT, || {
+        Ok((condition(world, "volume/safe", "UnuploadedDataLost")? == ": ").then_some(()))
+    })?;
+
     report::step("node a is back: it serves nothing, and keeps what it had not uploaded");
     a.vm().boot()?;
     a.restart()?;
@@ -129,6 +142,7 @@ pub(super) fn run(world: &World) -> Result<()> {
         ])?;
         Ok(kept.lines().find_map(|kept| kept.strip_suffix(&format!(" {dirty}"))).map(str::to_owned))
     })?;
+    world.wait_for("storagenode/a", "condition=Ready")?;
     let list = a.cli(&["fenced", "list"])?;
     ensure!(list.contains(&kept), "{kept} is not in\n{list}");
     a.cli(&["fenced", "export", &kept, "--output", "/tmp/kept.img"])?;
@@ -148,6 +162,17 @@ pub(super) fn run(world: &World) -> Result<()> {
         node.terminate()?;
     }
     operator.stop()
+}
+
+/// Node a renews its Lease, and its StorageNode belongs to its Node.
+fn check_heartbeat(world: &World) -> Result<()> {
+    let lease = ["--namespace", NAMESPACE, "get", "lease", "node-a", "--output=jsonpath={.spec.renewTime}"];
+    let first = until("node a to renew its Lease", LIMIT, || Ok(world.kubectl(lease).ok()))?;
+    until("node a to renew it again", LIMIT, || Ok((world.kubectl(lease)? != first).then_some(())))?;
+    let owner = "--output=jsonpath={.metadata.ownerReferences[0].kind}/{.metadata.ownerReferences[0].name}";
+    let owner = world.kubectl(["get", "storagenode", "a", owner])?;
+    ensure!(owner == "Node/a", "the StorageNode belongs to {owner:?}");
+    Ok(())
 }
 
 /// Node b's disk may tear a sector when the power fails: the StorageNode and an event say so.

@@ -1,6 +1,6 @@
 //! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
 //!
-//! Owns: the daemon's part of every Volume's status, the StorageNode of this node.
+//! Owns: the daemon's part of every Volume's status, the StorageNode of this node and its heartbeat.
 //! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: the API server is needed for changes only; without it everything that is served stays served.
@@ -9,6 +9,7 @@
 
 mod event;
 mod fault;
+mod heartbeat;
 mod object_store;
 mod operations;
 mod orphan;
@@ -49,6 +50,7 @@ pub(crate) async fn run<V: Volumes>(
         tokio::join!(
             store_renewal::run(client.clone(), volumes.clone(), writer),
             volume::run(client.clone(), node_name.clone(), volumes.clone(), object_stores, permissions),
+            heartbeat::run(client.clone(), node_name.clone()),
             storage_node::run(client, node_name, state_dir, volumes),
         );
     };

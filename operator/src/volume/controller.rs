@@ -8,6 +8,7 @@ use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
 use holdfast_service::chain;
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config, Controller};
 use kube::runtime::reflector::{ObjectRef, Store};
@@ -16,15 +17,20 @@ use kube::{Api, Client, Resource, ResourceExt};
 
 use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, Facts, StoreFact};
+use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::plan::{Step, plan};
 use crate::event::changes;
+use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{Failures, MOST_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
+
+/// Time between two looks at a node that is to release a volume and does not.
+const IN_DOUBT: Duration = Duration::from_secs(10);
 
 /// Dependencies of every reconciliation.
 pub(crate) struct Context {
@@ -33,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) failures: Failures,
+    pub(crate) heartbeats: Heartbeats,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
@@ -42,15 +49,22 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let volumes = controller.store();
     context.metrics.watch_volumes(volumes.clone());
     let by_store = volumes.clone();
+    let by_storage_node = volumes.clone();
     let by_node = volumes;
     controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
             let name = store.name_any();
             matching(&by_store, move |volume| volume.spec.object_store.as_deref() == Some(name.as_str()))
         })
-        .watches(Api::<StorageNode>::all(client), watcher::Config::default(), move |node| {
+        .watches(Api::<StorageNode>::all(client.clone()), watcher::Config::default(), move |node| {
             let name = node.name_any();
-            matching(&by_node, move |volume| volume.spec.desired_node() == Some(name.as_str()))
+            matching(&by_storage_node, move |volume| {
+                volume.spec.desired_node() == Some(name.as_str()) || is_claimed_by(volume, &name)
+            })
+        })
+        .watches(Api::<Node>::all(client), watcher::Config::default(), move |node| {
+            let name = node.name_any();
+            matching(&by_node, move |volume| is_claimed_by(volume, &name))
         })
         .with_config(Config::default().concurrency(MOST_AT_A_TIME))
         .graceful_shutdown_on(stop)
@@ -61,6 +75,10 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             }
         })
         .await;
+}
+
+fn is_claimed_by(volume: &Volume, node: &str) -> bool {
+    volume.status.as_ref().is_some_and(|status| status.node.as_deref() == Some(node))
 }
 
 fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<ObjectRef<Volume>> {
@@ -80,11 +98,13 @@ async fn reconcile(volume: Arc<Volume>, context: Arc<Context>) -> Result<Action,
     if outcome.is_ok() {
         context.failures.end(&volume.name_any());
     }
-    outcome.map(|()| Action::requeue(RESYNC))
+    outcome.map(Action::requeue)
 }
 
-async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeFailure> {
+/// Returns the time until the volume is looked at again.
+async fn reconcile_once(volume: Volume, context: &Context) -> Result<Duration, VolumeFailure> {
     let facts = observe(&volume, context).await?;
+    let again = if facts.node_in_doubt().is_some() { IN_DOUBT } else { RESYNC };
     let now = Time(Timestamp::now());
     let before = facts.status.clone();
     let reference = volume.object_ref(&());
@@ -94,7 +114,7 @@ async fn reconcile_once(volume: Volume, context: &Context) -> Result<(), VolumeF
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
-    outcome
+    outcome.map(|()| again)
 }
 
 async fn carry_out(work: &mut VolumeApplier<'_>, facts: &Facts, now: &Time) -> Result<(), VolumeFailure> {
@@ -122,9 +142,15 @@ async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFail
             }
         };
     }
+    if let Some(name) = facts.node_in_doubt() {
+        let nodes: Api<Node> = Api::all(context.client.clone());
+        let node = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?;
+        facts.lost = loss(node.as_ref(), context.heartbeats.is_silent(name));
+    }
     if facts.needs_log_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
         facts.log_writer = AttachedWriter::read(store.as_ref(), &volume_id(volume)).await?;
+        facts.is_released_in_log = facts.log_writer.is_none();
     }
     if let Some(name) = facts.node_in_question() {
         let nodes: Api<StorageNode> = Api::all(context.client.clone());

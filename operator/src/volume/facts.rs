@@ -1,8 +1,8 @@
 //! Facts that one plan for a volume is made from.
 
 use holdfast_crds::{
-    ConditionBuilder, FORCE_DETACH, ObjectStore as ObjectStoreResource, ObjectStoreStatus, Time,
-    VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition, is_true,
+    ACKNOWLEDGE_LOSS, ConditionBuilder, DetachCause, FORCE_DETACH, ObjectStore as ObjectStoreResource,
+    ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -31,6 +31,12 @@ pub(crate) struct Facts {
     pub(crate) force_detach: Option<String>,
     /// The writer that the log calls attached, where the plan depends on it.
     pub(crate) log_writer: Option<AttachedWriter>,
+    /// True if the log was read, and calls no writer attached.
+    pub(crate) is_released_in_log: bool,
+    /// The sign by which the node in doubt is lost.
+    pub(crate) lost: Option<DetachCause>,
+    /// The epoch whose loss a person has read of, by annotation.
+    pub(crate) acknowledged: Option<u64>,
     /// The object store the volume names.
     pub(crate) store: StoreFact,
     /// True if a StorageNode describes the node that should serve the volume, or the volume is there already.
@@ -122,15 +128,24 @@ impl Facts {
             deleting: volume.metadata.deletion_timestamp.is_some(),
             force_detach: volume.annotations().get(FORCE_DETACH).cloned(),
             log_writer: None,
+            is_released_in_log: false,
+            lost: None,
+            acknowledged: volume.annotations().get(ACKNOWLEDGE_LOSS).and_then(|epoch| epoch.parse().ok()),
             store: StoreFact::NotLooked,
             node_known: true,
         }
     }
 
-    /// True if the plan depends on the log's writer: a node was force-detached, and the epoch that may be
-    /// replaced is not known. While a device is reported, no node waits for that permission.
+    /// True if the plan depends on the log's writer: a node was cut off, and the epoch that may be replaced is
+    /// not known, or it may have released the volume after that. While a device is reported, no node waits for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
-        let Some(named) = self.force_detach.as_deref().filter(|_| !self.needs_store()) else { return false };
+        if self.needs_store() {
+            return false;
+        }
+        if self.lost.is_some() || self.may_be_back() {
+            return true;
+        }
+        let Some(named) = self.force_detach.as_deref() else { return false };
         let is_idle = self.status.device_path.is_none();
         match self.status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named) {
             Some(remembered) => remembered.epoch.is_none() && is_idle,

@@ -121,6 +121,9 @@ mod tests {
             deleting: false,
             force_detach: None,
             log_writer: None,
+            is_released_in_log: false,
+            lost: None,
+            acknowledged: None,
             store: StoreFact::Ready,
             node_known: false,
         };

@@ -1,6 +1,7 @@
 //! Takes a volume from a node that is lost, and reports what is missing because of it.
 //!
-//! The user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once:
+//! The signs of the node say so (`failover.rs`), or a person does:
+//! the user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once:
 //! `status.forcedDetach` remembers the node until the annotation is gone and another attach has followed, so
 //! that an old one never takes the volume from a node that got it back later, and a permission is not lost
 //! before it is used. The node may be the one that is to serve the volume: then its disk is lost, and it
@@ -8,7 +9,9 @@
 //! writer of that epoch and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written
 //! here may be stale.
 
-use holdfast_crds::{Condition, ConditionStatus, Durability, FORCE_DETACH, ForcedDetach, Time};
+use holdfast_crds::{
+    ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach, Time,
+};
 
 use super::facts::Facts;
 
@@ -29,8 +32,41 @@ impl Facts {
             // A grant that has moved stays moved until the next node claims the volume.
             Some(_) => self.assigned() == Some(serving),
         };
+        if self.lost.is_some() {
+            return true;
+        }
         let is_named = self.force_detach.as_deref() == Some(serving);
         (is_named || (remembered.is_some() && self.unused_permission().is_some())) && !is_again
+    }
+
+    /// The log's word on a node's epoch: it may have attached without ever reporting it.
+    fn logged_epoch(&self, node: &str) -> Option<u64> {
+        self.log_writer.as_ref().filter(|writer| writer.node == node).map(|writer| writer.epoch)
+    }
+
+    /// The record that stays without an annotation: of an unused permission, or of a loss that no person has
+    /// read of yet. It ends when the node released the volume after all.
+    fn kept_record(&self) -> Option<&ForcedDetach> {
+        if let Some(unused) = self.unused_permission() {
+            return Some(unused);
+        }
+        let is_back = self.may_be_back() && self.is_released_in_log;
+        self.status.forced_detach.as_ref().filter(|record| {
+            record.cause != DetachCause::Annotation && !is_back && !self.is_acknowledged(record)
+        })
+    }
+
+    /// True if the node that was cut off may have released the volume since: it claims it no more, and no
+    /// other does.
+    pub(super) fn may_be_back(&self) -> bool {
+        let claims = self.status.node.as_deref().is_some_and(|node| !node.is_empty());
+        let record = self.status.forced_detach.as_ref();
+        !claims && record.is_some_and(|record| record.cause != DetachCause::Annotation)
+    }
+
+    /// True if a person has read what is missing because of that node.
+    pub(super) fn is_acknowledged(&self, record: &ForcedDetach) -> bool {
+        self.acknowledged.is_some_and(|epoch| record.epoch.is_none_or(|cut_off| cut_off == epoch))
     }
 
     /// The force-detach that no attach has followed yet, while any node claims the volume.
@@ -44,47 +80,55 @@ impl Facts {
     }
 }
 
-/// The record of the node that is force-detached: its last report at that moment. Its epoch is the log's,
-/// where the log still calls that node attached.
+/// The record of the node that was cut off: its last report at that moment. Its epoch is the log's, where the
+/// log still calls that node attached.
 pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
-    let Some(named) = facts.force_detach.as_deref() else {
-        return facts.unused_permission().cloned();
-    };
     let status = &facts.status;
-    // The log's word on the node's epoch: the node may have attached without ever reporting it.
-    let logged = facts.log_writer.as_ref().filter(|writer| writer.node == named).map(|writer| writer.epoch);
-    if let Some(remembered) =
-        status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named)
-    {
+    if let (Some(cause), Some(lost)) = (facts.lost, status.node.as_deref()) {
+        return Some(last_report(facts, lost, cause, now));
+    }
+    let Some(named) = facts.force_detach.as_deref() else { return facts.kept_record().cloned() };
+    let remembered = status.forced_detach.as_ref().filter(|forced_detach| forced_detach.node == named);
+    if let Some(remembered) = remembered {
         // A node that got the volume back since is not affected by an annotation from before.
-        let since = logged.filter(|_| facts.desired() != Some(named));
+        let since = facts.logged_epoch(named).filter(|_| facts.desired() != Some(named));
         return Some(ForcedDetach { epoch: remembered.epoch.or(since), ..remembered.clone() });
     }
-    let unreported = ForcedDetach {
-        node: named.to_owned(),
+    if status.node.as_deref().is_some_and(|node| facts.is_force_detached(node)) {
+        return Some(last_report(facts, named, DetachCause::Annotation, now));
+    }
+    // Another node claims the volume, and the log still names this one.
+    facts.logged_epoch(named).map(|_| unreported(facts, named, DetachCause::Annotation, now))
+}
+
+fn last_report(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
+    let status = &facts.status;
+    let unreported = unreported(facts, node, cause, now);
+    ForcedDetach {
+        epoch: unreported.epoch.or(status.epoch),
+        durability: status.durability,
+        dirty_bytes: status.dirty_bytes,
+        durable_through: status.durable_through.clone(),
+        ..unreported
+    }
+}
+
+fn unreported(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
+    ForcedDetach {
+        node: node.to_owned(),
+        cause,
         time: now.clone(),
-        epoch: logged,
+        epoch: facts.logged_epoch(node),
         durability: None,
         dirty_bytes: None,
         durable_through: None,
-    };
-    if status.node.as_deref().is_some_and(|node| facts.is_force_detached(node)) {
-        return Some(ForcedDetach {
-            epoch: logged.or(status.epoch),
-            durability: status.durability,
-            dirty_bytes: status.dirty_bytes,
-            durable_through: status.durable_through.clone(),
-            ..unreported
-        });
     }
-    // Another node claims the volume, and the log still names this one.
-    logged.map(|_| unreported)
 }
 
 /// Says what is missing.
 pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
-    let ForcedDetach { node, time, epoch: _, durability, dirty_bytes, durable_through } = forced_detach;
-    let begins = format!("node {node} was cut off at {}", time.0);
+    let ForcedDetach { node, cause, time, epoch, durability, dirty_bytes, durable_through } = forced_detach;
+    let begins = format!("node {node} was cut off at {}{}", time.0, sign(*cause));
     let after = durable_through
         .as_ref()
         .map_or_else(|| "since its last commit".to_owned(), |since| format!("after {}", since.0));
@@ -92,8 +136,15 @@ pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time)
         Some(Durability::Object) => "; nothing that was flushed is among it",
         Some(Durability::Local) | None => "",
     };
+    let read = match cause {
+        DetachCause::Annotation => format!("Remove the annotation {FORCE_DETACH} when you have read this"),
+        DetachCause::OutOfService | DetachCause::NodeDeleted | DetachCause::NodeNotReady => {
+            let epoch = epoch.unwrap_or_default();
+            format!("When you have read this, annotate the Volume with {ACKNOWLEDGE_LOSS}={epoch}")
+        }
+    };
     let kept = format!(
-        "what is missing is kept on node {node}: `holdfast-node fenced list` there, once it is back. Remove the annotation {FORCE_DETACH} when you have read this"
+        "what is missing is kept on node {node}: `holdfast-node fenced list` there, once it is back. {read}"
     );
     let (status, reason, what) = match dirty_bytes {
         None => (
@@ -116,4 +167,14 @@ pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time)
     };
     let message = format!("{begins}: {what}; {kept}");
     facts.conditions(now).build(DATA_LOST, status, reason, message)
+}
+
+/// The sign by which the node was lost, for the message.
+fn sign(cause: DetachCause) -> &'static str {
+    match cause {
+        DetachCause::Annotation => "",
+        DetachCause::OutOfService => " (its Node is out of service)",
+        DetachCause::NodeDeleted => " (its Node was deleted, and its daemon is silent)",
+        DetachCause::NodeNotReady => " (its Node is not Ready, and its daemon is silent)",
+    }
 }

@@ -8,7 +8,8 @@
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```
-//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`).
+//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`), and so does
+//! one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
     Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,
@@ -228,7 +229,8 @@ fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
     ];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
-    conditions.extend(forced_detach.as_ref().map(|forced_detach| data_lost(facts, forced_detach, now)));
+    let unread = forced_detach.as_ref().filter(|record| !facts.is_acknowledged(record));
+    conditions.extend(unread.map(|record| data_lost(facts, record, now)));
     VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
         volume_id: Some(facts.uid.clone()),

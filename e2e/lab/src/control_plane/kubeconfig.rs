@@ -9,6 +9,7 @@ pub(super) fn with_certificate(authority: &str, server: &str, certificate: &str,
     config(
         authority,
         server,
+        "default",
         &json!({
             "client-certificate-data": STANDARD.encode(certificate),
             "client-key-data": STANDARD.encode(key),
@@ -16,22 +17,23 @@ pub(super) fn with_certificate(authority: &str, server: &str, certificate: &str,
     )
 }
 
-/// For a user who proves who they are by a token.
-pub(super) fn with_token(authority: &str, server: &str, token: &str) -> String {
-    config(authority, server, &json!({ "token": token }))
+/// For a service account of `namespace`, which proves who it is by a token.
+pub(super) fn with_token(authority: &str, server: &str, namespace: &str, token: &str) -> String {
+    config(authority, server, namespace, &json!({ "token": token }))
 }
 
-fn config(authority: &str, server: &str, user: &Value) -> String {
+fn config(authority: &str, server: &str, namespace: &str, user: &Value) -> String {
     let cluster = json!({
         "server": server,
         "certificate-authority-data": STANDARD.encode(authority),
     });
+    let context = json!({ "cluster": "e2e", "user": "e2e", "namespace": namespace });
     json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "e2e", "cluster": cluster }],
         "users": [{ "name": "e2e", "user": user }],
-        "contexts": [{ "name": "e2e", "context": { "cluster": "e2e", "user": "e2e" } }],
+        "contexts": [{ "name": "e2e", "context": context }],
         "current-context": "e2e",
     })
     .to_string()

@@ -1,4 +1,5 @@
-//! Keeps the StorageNode of this node: what it can do, and whether it serves.
+//! Keeps the StorageNode of this node: what it can do, and whether it serves. It belongs to the Node of its
+//! name, and goes with it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,9 +11,11 @@ use holdfast_crds::{
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
 use holdfast_ublk::KernelRelease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client, Resource};
+use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::transport_name;
@@ -32,18 +35,12 @@ const SPACE_STEP_BYTES: u64 = 256 << 20;
 
 /// Runs until it is dropped.
 pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: PathBuf, volumes: V) {
-    let api: Api<StorageNode> = Api::all(client);
-    let mut written: Option<StorageNodeStatus> = None;
     loop {
-        match report(&api, &name, &state_dir, &volumes, written.as_ref()).await {
-            Ok(status) => written = Some(status),
-            Err(error) => {
-                tracing::warn!(
-                    error = holdfast_service::chain(&error),
-                    "could not write the StorageNode; volumes stay served"
-                );
-                written = None;
-            }
+        if let Err(error) = report(&client, &name, &state_dir, &volumes).await {
+            tracing::warn!(
+                error = holdfast_service::chain(&error),
+                "could not write the StorageNode; volumes stay served"
+            );
         }
         tokio::time::sleep(EVERY.delay(1, fastrand::f64())).await;
     }
@@ -51,17 +48,18 @@ pub(crate) async fn run<V: Volumes>(client: Client, name: String, state_dir: Pat
 
 #[tracing::instrument(name = "report_storage_node", skip_all, fields(node = name))]
 async fn report<V: Volumes>(
-    api: &Api<StorageNode>,
+    client: &Client,
     name: &str,
     state_dir: &Path,
     volumes: &V,
-    written: Option<&StorageNodeStatus>,
-) -> Result<StorageNodeStatus, ApiError> {
-    let before = match written {
-        Some(status) => status.clone(),
-        None => call(api.get_opt(name)).await?.and_then(|node| node.status).unwrap_or_default(),
-    };
-    let StorageNodeStatus { fenced: told, conditions, .. } = before;
+) -> Result<(), ApiError> {
+    let api: Api<StorageNode> = Api::all(client.clone());
+    // The operator writes into it too, and it goes with its Node.
+    let written = call(api.get_opt(name)).await?;
+    let owners = owners(client, name).await?;
+    let is_owned = written.as_ref().is_some_and(|node| node.owner_references() == owners);
+    let before = written.and_then(|node| node.status);
+    let StorageNodeStatus { fenced: told, conditions, .. } = before.clone().unwrap_or_default();
     let directory = state_dir.to_owned();
     let (space, fenced) = run_blocking(move || (space(&directory), fenced_data(&directory, &told))).await;
     let facts =
@@ -69,13 +67,13 @@ async fn report<V: Volumes>(
     let now = Time(Timestamp::now());
     let status =
         describe(facts, &ConditionBuilder { previous: &conditions, observed_generation: None, now: &now });
-    if written == Some(&status) {
-        return Ok(status);
+    if is_owned && before.as_ref() == Some(&status) {
+        return Ok(());
     }
     let object = json!({
         "apiVersion": StorageNode::api_version(&()),
         "kind": StorageNode::kind(&()),
-        "metadata": { "name": name },
+        "metadata": { "name": name, "ownerReferences": owners },
     });
     let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
     let mut with_spec = object.clone();
@@ -83,8 +81,24 @@ async fn report<V: Volumes>(
     call(api.patch(name, &params, &Patch::Apply(with_spec))).await?;
     let mut with_status = object;
     with_status["status"] = json!(status);
-    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await?;
-    Ok(status)
+    call(api.patch_status(name, &params, &Patch::Apply(with_status))).await.map(drop)
+}
+
+/// The Node of that name, if there is one.
+async fn owners(client: &Client, name: &str) -> Result<Vec<OwnerReference>, ApiError> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let node = call(nodes.get_metadata_opt(name)).await?;
+    Ok(node.and_then(|node| node.metadata.uid).map(|uid| owned_by(name, uid)).into_iter().collect())
+}
+
+fn owned_by(node: &str, uid: String) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_owned(),
+        uid,
+        ..OwnerReference::default()
+    }
 }
 
 /// Size and free bytes of a filesystem.

@@ -1,6 +1,6 @@
 //! Plans as tables: facts in, steps out. No API server.
 
-use holdfast_crds::{Empty, ForcedDetach, SnapshotSource, VolumeSpec};
+use holdfast_crds::{DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource, VolumeSpec};
 
 use super::super::facts::AttachedWriter;
 use super::*;
@@ -24,6 +24,9 @@ fn new_volume() -> Facts {
         deleting: false,
         force_detach: None,
         log_writer: None,
+        is_released_in_log: false,
+        lost: None,
+        acknowledged: None,
         store: StoreFact::Ready,
         node_known: true,
     }
@@ -394,6 +397,86 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
     facts.status.forced_detach = Some(ForcedDetach { epoch: None, ..forced_detach });
     facts.log_writer = writer(9);
     assert_eq!(report(&mut facts).forced_detach.and_then(|forced_detach| forced_detach.epoch), None);
+}
+
+/// Node `a` is lost by its signs while the volume is wanted on `b`.
+fn lost_by_signs() -> Facts {
+    let mut facts = Facts { lost: Some(DetachCause::OutOfService), ..lost("") };
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4 });
+    facts
+}
+
+#[test]
+fn a_node_is_in_doubt_while_it_is_to_release_the_volume() {
+    assert_eq!(existing("b", "a", "a").node_in_doubt(), Some("a"));
+    assert_eq!(existing("", "a", "a").node_in_doubt(), Some("a"));
+    let deleting = Facts { deleting: true, ..existing("a", "a", "a") };
+    assert_eq!(deleting.node_in_doubt(), Some("a"));
+    assert_eq!(existing("a", "a", "a").node_in_doubt(), None, "it is to serve");
+    assert_eq!(existing("b", "b", "").node_in_doubt(), None, "no node claims it");
+    let mut manual = existing("b", "a", "a");
+    manual.spec.failover_policy = FailoverPolicy::Manual;
+    assert_eq!(manual.node_in_doubt(), None);
+}
+
+/// A lost node held its volumes until a person came.
+#[test]
+fn a_lost_node_is_cut_off_without_a_person() {
+    let mut facts = lost_by_signs();
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node.as_deref(), Some("b"));
+    let record = status.forced_detach.clone().expect("it was cut off");
+    assert_eq!((record.cause, record.epoch), (DetachCause::OutOfService, Some(4)), "the log's epoch");
+    let told = find_condition(&status.conditions, DATA_LOST).expect("reported").clone();
+    for part in ["node a ", "out of service", "at least 8192 bytes", "holdfast.dev/acknowledge-loss=4"] {
+        assert!(told.message.contains(part), "{}", told.message);
+    }
+    // Its Node comes back, and its daemon has not: the permission stays.
+    (facts.lost, facts.log_writer) = (None, None);
+    assert_eq!(facts.node_in_doubt(), None);
+    assert_eq!(report(&mut facts), status);
+    // The next node serves: what is missing is told until it was read.
+    (facts.status.node, facts.status.epoch) = (Some("b".to_owned()), Some(5));
+    let served = report(&mut facts);
+    assert_eq!(find_condition(&served.conditions, DATA_LOST), Some(&told));
+    facts.acknowledged = Some(3);
+    assert!(report(&mut facts).forced_detach.is_some(), "another loss");
+    facts.acknowledged = Some(4);
+    let read = report(&mut facts);
+    assert_eq!((read.forced_detach, find_condition(&read.conditions, DATA_LOST)), (None, None));
+}
+
+/// The node lives: it made its final commit after it had been cut off, and before another node attached.
+#[test]
+fn a_node_that_released_the_volume_after_all_lost_nothing() {
+    let mut facts = Facts { log_writer: None, ..lost_by_signs() };
+    facts.spec.node_name = None;
+    let status = report(&mut facts);
+    assert_eq!(status.assigned_node, None);
+    facts.lost = None;
+    (facts.status.node, facts.status.epoch, facts.status.device_path) = (None, None, None);
+    assert!(facts.needs_log_writer());
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 3 });
+    assert_eq!(report(&mut facts).forced_detach, status.forced_detach, "the log still calls it attached");
+    (facts.log_writer, facts.is_released_in_log) = (None, true);
+    let back = report(&mut facts);
+    assert_eq!((back.forced_detach, find_condition(&back.conditions, DATA_LOST)), (None, None));
+}
+
+/// It came back, was given the volume again, and is lost again.
+#[test]
+fn a_node_is_lost_once_more() {
+    let mut facts = lost_by_signs();
+    report(&mut facts);
+    facts.spec.node_name = Some("a".to_owned());
+    (facts.lost, facts.status.epoch) = (None, Some(9));
+    report(&mut facts);
+    facts.spec.node_name = Some("b".to_owned());
+    assert_eq!(facts.node_in_doubt(), Some("a"));
+    facts.lost = Some(DetachCause::NodeDeleted);
+    facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 9 });
+    let again = report(&mut facts).forced_detach.expect("it was cut off");
+    assert_eq!((again.cause, again.epoch), (DetachCause::NodeDeleted, Some(9)));
 }
 
 #[test]

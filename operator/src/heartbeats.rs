@@ -1,0 +1,165 @@
+//! Silence of node daemons: which of them renewed no Lease for longer than [`HEARTBEAT_LIMIT`].
+//!
+//! Owns: the time of each daemon's last renewal, and `Ready=Unknown` of the StorageNodes of silent ones.
+//! Does not own: what follows for their volumes (`volume/failover.rs`).
+//! Invariants: silence is measured by this process's own clock, from the change of a Lease that it saw last to
+//! its last look that succeeded: neither another machine's clock nor an API server that does not answer makes
+//! a node silent.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_crds::{
+    Condition, ConditionBuilder, ConditionStatus, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, OPERATOR_FIELD_MANAGER,
+    StorageNode, Time, find_condition, heartbeat_lease,
+};
+use holdfast_service::chain;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::{Client, Resource, ResourceExt};
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+/// Time between two looks at the Leases.
+const EVERY: Duration = Duration::from_secs(10);
+/// Condition of a StorageNode: the daemon runs and can serve.
+const READY: &str = "Ready";
+
+/// Last renewals of all node daemons. Clones are the same.
+#[derive(Clone, Debug)]
+pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
+
+#[derive(Debug)]
+struct Seen {
+    /// Version of each Lease by its name, and the time at which it was first seen.
+    leases: HashMap<String, (Option<String>, Instant)>,
+    first_look: Instant,
+    last_look: Instant,
+}
+
+impl Heartbeats {
+    /// No daemon is silent before it was listened to.
+    pub(crate) fn new() -> Self {
+        let now = Instant::now();
+        Self(Arc::new(Mutex::new(Seen { leases: HashMap::new(), first_look: now, last_look: now })))
+    }
+
+    /// Returns true if the daemon of that node renewed no Lease for longer than it should.
+    pub(crate) fn is_silent(&self, node: &str) -> bool {
+        let seen = self.0.lock();
+        let renewed = seen.leases.get(&heartbeat_lease(node)).map_or(seen.first_look, |(_, at)| *at);
+        seen.last_look.duration_since(renewed) > HEARTBEAT_LIMIT
+    }
+
+    /// Notes the Leases that there are, each with its version.
+    fn look(&self, leases: impl IntoIterator<Item = (String, Option<String>)>, now: Instant) {
+        let mut seen = self.0.lock();
+        let before = std::mem::take(&mut seen.leases);
+        seen.leases = leases
+            .into_iter()
+            .map(|(name, version)| {
+                let unchanged = before.get(&name).filter(|(known, _)| *known == version);
+                let at = unchanged.map_or(now, |(_, at)| *at);
+                (name, (version, at))
+            })
+            .collect();
+        seen.last_look = now;
+    }
+}
+
+/// Looks at the Leases in `namespace` until it is dropped.
+pub(crate) async fn run(client: Client, namespace: String, heartbeats: Heartbeats) {
+    loop {
+        if let Err(error) = look(&client, &namespace, &heartbeats).await {
+            tracing::warn!(error = chain(&error), "heartbeats of the nodes not read");
+        }
+        sleep(EVERY).await;
+    }
+}
+
+async fn look(client: &Client, namespace: &str, heartbeats: &Heartbeats) -> Result<(), ApiError> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let found = call(leases.list(&ListParams::default().labels(HEARTBEAT_LABEL))).await?;
+    heartbeats
+        .look(found.into_iter().map(|lease| (lease.name_any(), lease.resource_version())), Instant::now());
+    let nodes: Api<StorageNode> = Api::all(client.clone());
+    for node in call(nodes.list(&ListParams::default())).await? {
+        let name = node.name_any();
+        let conditions = node.status.map(|status| status.conditions).unwrap_or_default();
+        if heartbeats.is_silent(&name)
+            && let Some(ready) = unknown(&conditions, &Time(Timestamp::now()))
+        {
+            tracing::warn!(node = name, "node daemon is silent");
+            report(&nodes, &name, &ready).await?;
+        }
+    }
+    Ok(())
+}
+
+/// The condition of a node whose daemon is silent, unless it says so already.
+fn unknown(conditions: &[Condition], now: &Time) -> Option<Condition> {
+    let silent = ConditionStatus::Unknown.as_str();
+    if find_condition(conditions, READY).is_some_and(|ready| ready.status == silent) {
+        return None;
+    }
+    let message = format!(
+        "the node daemon has renewed no Lease for more than {} seconds. Its volumes stay with it unless the node is lost \
+         (spec.failoverPolicy of each Volume). Check the node and the pod of its daemon",
+        HEARTBEAT_LIMIT.as_secs()
+    );
+    let builder = ConditionBuilder { previous: conditions, observed_generation: None, now };
+    Some(builder.build(READY, ConditionStatus::Unknown, "DaemonSilent", message))
+}
+
+/// The daemon takes the condition over again when it is back.
+async fn report(api: &Api<StorageNode>, name: &str, ready: &Condition) -> Result<(), ApiError> {
+    let patch = json!({
+        "apiVersion": StorageNode::api_version(&()),
+        "kind": StorageNode::kind(&()),
+        "metadata": { "name": name },
+        "status": { "conditions": [ready] },
+    });
+    let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+    match call(api.patch_status(name, &params, &Patch::Apply(patch))).await {
+        Err(error) if !error.is_stale() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(node: &str, version: u32) -> (String, Option<String>) {
+        (heartbeat_lease(node), Some(version.to_string()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_daemon_that_stops_renewing_is_silent() {
+        let (heartbeats, begun) = (Heartbeats::new(), Instant::now());
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        for (seconds, version) in [(0, 1), (10, 2), (20, 3)] {
+            heartbeats.look([lease("a", version), lease("b", 7)], after(seconds));
+        }
+        assert!(!heartbeats.is_silent("a") && !heartbeats.is_silent("b") && !heartbeats.is_silent("c"));
+        // A time without answers of the API server is no silence of the nodes.
+        heartbeats.look([lease("a", 4), lease("b", 7)], after(50));
+        assert!(!heartbeats.is_silent("a"), "it renewed");
+        assert!(heartbeats.is_silent("b"), "it did not");
+        assert!(heartbeats.is_silent("c"), "it has no Lease");
+    }
+
+    #[test]
+    fn a_silent_node_is_not_known_to_be_ready() {
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let builder = ConditionBuilder { previous: &[], observed_generation: None, now: &now };
+        let serving = vec![builder.build(READY, ConditionStatus::True, "Serving", "")];
+        let silent = unknown(&serving, &now).expect("it changes");
+        assert_eq!((silent.status.as_str(), silent.reason.as_str()), ("Unknown", "DaemonSilent"));
+        assert_eq!(unknown(&[silent], &now), None, "it is written once");
+    }
+}
