@@ -2,9 +2,9 @@
 //!
 //! Owns: the time of each daemon's last renewal, and `Ready=Unknown` of the StorageNodes of silent ones.
 //! Does not own: what follows for their volumes (`volume/failover.rs`).
-//! Invariants: silence is measured by this process's own clock, from the change of a Lease that it saw last to
-//! its last look that succeeded: neither another machine's clock nor an API server that does not answer makes
-//! a node silent.
+//! Invariants: silence is measured by this process's own clock, from the change of a Lease that it saw last
+//! to its last look that succeeded: neither another machine's clock nor an API server that does not answer
+//! makes a node silent.
 
 use std::collections::HashMap;
 use std::sync::Arc;

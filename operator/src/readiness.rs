@@ -1,5 +1,5 @@
-//! The operator as its admin endpoint shows it: metrics, whether it takes part in the election, and whether it
-//! still looks at the lease.
+//! The operator as its admin endpoint shows it: metrics, whether it takes part in the election, and whether
+//! it still looks at the lease.
 
 use std::fmt;
 use std::sync::Arc;

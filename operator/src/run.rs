@@ -81,7 +81,7 @@ async fn lead(
     let (stopping, stopped) = watch::channel(false);
     let recorder = Recorder::new(client.clone(), "holdfast-operator", &identity);
     let heartbeats = Heartbeats::new();
-    let listening = heartbeats::run(client.clone(), namespace, heartbeats.clone());
+    let listening = heartbeats::run(client.clone(), namespace.clone(), heartbeats.clone());
     let connections = Arc::new(Connections::default());
     let stores = Arc::new(object_store::controller::Context {
         client: client.clone(),
@@ -98,6 +98,7 @@ async fn lead(
         metrics,
         failures: Failures::default(),
         heartbeats,
+        namespace,
     });
     let mut controllers = tokio::spawn(async move {
         let work = async {

@@ -6,8 +6,8 @@
 //! Does not own: the device and everything the daemon reports; the requests that create and remove a volume's
 //! log (`holdfast-log`).
 //! Invariants: at most one node is granted the volume, and the grant moves only after `status.node` is empty
-//! or names a node that was cut off (by the user, or lost by its signs); nothing is provisioned before the finalizer and the volume's
-//! identity are recorded; the finalizer goes only after the objects.
+//! or names a node that was cut off (by the user, or lost by its signs); nothing is provisioned before the
+//! finalizer and the volume's identity are recorded; the finalizer goes only after the objects.
 //! On failure: the step is repeated; every step may be repeated.
 
 pub(crate) mod apply;
@@ -16,4 +16,5 @@ pub(crate) mod facts;
 pub(crate) mod failover;
 pub(crate) mod failure;
 pub(crate) mod forced_detach;
+pub(crate) mod in_use;
 pub(crate) mod plan;

@@ -19,11 +19,6 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{ printf "%s:%s" $image.repository ($image.tag | default (index . 0).Chart.AppVersion) }}
 {{- end -}}
 
-{{/* Names of the cluster-scoped objects carry the namespace, so that two releases do not meet. */}}
-{{- define "holdfast.clusterName" -}}
-{{ printf "%s-%s" (index . 0).Release.Namespace (index . 1) }}
-{{- end -}}
-
 {{/* Namespaces whose Secrets may be read, as a JSON list. */}}
 {{- define "holdfast.secretNamespaces" -}}
 {{ concat (list .Release.Namespace) .Values.secretNamespaces | uniq | toJson }}

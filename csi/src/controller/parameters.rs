@@ -20,7 +20,7 @@ pub(super) struct Parameters {
     pub(super) object_store: String,
     /// Point at which a FLUSH is complete.
     pub(super) durability: Durability,
-    /// What is done when a node is lost.
+    /// Treatment of a lost node.
     pub(super) failover_policy: FailoverPolicy,
     /// Largest age of data that is not uploaded yet; absent: the default of the kind.
     pub(super) max_dirty_age: Option<String>,

@@ -16,6 +16,7 @@ mod damage;
 mod device_identity;
 pub mod drain;
 mod fenced;
+mod guards;
 mod held_requests;
 mod images;
 pub mod kill_rounds;
@@ -97,6 +98,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(5),
         alone: false,
         run: chart::run,
+    },
+    Scenario {
+        name: "guards",
+        about: "a node writes its own part of its own volumes only; what serves volumes is not deleted, and a second release is refused",
+        expected: Duration::from_secs(25),
+        alone: false,
+        run: guards::run,
     },
     Scenario {
         name: "images",

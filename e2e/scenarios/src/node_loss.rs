@@ -1,6 +1,6 @@
 //! A node is lost with data that it had not uploaded: another one continues with a prefix, what is missing is
-//! reported, and the node, back again, serves nothing and keeps it. One volume is moved by a person, one by the
-//! taint of the Node.
+//! reported, and the node, back again, serves nothing and keeps it. One volume is moved by a person, one by
+//! the taint of the Node.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it does its work),
-//! `/log-level`.
+//! The admin endpoint of a program: `/metrics`, `/healthz` (the process is alive), `/readyz` (it does its
+//! work), `/log-level`.
 //!
 //! Owns: HTTP, media types, who may change the log level: only a client of the same host, or of the same pod.
 //! Invariants: a request for anything but `PUT /log-level` changes nothing.

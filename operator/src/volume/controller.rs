@@ -19,6 +19,7 @@ use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, Facts, StoreFact};
 use super::failover::loss;
 use super::failure::VolumeFailure;
+use super::in_use;
 use super::plan::{Step, plan};
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
@@ -40,6 +41,8 @@ pub(crate) struct Context {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) failures: Failures,
     pub(crate) heartbeats: Heartbeats,
+    /// The release's namespace.
+    pub(crate) namespace: String,
 }
 
 /// Runs until `stop` ends; reconciliations in progress are finished.
@@ -48,10 +51,11 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let controller = Controller::new(Api::<Volume>::all(client.clone()), watcher::Config::default());
     let volumes = controller.store();
     context.metrics.watch_volumes(volumes.clone());
+    let counting = in_use::run(client.clone(), context.namespace.clone(), volumes.clone());
     let by_store = volumes.clone();
     let by_storage_node = volumes.clone();
     let by_node = volumes;
-    controller
+    let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
             let name = store.name_any();
             matching(&by_store, move |volume| volume.spec.object_store.as_deref() == Some(name.as_str()))
@@ -73,8 +77,11 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             if let Err(error) = outcome {
                 tracing::debug!(%error, "volume controller");
             }
-        })
-        .await;
+        });
+    tokio::select! {
+        () = work => {}
+        () = counting => {}
+    }
 }
 
 fn is_claimed_by(volume: &Volume, node: &str) -> bool {

@@ -136,8 +136,9 @@ impl Facts {
         }
     }
 
-    /// True if the plan depends on the log's writer: a node was cut off, and the epoch that may be replaced is
-    /// not known, or it may have released the volume after that. While a device is reported, no node waits for that permission.
+    /// True if the plan depends on the log's writer: a node was cut off, and the epoch that may be replaced
+    /// is not known, or it may have released the volume after that. While a device is reported, no node waits
+    /// for that permission.
     pub(crate) fn needs_log_writer(&self) -> bool {
         if self.needs_store() {
             return false;

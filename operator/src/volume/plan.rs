@@ -8,8 +8,8 @@
 //!                                      node empty                nodeName changed
 //! any phase -- deletion asked --> Deleting (until node is empty and the objects are gone)
 //! ```
-//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`), and so does
-//! one that is lost by its signs (`failover.rs`).
+//! A node that the annotation `holdfast.dev/force-detach` names counts as gone (`forced_detach.rs`), and so
+//! does one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
     Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,

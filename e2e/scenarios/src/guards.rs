@@ -1,0 +1,149 @@
+//! The guards of the chart, on a real API server: what a node may write, and what is not deleted while
+//! volumes are served.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::command::output;
+use holdfast_lab::operator::NAMESPACE;
+use holdfast_lab::report;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::apply;
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// A Volume that is granted to node n1.
+const VOLUME: &str = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata:\n  name: disk\n  \
+                      annotations: {holdfast.dev/persistentvolumeclaim: shop/data}\n\
+                      spec: {size: 64Mi, objectStore: store}\n";
+/// Objects that are not deleted while volumes are served.
+const KEPT: [[&str; 2]; 6] = [
+    ["daemonset", "holdfast-node"],
+    ["deployment", "holdfast-operator"],
+    ["serviceaccount", "holdfast-node"],
+    ["clusterrole", "holdfast-node"],
+    ["crd", "volumes.storage.holdfast.dev"],
+    ["namespace", NAMESPACE],
+];
+
+/// Installs the chart with Helm, and takes it away again.
+pub(super) fn run(world: &World) -> Result<()> {
+    report::step("install the chart; a second release is refused");
+    world.kubectl(["create", "namespace", NAMESPACE])?;
+    helm(world, NAMESPACE, &["install", "holdfast"])?;
+    world.kubectl(["create", "namespace", "other"])?;
+    let second = said(helm(world, "other", &["install", "second"]));
+    ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
+    nodes(world)?;
+    claimed(world)?;
+    in_use(world)
+}
+
+/// A node writes its own part of what is its own.
+fn nodes(world: &World) -> Result<()> {
+    report::step("a node writes the status of its own volumes only, and describes itself only");
+    apply(world, VOLUME)?;
+    status(world, &[], "{\"volumeId\": \"id\", \"assignedNode\": \"n1\", \"phase\": \"Attaching\"}")?;
+    let claim = |node| format!("{{\"node\": \"{node}\"}}");
+    // A policy that was made takes effect a moment later.
+    let refused =
+        until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n2")).err()))?;
+    ensure!(format!("{refused:#}").contains("neither granted to it nor claimed by it"), "{refused:#}");
+    status(world, &as_node("n1"), &claim("n1"))?;
+    let own = said(status(world, &as_node("n1"), "{\"assignedNode\": \"n2\"}"));
+    ensure!(own.contains("the operator's part"), "{own}");
+    let unbound = said(status(world, &as_node(""), &claim("n1")));
+    ensure!(unbound.contains("neither granted"), "{unbound}");
+    for (node, expected) in [("n1", true), ("n2", false)] {
+        let described = storage_node(world, node);
+        ensure!(described.is_ok() == expected, "node n1 describes {node}: {described:?}");
+    }
+    Ok(())
+}
+
+/// The Volume of a claim is deleted by the driver only.
+fn claimed(world: &World) -> Result<()> {
+    report::step("a Volume that holds a claim's data is not deleted by itself");
+    let refused = said(world.kubectl(["delete", "volume", "disk"]));
+    ensure!(refused.contains("PersistentVolumeClaim shop/data"), "{refused}");
+    let driver = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-csi-controller");
+    world.kubectl(["delete", "volume", "disk", &driver]).map(drop)
+}
+
+/// Nothing that serves volumes is deleted.
+fn in_use(world: &World) -> Result<()> {
+    report::step("while volumes are served, nothing that serves them is deleted");
+    let attached = |number: u32| {
+        let data = format!("{{\"data\": {{\"attached\": \"{number}\"}}}}");
+        let words = ["--namespace", NAMESPACE, "patch", "configmap", "holdfast-in-use", "--type=merge"];
+        world.kubectl(words.into_iter().chain(["--patch", &data]))
+    };
+    attached(3)?;
+    for [kind, name] in KEPT {
+        let delete = ["--namespace", NAMESPACE, "delete", kind, name, "--dry-run=server"];
+        let refused = until("the guard to see the volumes", LIMIT, || Ok(world.kubectl(delete).err()))?;
+        let refused = format!("{refused:#}");
+        ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
+    }
+    let uninstalled = said(helm(world, NAMESPACE, &["uninstall", "holdfast"]));
+    ensure!(uninstalled.contains("failed to delete release"), "{uninstalled}");
+    for [kind, name] in KEPT {
+        world.kubectl(["--namespace", NAMESPACE, "get", kind, name])?;
+    }
+    report::step("with none, all of it is");
+    attached(0)?;
+    until("the guard to see that none is served", LIMIT, || {
+        Ok(helm(world, NAMESPACE, &["uninstall", "holdfast"]).ok())
+    })?;
+    let left =
+        ["get", "daemonsets,deployments,serviceaccounts,clusterroles,clusterrolebindings,roles,rolebindings"];
+    let left =
+        world.kubectl(left.into_iter().chain(["-A", "-o=name", "-l=app.kubernetes.io/name=holdfast"]))?;
+    ensure!(left.is_empty(), "left: {left}");
+    Ok(())
+}
+
+fn said<T>(outcome: Result<T>) -> String {
+    outcome.err().map(|error| format!("{error:#}")).unwrap_or_default()
+}
+
+fn helm(world: &World, namespace: &str, words: &[&str]) -> Result<String> {
+    let mut command = Command::new(world.toolbox().helm()?);
+    command.env("KUBECONFIG", world.control_plane()?.admin_kubeconfig());
+    command.args(words).args(["--namespace", namespace]);
+    if words.first() == Some(&"install") {
+        command.arg(world.chart());
+    }
+    output(&mut command)
+}
+
+/// The daemon of a node, as its token names it. It is a member of a group with all rights besides: kubectl
+/// reads what it patches, and what the roles allow is not in question here.
+fn as_node(node: &str) -> Vec<String> {
+    vec![
+        "--as-group=system:masters".to_owned(),
+        format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-node"),
+        format!("--as-user-extra=authentication.kubernetes.io/node-name={node}"),
+    ]
+}
+
+fn status(world: &World, user: &[String], status: &str) -> Result<()> {
+    let patch = format!("{{\"status\": {status}}}");
+    let words = ["patch", "volume", "disk", "--subresource=status", "--type=merge", "--patch", &patch];
+    world.kubectl(words.into_iter().chain(user.iter().map(String::as_str))).map(drop)
+}
+
+/// Node n1 describes a node.
+fn storage_node(world: &World, node: &str) -> Result<()> {
+    let file = world.dir().join("storage-node.yaml");
+    let object = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: StorageNode";
+    fs::write(&file, format!("{object}\nmetadata: {{name: {node}}}\nspec: {{}}\n"))
+        .context("write a node")?;
+    let file = file.display().to_string();
+    let words = ["apply", "--server-side", "--field-manager=holdfast-node", "--filename", &file];
+    let user = as_node("n1");
+    world.kubectl(words.into_iter().chain(user.iter().map(String::as_str))).map(drop)
+}
