@@ -96,7 +96,11 @@ impl Host {
                 Event::CreateAnswered(CreateAnswer::Created)
             }
             Action::Complete { .. } | Action::Report(_) => return None,
-            other => unreachable!("{other:?}"),
+            Action::ReadCold { .. }
+            | Action::Punch { .. }
+            | Action::Evict { .. }
+            | Action::Merge(_)
+            | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
         })
     }
 

@@ -446,9 +446,9 @@ fn nothing_is_merged_before_the_left_record_is_in_the_log() {
         let sent = host.turn(Event::ManifestLoaded(Box::new(host.log.clone())));
         assert!(matches!(sent[..], [Action::CreateRecord { .. }]), "{sent:?}");
         let won = host.turn(Event::CreateAnswered(CreateAnswer::Created));
-        let merge = won.iter().find_map(|action| match action {
-            Action::Merge(plan) => Some(plan.inputs.len()),
-            _ => None,
+        let merge = won.iter().find_map(|action| {
+            let Action::Merge(plan) = action else { return None };
+            Some(plan.inputs.len())
         });
         assert_eq!(merge.unwrap_or_default(), inputs, "{won:?}");
     }
@@ -469,9 +469,9 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
         let mut out = Vec::new();
         host.volume = Volume::attach(setup, memory, host.log.clone(), &[], false, 0, &mut out);
         let data_seq = host.log.data_seq();
-        let plan = out.into_iter().find_map(|action| match action {
-            Action::Merge(plan) => Some(plan),
-            _ => None,
+        let plan = out.into_iter().find_map(|action| {
+            let Action::Merge(plan) = action else { return None };
+            Some(plan)
         });
         let plan = plan.expect("a merge is due");
         assert_eq!(plan.inputs.len(), 16);

@@ -76,9 +76,9 @@ fn with_segments(segments: u8) -> Core<Vec<u8>> {
 fn asked(merger: &mut Merger, core: &Core<Vec<u8>>) -> Vec<MergePlan> {
     let mut out = Vec::new();
     merger.advance(core, true, &mut out);
-    let plan = |action| match action {
-        Action::Merge(plan) => *plan,
-        other => panic!("{other:?}"),
+    let plan = |action| {
+        let Action::Merge(plan) = action else { panic!("{action:?}") };
+        *plan
     };
     out.into_iter().map(plan).collect()
 }
