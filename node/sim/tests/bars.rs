@@ -73,6 +73,10 @@ fn a_detached_volume_finds_its_cache_on_its_host() {
     world.request(1, Op::Write, range).expect("the device is idle");
     drive::detach(&mut world, 1);
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
+    // A merge that the attach began has requests of its own.
+    while world.is_busy(1) {
+        drive::step(&mut world, 1);
+    }
     let before = world.store_requests();
     world.request(1, Op::Read, range).expect("the device is idle");
     drive::until(&mut world, 1, |world| drive::is_idle(world, 1));
