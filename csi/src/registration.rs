@@ -64,3 +64,32 @@ impl registration_server::Registration for Registration {
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use tonic::codegen::http::uri::Authority;
+
+    use crate::settings::NodeSettings;
+
+    /// Arguments of the node service.
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        node: NodeSettings,
+    }
+
+    /// The kubelet's gRPC library sends the path of the socket as the authority, with slashes in percent
+    /// notation; h2 ends a request whose authority is not valid with PROTOCOL_ERROR.
+    #[test]
+    fn the_authority_that_the_kubelet_sends_is_valid() {
+        let sent = |name: &str| format!("/var/lib/kubelet/plugins_registry/{name}").replace('/', "%2F");
+        let settings = Arguments::parse_from(["node", "--node-name=a"]).node;
+        let path = settings.registration.path;
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap();
+        assert!(Authority::try_from(sent(name)).is_ok(), "{name}");
+        assert!(Authority::try_from(sent("csi.holdfast.dev-reg.sock")).is_err());
+        let chart = include_str!("../../charts/holdfast/templates/csi-node.yaml");
+        assert!(chart.contains(&format!("/registration/{name}\n")), "the chart names another socket");
+    }
+}

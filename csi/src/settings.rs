@@ -38,11 +38,12 @@ pub(crate) struct NodeSettings {
     #[command(flatten)]
     pub(crate) listen: Listen,
 
-    /// Address of the socket on which the kubelet finds the driver.
+    /// Address of the socket on which the kubelet finds the driver. Its name must have an @ that something
+    /// follows: the kubelet sends its path as the authority of its requests, which is valid only then.
     #[arg(
         long,
         env = "HOLDFAST_REGISTRATION",
-        default_value = "unix:///registration/csi.holdfast.dev-reg.sock"
+        default_value = "unix:///registration/csi.holdfast.dev@reg.sock"
     )]
     pub(crate) registration: Endpoint,
 

@@ -24,7 +24,7 @@ use crate::wire::Program;
 pub const PROGRAM: &str = "csi-node";
 /// Path of its socket in the machine.
 pub const SOCKET: &str = "/var/lib/kubelet/plugins/csi.holdfast.dev/csi.sock";
-const REGISTRATION: &str = "/var/lib/kubelet/plugins_registry/csi.holdfast.dev-reg.sock";
+const REGISTRATION: &str = "/var/lib/kubelet/plugins_registry/csi.holdfast.dev@reg.sock";
 const DAEMON: &str = "/run/holdfast/node.sock";
 const START_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
