@@ -39,7 +39,7 @@ pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
 pub struct ConditionBuilder<'a> {
     /// The conditions that the object has.
     pub previous: &'a [Condition],
-    /// Generation of the spec the report speaks of.
+    /// Generation of the spec the report refers to.
     pub observed_generation: Option<i64>,
     /// The time of the report.
     pub now: &'a Time,

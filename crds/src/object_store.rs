@@ -128,7 +128,7 @@ pub struct WebIdentity {}
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStoreStatus {
-    /// Generation of the spec this status speaks of.
+    /// Generation of the spec this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Time of the last probe of the bucket.

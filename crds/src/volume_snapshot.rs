@@ -38,7 +38,7 @@ pub struct VolumeSnapshotSpec {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotStatus {
-    /// Generation of the spec this status speaks of.
+    /// Generation of the spec this status refers to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// The snapshot's identity in the object store; never changes.

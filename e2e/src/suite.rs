@@ -38,7 +38,7 @@ const LOGS_LIMIT: Duration = Duration::from_secs(60);
 /// Memory that a scenario may need, in MiB: two machines, a Kubernetes API and an S3 server.
 const SCENARIO_MIB: u64 = 5 << 10;
 /// No more scenarios run beside each other, however large the host.
-const MOST_BESIDE: u64 = 4;
+const MAX_BESIDE: u64 = 4;
 
 /// The results of a run.
 #[derive(Debug, Default)]
@@ -116,7 +116,7 @@ fn beside_each_other<T: Send>(places: u64, items: Vec<T>, work: impl Fn(T) + Syn
 fn places(scenarios: usize) -> u64 {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let memory = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_mib(&text)).unwrap_or(0);
-    (memory / SCENARIO_MIB).min(cores).min(scenarios as u64).clamp(1, MOST_BESIDE)
+    (memory / SCENARIO_MIB).min(cores).min(scenarios as u64).clamp(1, MAX_BESIDE)
 }
 
 /// Memory that programs can have, in MiB. Source: `man proc_meminfo`.

@@ -11,7 +11,7 @@ use crate::volume::plan::PROVISIONED;
 /// The events for the conditions that changed between two lists of conditions. Waiting is not an event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     turned(before, after)
-        .filter(|new| !(new.status == "False" && QUIET.contains(&new.reason.as_str())))
+        .filter(|new| !(new.status == "False" && REASONS_WITHOUT_EVENT.contains(&new.reason.as_str())))
         .map(|new| event(new, if is_fault(new) { EventType::Warning } else { EventType::Normal }))
         .collect()
 }
@@ -24,7 +24,8 @@ fn is_fault(condition: &Condition) -> bool {
 }
 
 /// Reasons of conditions that are the ordinary course of things.
-const QUIET: [&str; 4] = ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
+const REASONS_WITHOUT_EVENT: [&str; 4] =
+    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
 
 #[cfg(test)]
 mod tests {

@@ -270,7 +270,7 @@ mod tests {
         let pulse = Pulse::default();
         let mut election = Election::new(client, ("default", "lease"), "a", pulse.clone());
         let begun = Instant::now();
-        assert!(matches!(election.attempt().await, Err(ApiError::Silent)));
+        assert!(matches!(election.attempt().await, Err(ApiError::TimedOut)));
         assert!(begun.elapsed() <= RENEW_DEADLINE && pulse.is_alive());
         sleep(LOOKS_WITHIN + Duration::from_secs(1)).await;
         assert!(!pulse.is_alive(), "it does not look any more");

@@ -15,7 +15,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::object_store::READY;
-use crate::requeue::Retry;
+use crate::requeue::Requeue;
 
 /// ObjectKind of the object that was reconciled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
@@ -207,12 +207,12 @@ pub(crate) struct Timer<'a> {
 
 impl Timer<'_> {
     /// Counts the reconciliation; `retry` is `None` when it is done.
-    pub(crate) fn finish(self, retry: Option<Retry>) {
+    pub(crate) fn finish(self, retry: Option<Requeue>) {
         let outcome = match retry {
             None => ReconcileOutcome::Done,
-            Some(Retry::Soon) => ReconcileOutcome::RetrySoon,
-            Some(Retry::Later) => ReconcileOutcome::RetryLater,
-            Some(Retry::Rarely) => ReconcileOutcome::RetryRarely,
+            Some(Requeue::Soon) => ReconcileOutcome::RetrySoon,
+            Some(Requeue::Later) => ReconcileOutcome::RetryLater,
+            Some(Requeue::Rarely) => ReconcileOutcome::RetryRarely,
         };
         self.metrics.reconciles.get_or_create(&ReconcileLabels { kind: self.kind, outcome }).inc();
         let elapsed = self.started.elapsed().as_secs_f64();
@@ -259,7 +259,7 @@ mod tests {
         let metrics = Metrics::new();
         metrics.set_leader(true);
         metrics.start(ObjectKind::Volume).finish(None);
-        metrics.start(ObjectKind::ObjectStore).finish(Some(Retry::Rarely));
+        metrics.start(ObjectKind::ObjectStore).finish(Some(Requeue::Rarely));
         let text = metrics.render().expect("renders");
         assert!(text.contains("holdfast_operator_leader 1"), "{text}");
         assert!(

@@ -8,11 +8,11 @@ use holdfast_types::{Backoff, Jitter};
 use parking_lot::Mutex;
 
 /// Reconciliations of one kind of objects at a time: a leader that begins looks at all of them.
-pub(crate) const MOST_AT_A_TIME: u16 = 16;
+pub(crate) const MAX_AT_A_TIME: u16 = 16;
 
 /// Expected duration of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Retry {
+pub(crate) enum Requeue {
     /// Another writer was faster: reconcile again at once.
     Soon,
     /// Something is unavailable or busy and will recover by itself.
@@ -21,7 +21,7 @@ pub(crate) enum Retry {
     Rarely,
 }
 
-impl Retry {
+impl Requeue {
     /// The retry that fits an error of an object store.
     pub(crate) const fn of(kind: ErrorKind) -> Self {
         match kind {
@@ -49,7 +49,7 @@ pub(crate) struct Failures(Mutex<HashMap<String, u32>>);
 
 impl Failures {
     /// Counts a failure, and returns the time to wait. `random` is a number from 0 up to 1.
-    pub(crate) fn delay(&self, name: &str, retry: Retry, random: f64) -> Duration {
+    pub(crate) fn delay(&self, name: &str, retry: Requeue, random: f64) -> Duration {
         let mut counts = self.0.lock();
         let failures = counts.entry(name.to_owned()).or_default();
         *failures = failures.saturating_add(1);
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn retries_become_rarer_until_one_succeeds() {
         let failures = Failures::default();
-        let delay = |name| failures.delay(name, Retry::Later, 0.5).as_secs();
+        let delay = |name| failures.delay(name, Requeue::Later, 0.5).as_secs();
         let delays: Vec<u64> = (0..7).map(|_| delay("a")).collect();
         assert_eq!(delays, [2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(delay("b"), 2, "each object has its own");
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_missing_server_is_retried_sooner_than_a_wrong_key() {
-        let unavailable = Retry::of(ErrorKind::Unavailable).delay(1, 0.5);
-        assert!(unavailable < Retry::of(ErrorKind::Denied).delay(1, 0.5));
+        let unavailable = Requeue::of(ErrorKind::Unavailable).delay(1, 0.5);
+        assert!(unavailable < Requeue::of(ErrorKind::Denied).delay(1, 0.5));
     }
 }

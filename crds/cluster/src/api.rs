@@ -15,7 +15,7 @@ pub enum ApiError {
     Refused(#[source] Box<kube::Error>),
     /// It did not answer.
     #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
-    Silent,
+    TimedOut,
 }
 
 impl ApiError {
@@ -38,7 +38,7 @@ impl ApiError {
                     None
                 }
             }
-            Self::Silent => None,
+            Self::TimedOut => None,
         }
     }
 }
@@ -50,6 +50,6 @@ impl ApiError {
 pub async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiError> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(|error| ApiError::Refused(Box::new(error))),
-        Err(_elapsed) => Err(ApiError::Silent),
+        Err(_elapsed) => Err(ApiError::TimedOut),
     }
 }

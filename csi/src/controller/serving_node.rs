@@ -21,7 +21,7 @@ pub(super) mod tests {
     use super::super::publish_volume::tests::volume;
     use super::*;
 
-    /// A volume that no node shall serve, which `a` served with epoch 3 and was cut off with `epoch`.
+    /// A volume that no node should serve, which `a` served with epoch 3 and was cut off with `epoch`.
     pub(in crate::controller) fn cut_off(epoch: Option<u64>) -> Volume {
         let mut cut_off = volume(None, Some("a"));
         let forced = json!({ "node": "a", "time": "2026-01-01T00:00:00Z", "epoch": epoch });

@@ -51,7 +51,7 @@ pub(super) enum ApiFailure {
     Refused(#[source] Box<kube::Error>),
     /// The API server did not answer.
     #[error("the API server did not answer within {REQUEST_TIMEOUT:?}")]
-    Silent,
+    TimedOut,
 }
 
 impl ApiFailure {
@@ -74,7 +74,7 @@ impl From<ApiFailure> for Status {
             ApiFailure::Stale => Code::Aborted,
             ApiFailure::Invalid(_) => Code::InvalidArgument,
             ApiFailure::Forbidden(_) => Code::PermissionDenied,
-            ApiFailure::Refused(_) | ApiFailure::Silent => Code::Unavailable,
+            ApiFailure::Refused(_) | ApiFailure::TimedOut => Code::Unavailable,
         };
         Self::new(code, chain(&failure))
     }
@@ -84,7 +84,7 @@ impl From<ApiFailure> for Status {
 async fn call<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, ApiFailure> {
     match timeout(REQUEST_TIMEOUT, request).await {
         Ok(answer) => answer.map_err(ApiFailure::of),
-        Err(_elapsed) => Err(ApiFailure::Silent),
+        Err(_elapsed) => Err(ApiFailure::TimedOut),
     }
 }
 

@@ -43,7 +43,7 @@ pub(super) enum Content {
 
 /// Facts that decide what is done with a device.
 #[derive(Clone, Debug)]
-pub(super) struct Facts {
+pub(super) struct DeviceFacts {
     /// The file system that is asked for.
     pub(super) wanted: FileSystem,
     /// Signature on the device.
@@ -76,8 +76,8 @@ pub(super) enum Plan {
 /// # Errors
 /// `FAILED_PRECONDITION`: it holds something else, or something unknown. `UNAVAILABLE`: it is not known yet
 /// whether it holds anything.
-pub(super) fn plan(facts: &Facts) -> Result<Plan, Status> {
-    let Facts { wanted, content, holds_data, is_half_formatted, epoch, may_format } = facts;
+pub(super) fn plan(facts: &DeviceFacts) -> Result<Plan, Status> {
+    let DeviceFacts { wanted, content, holds_data, is_half_formatted, epoch, may_format } = facts;
     if *is_half_formatted {
         return Ok(Plan::Format { is_zero: false });
     }
@@ -253,8 +253,8 @@ mod tests {
 
     use super::*;
 
-    fn facts(content: Content, holds_data: Option<bool>) -> Facts {
-        Facts {
+    fn facts(content: Content, holds_data: Option<bool>) -> DeviceFacts {
+        DeviceFacts {
             wanted: FileSystem::Ext4,
             content,
             holds_data,
@@ -335,7 +335,7 @@ mod tests {
         assert!(refused.message().contains("holdfast.dev/format-unknown-content=7"));
         unknown.may_format = true;
         assert_eq!(plan(&unknown).ok(), Some(Plan::Format { is_zero: false }));
-        let known = Facts { content: Content::FileSystem(FileSystem::Xfs), ..unknown };
+        let known = DeviceFacts { content: Content::FileSystem(FileSystem::Xfs), ..unknown };
         assert!(plan(&known).is_err(), "a known file system is never replaced");
     }
 
@@ -345,7 +345,7 @@ mod tests {
     fn a_format_that_was_interrupted_is_begun_again() {
         let several = probed(&Ended::for_tests(AMBIGUOUS, "")).expect("signatures");
         for content in [Content::Nothing, Content::FileSystem(FileSystem::Ext4), several] {
-            let half = Facts { is_half_formatted: true, ..facts(content, Some(true)) };
+            let half = DeviceFacts { is_half_formatted: true, ..facts(content, Some(true)) };
             assert_eq!(plan(&half).ok(), Some(Plan::Format { is_zero: false }));
         }
     }

@@ -14,7 +14,7 @@ use holdfast_proto::csi::v1::{NodeStageVolumeRequest, NodeStageVolumeResponse};
 use tokio::time::{Instant, sleep};
 use tonic::{Request, Status};
 
-use super::content::{self, Content, Facts, Plan};
+use super::content::{self, Content, DeviceFacts, Plan};
 use super::daemon::Served;
 use super::tool::CommandLine;
 use super::{Inner, Node, mounts, paths};
@@ -87,7 +87,7 @@ impl Inner {
     }
 
     /// The facts about a device, and the device as the daemon named it last.
-    async fn facts(&self, wanted: &Wanted, mut device: Served) -> Result<(Served, Facts), Status> {
+    async fn facts(&self, wanted: &Wanted, mut device: Served) -> Result<(Served, DeviceFacts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
         if content == Content::Nothing && device.holds_data != Some(true) {
             // The figures of a volume are published four times a second, and just after an attach not at all:
@@ -96,7 +96,7 @@ impl Inner {
             device = same(&device, self.daemon.served(&wanted.context, wanted.until).await?)?;
         }
         let id = &wanted.context.volume_id;
-        let facts = Facts {
+        let facts = DeviceFacts {
             wanted: wanted.file_system,
             content,
             holds_data: device.holds_data,

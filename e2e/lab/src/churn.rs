@@ -19,7 +19,7 @@ const KEPT: u64 = 32;
 /// Name of a file before it is flushed.
 const UNFINISHED: &str = "unfinished";
 /// The most a file holds, in units of 8 bytes.
-const MOST_WORDS: u64 = 3072;
+const MAX_WORDS: u64 = 3072;
 
 /// Works below `directory` until an operation fails.
 ///
@@ -109,7 +109,7 @@ fn check_file(home: &Path, worker: u64, number: u64) -> Result<()> {
 
 fn contents(worker: u64, number: u64) -> Vec<u8> {
     let mut chance = Chance::new((worker << 48) ^ number);
-    let words = 1 + chance.below(MOST_WORDS);
+    let words = 1 + chance.below(MAX_WORDS);
     (0..words).flat_map(|_| chance.draw().to_le_bytes()).collect()
 }
 

@@ -14,9 +14,9 @@ pub const SECTOR_BYTES: usize = 4096;
 /// Sectors of a lane.
 pub const LANE_SECTORS: u32 = 256;
 /// Most places that one round changes.
-const MOST_CHANGES: u64 = 12;
+const MAX_CHANGES: u64 = 12;
 /// Most sectors of one place.
-const MOST_SECTORS: u64 = 32;
+const MAX_SECTORS: u64 = 32;
 const WORDS: usize = SECTOR_BYTES / 8;
 
 /// Change of a round to one place of its lane; the places of a round do not overlap.
@@ -34,8 +34,8 @@ pub struct Change {
 pub fn round(seed: u64, lane: u32, round: u32) -> Vec<Change> {
     let mut chance = Chance::new(mix(seed, lane, u32::MAX, round));
     let mut changes: Vec<Change> = Vec::new();
-    for _ in 0..=chance.below(MOST_CHANGES) {
-        let sectors = narrow(1 + chance.below(MOST_SECTORS));
+    for _ in 0..=chance.below(MAX_CHANGES) {
+        let sectors = narrow(1 + chance.below(MAX_SECTORS));
         let first = narrow(chance.below(u64::from(LANE_SECTORS - sectors + 1)));
         let zero = chance.below(8) == 0;
         let apart = |other: &Change| first + sectors <= other.first || other.first + other.sectors <= first;

@@ -45,7 +45,7 @@ const WINDOW: usize = 60;
 /// A cut is fewer writes and flushes than this after a report.
 const SOON: usize = 12;
 /// Number of places that are tried for a cut at which something would be lost.
-const MOST_DRAWS: u32 = 100;
+const MAX_DRAWS: u32 = 100;
 const LIMIT: Duration = Duration::from_secs(300);
 const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 /// The fio job's settings that writer and reader must share.
@@ -221,7 +221,7 @@ impl Aftermath<'_> {
         // A cut that loses nothing is none: a machine that is reset shows as much.
         let mut draws = 0;
         let (position, cut) = loop {
-            ensure!(draws < MOST_DRAWS, "no unflushed write at {draws} places of the moment");
+            ensure!(draws < MAX_DRAWS, "no unflushed write at {draws} places of the moment");
             draws += 1;
             let report = reported[usize::try_from(self.chance.below(reported.len() as u64))?];
             let soon = report + usize::try_from(self.chance.below(SOON as u64))?;

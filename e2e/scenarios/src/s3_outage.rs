@@ -38,9 +38,9 @@ const LOAD_SECONDS: u32 = 3600;
 const LIMIT: Duration = Duration::from_secs(300);
 /// Attempts to reach an unreachable store, a second, of all volumes together: one is made every half a
 /// second.
-const MOST_ATTEMPTS_A_SECOND: f64 = 2.5;
+const MAX_ATTEMPTS_A_SECOND: f64 = 2.5;
 /// Requests in the first second of a store that came back, and in flight at once: eight volumes wait for it.
-const MOST_AT_ONCE: usize = 16;
+const MAX_AT_ONCE: usize = 16;
 
 pub(super) fn run(world: &World) -> Result<()> {
     let errors = outage(world, SHORT)?;
@@ -133,7 +133,7 @@ fn delay(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &s
         "{flushes} flushes completed; {a_second:.1} attempts a second to reach the store"
     ));
     ensure!(
-        a_second <= MOST_ATTEMPTS_A_SECOND,
+        a_second <= MAX_ATTEMPTS_A_SECOND,
         "{a_second:.1} attempts a second to reach an unreachable store"
     );
 
@@ -233,7 +233,7 @@ fn check_return(proxy: &FaultProxy, back: Instant) -> Result<()> {
     let at_once = since.iter().map(|passed| passed.in_flight).max().unwrap_or(0);
     report::step(format_args!("{first} requests in its first second, at most {at_once} at once"));
     ensure!(
-        first <= MOST_AT_ONCE && at_once <= MOST_AT_ONCE,
+        first <= MAX_AT_ONCE && at_once <= MAX_AT_ONCE,
         "a herd: {first} requests in the first second, at most {at_once} at once"
     );
     Ok(())

@@ -68,7 +68,7 @@ pub(super) fn release(world: &World, name: &str) -> Result<()> {
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
 }
 
-/// Reads a condition of a volume; it must speak of the spec that stands.
+/// Reads a condition of a volume; it must refer to the spec that stands.
 pub(super) fn reported(world: &World, volume: &str, type_: &str) -> Result<Reported> {
     let path = format!(
         "{{.metadata.generation}}{{range .status.conditions[?(@.type==\"{type_}\")]}} {{.observedGeneration}} \

@@ -38,11 +38,11 @@ use crate::{FoundMap, LocalState};
 /// Number of reads of a log that others extend.
 const TRIES: usize = 5;
 
-/// The volume's state after its attach record won.
-pub struct Won<F> {
+/// The volume's state after its attach record was created.
+pub struct Acquired<F> {
     /// The log's end, the attach record included.
     pub manifest: Manifest,
-    /// The durable header, with the epoch that was won.
+    /// The durable header, with the epoch that was acquired.
     pub header: Header,
     /// The generation it was written as.
     pub header_generation: u64,
@@ -96,12 +96,12 @@ fn is_kept(map: &FoundMap, why: Foreign) -> bool {
 ///
 /// # Errors
 /// [`AttachError`].
-pub async fn win<L: LocalState>(
+pub async fn acquire<L: LocalState>(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     local: &L,
     claim: &Claim,
-) -> Result<Won<L::Files>, AttachError<L::Error>> {
+) -> Result<Acquired<L::Files>, AttachError<L::Error>> {
     let mut preserved = None;
     for _ in 0..TRIES {
         let mut manifest = read_manifest(objects, volume).await?;
@@ -152,7 +152,7 @@ pub async fn win<L: LocalState>(
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
         header.is_ours_as_of(record.epoch, Some(record.nonce));
         let header_generation = generation;
-        return Ok(Won {
+        return Ok(Acquired {
             manifest,
             header,
             header_generation,

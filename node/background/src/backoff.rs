@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_engine::safeguard::{Safeguard::RetryFailed, safeguard};
 use holdfast_types::Jitter;
 
-use crate::TimeAndChance;
+use crate::Environment;
 
 /// Waits that double up to a limit, each by chance between half and all of its length. Volumes that began to
 /// wait at one moment, when the store became unreachable, thus do not all retry at the moment when it is
@@ -30,7 +30,7 @@ impl JobBackoff {
         Self::new(Duration::from_millis(100), Duration::from_secs(5))
     }
 
-    pub(crate) async fn wait(&mut self, time: &impl TimeAndChance) {
+    pub(crate) async fn wait(&mut self, time: &impl Environment) {
         if !safeguard(RetryFailed) {
             std::future::pending::<()>().await;
         }
@@ -52,7 +52,7 @@ mod tests {
     /// Chance that is always the same, and the waits there were.
     struct Fixed(u8, Mutex<Vec<Duration>>);
 
-    impl TimeAndChance for Fixed {
+    impl Environment for Fixed {
         async fn sleep(&self, time: Duration) {
             self.1.lock().push(time);
         }

@@ -26,7 +26,7 @@ use holdfast_types::{Block, Mask, RunId, SectorRange, SegmentId, VolumeId};
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
-use crate::TimeAndChance;
+use crate::Environment;
 use crate::backoff::JobBackoff;
 use crate::line_limit::{LineLimit, Rest};
 
@@ -110,7 +110,7 @@ impl ColdLines {
 /// # Errors
 /// [`ColdError`]: a confirmed finding.
 pub async fn retry_while_unavailable<V, F: Future<Output = Result<V, ColdError>>>(
-    time: &impl TimeAndChance,
+    time: &impl Environment,
     lines: &ColdLines,
     range: SectorRange,
     read: impl Fn(Mask) -> F,

@@ -22,10 +22,10 @@ mod upload;
 mod upload_memory;
 mod work;
 
-pub use attach::{AttachError, Preserved, Won, win};
+pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 pub use line_limit::{LineLimit, Rest};
-pub use local::{FoundMap, LocalState, Sides, TimeAndChance};
+pub use local::{Environment, FoundMap, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge::MergeTurns;
 pub use slots::{Slot, SlotTable};

@@ -11,7 +11,7 @@ use holdfast_types::Epoch;
 use crate::{SegmentBuild, UnreadableSectors};
 
 /// Time and chance, which no code may take from elsewhere.
-pub trait TimeAndChance: Send + Sync {
+pub trait Environment: Send + Sync {
     /// Waits.
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send;
 

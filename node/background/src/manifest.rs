@@ -6,7 +6,7 @@ use holdfast_log::{read_manifest, read_manifest_to_end};
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 
-use crate::TimeAndChance;
+use crate::Environment;
 use crate::backoff::JobBackoff;
 
 /// Reads the log to its end, however long the store takes to answer. Reads of remote blocks, commits and a
@@ -15,7 +15,7 @@ use crate::backoff::JobBackoff;
 pub async fn load_manifest(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    time: &impl TimeAndChance,
+    time: &impl Environment,
 ) -> Manifest {
     let mut backoff = JobBackoff::of_commits();
     loop {

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures::lock::Mutex;
-use holdfast_engine::index::merge::{Input, Merge, Step};
+use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::policy::MergeKind;
 use holdfast_engine::index::{MergePlan, Run, RunHead, RunRef, SegmentObject};
 use holdfast_objects::{ObjectStore, Part, PartFailed, Parts, SegmentError, StoreError};
@@ -24,7 +24,7 @@ use holdfast_types::{PlacedId, RunId, VolumeId};
 
 use crate::backoff::JobBackoff;
 use crate::cold::ColdError;
-use crate::{Background, Sides, TimeAndChance};
+use crate::{Background, Environment, Sides};
 
 /// Bytes of pages in memory, of all inputs together; of each input at least a page.
 const READ_BYTES: u64 = 4 << 20;
@@ -97,12 +97,12 @@ impl<S: Sides> Parts for Output<'_, S> {
             let (id, level) = (self.id, self.plan.level);
             let step = self.sides.compute(move || {
                 let step = merge.advance();
-                let closed = (step == Step::Ended).then(|| merge.close(id, level));
+                let closed = (step == MergeStep::Ended).then(|| merge.close(id, level));
                 (merge, step, closed)
             });
             let (mut merge, step, closed) = step.await;
             self.closed = closed;
-            if let Step::NeedsPage { input, page } = step
+            if let MergeStep::NeedsPage { input, page } = step
                 && let Err(error) = self.feed(&mut merge, input, page).await
             {
                 self.failed = Some(Unmerged { input: Some(input), error });
@@ -112,7 +112,7 @@ impl<S: Sides> Parts for Output<'_, S> {
         }
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_at_once(&self) -> usize {
         1
     }
 }
@@ -148,7 +148,7 @@ impl<S: Sides> Output<'_, S> {
     }
 }
 
-impl<S: Sides, T: TimeAndChance> Background<S, T> {
+impl<S: Sides, T: Environment> Background<S, T> {
     /// Does a merge.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::TimeAndChance;
+use crate::Environment;
 
 /// Calls `meanwhile` with the number of each wait, from 1.
 pub(crate) struct ScriptedTime<F> {
@@ -18,7 +18,7 @@ impl<F: Fn(usize) + Send + Sync> ScriptedTime<F> {
     }
 }
 
-impl<F: Fn(usize) + Send + Sync> TimeAndChance for ScriptedTime<F> {
+impl<F: Fn(usize) + Send + Sync> Environment for ScriptedTime<F> {
     async fn sleep(&self, time: Duration) {
         let number = {
             let mut waits = self.waits.lock();

@@ -42,7 +42,7 @@ pub struct UnreadableSectors {
 }
 
 /// Number of unreadable sectors after which the search ends: each may take a disk seconds.
-const MOST_UNREADABLE: u64 = 64;
+const MAX_UNREADABLE: u64 = 64;
 const SECTOR: usize = SECTOR_BYTES as usize;
 
 /// A segment in the making. The same sectors give the same bytes, however often it is made: the sealed side
@@ -133,7 +133,7 @@ impl SegmentBuild {
         if !safeguard(CommitOnlyAllRead) {
             self.unreadable = None;
         }
-        if let Some(unreadable) = self.unreadable.take_if(|found| count(&found.ranges) >= MOST_UNREADABLE) {
+        if let Some(unreadable) = self.unreadable.take_if(|found| count(&found.ranges) >= MAX_UNREADABLE) {
             return Err(unreadable);
         }
         if self.unreadable.is_some() {

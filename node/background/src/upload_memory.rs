@@ -16,7 +16,7 @@ use futures::channel::oneshot;
 use parking_lot::{Mutex, MutexGuard};
 
 /// Most parts of one upload in memory at once.
-const MOST_PARTS: u64 = 4;
+const MAX_PARTS: u64 = 4;
 
 /// Distinguishes the stores of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,7 +145,7 @@ impl Ledger {
         if account.is_failing && account.uploads > 0 {
             return None;
         }
-        let most = if account.is_failing { 1 } else { need.parts.clamp(1, MOST_PARTS) };
+        let most = if account.is_failing { 1 } else { need.parts.clamp(1, MAX_PARTS) };
         let leaves_as_much = |share: &Share| account.held_bytes + 2 * share.bytes <= free;
         let fair = (1..=most).rev().map(|parts| need.share(parts)).find(leaves_as_much);
         // The first of a store may have all that is free, and the first of all more than there is.

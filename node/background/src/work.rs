@@ -26,7 +26,7 @@ use tracing::{Instrument, Span};
 
 use crate::backoff::JobBackoff;
 use crate::upload_memory::{Need, Room, StoreKey};
-use crate::{Indexes, MergeTurns, SegmentBuild, Sides, TimeAndChance, UnreadableSectors, UploadMemory};
+use crate::{Environment, Indexes, MergeTurns, SegmentBuild, Sides, UnreadableSectors, UploadMemory};
 
 /// Time for which the failure of a local write is held back: the volume retries at once.
 const LOCAL_RETRY: Duration = Duration::from_secs(1);
@@ -157,12 +157,12 @@ impl<S: Sides> Parts for PartsOf<'_, S> {
         }
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_at_once(&self) -> usize {
         self.room.parts()
     }
 }
 
-impl<S: Sides, T: TimeAndChance> Background<S, T> {
+impl<S: Sides, T: Environment> Background<S, T> {
     /// The work of `volume`, whose files are `sides` and whose objects are in `objects`: the store that other
     /// volumes of the node know by the same key.
     pub fn new(

@@ -213,7 +213,7 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
         "holdfast_volume_waiting_work_most",
         None,
         "Pieces of background work that waited to be begun at a time, at most",
-        |v| Some(v.served.most_waiting_work as f64),
+        |v| Some(v.served.max_waiting_work as f64),
     ),
 ];
 
@@ -231,7 +231,7 @@ const RING_METRICS: [RingMetric; 4] = [
         name: "holdfast_ring_waiting_messages_most",
         kind: Kind::Gauge,
         help: "Messages that waited for the ring thread at a time, at most; its inbox holds 1024",
-        value: |ring| ring.most_messages,
+        value: |ring| ring.max_messages,
     },
     RingMetric {
         name: "holdfast_ring_full_inbox",
@@ -243,7 +243,7 @@ const RING_METRICS: [RingMetric; 4] = [
         name: "holdfast_ring_operations_most",
         kind: Kind::Gauge,
         help: "Operations that were in flight in the ring at a time, at most",
-        value: |ring| ring.most_operations,
+        value: |ring| ring.max_operations,
     },
     RingMetric {
         name: "holdfast_ring_late_completions",

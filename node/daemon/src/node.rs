@@ -364,7 +364,7 @@ impl Node {
 
     fn limits(&self, max_age_ms: u64) -> DirtyLimits {
         let config = &self.0.config;
-        DirtyLimits { seal_bytes: config.seal_bytes, most_bytes: config.max_dirty_bytes, max_age_ms }
+        DirtyLimits { seal_bytes: config.seal_bytes, max_bytes: config.max_dirty_bytes, max_age_ms }
     }
 }
 

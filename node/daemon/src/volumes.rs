@@ -12,7 +12,7 @@ use crate::node::{
     AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeStatus,
 };
 
-/// The volumes of this node. Clones speak of the same node.
+/// The volumes of this node. Clones refer to the same node.
 pub(crate) trait Volumes: Clone + Send + Sync + 'static {
     /// Creates an empty volume of `bytes`, with one request to its store.
     fn create(

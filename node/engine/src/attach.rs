@@ -361,7 +361,7 @@ mod tests {
         attach_of("n", epoch, nonce)
     }
 
-    fn won(manifest: &Manifest, found: Option<&Header>, nonce: Nonce) -> (LocalData, Header) {
+    fn acquired(manifest: &Manifest, found: Option<&Header>, nonce: Nonce) -> (LocalData, Header) {
         let plan = plan_attach(manifest, found, &Claim { replaces: Some(manifest.epoch()), ..claim(nonce) })
             .unwrap();
         let mut header = plan.header;
@@ -433,7 +433,7 @@ mod tests {
         // The intent of an attach that never came into the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
         assert_eq!(lost(Some(&intent)), Missing::Unlike(Foreign::Superseded));
-        assert_eq!(won(&held, None, MINE).0, LocalData::Absent);
+        assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
         // A stale name in the grant does not turn it into another volume.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
     }
@@ -441,7 +441,7 @@ mod tests {
     /// A copy of a node's disk has its nonces, but the log names the node that attached.
     #[test]
     fn a_copied_disk_takes_no_volume_from_its_original() {
-        let (_, header) = won(&log(&[create()]), None, MINE);
+        let (_, header) = acquired(&log(&[create()]), None, MINE);
         let held = log(&[create(), attach_of("original", 1, MINE)]);
         assert!(matches!(refused(&held, Some(&header), None), Some(AttachRefused::AttachedElsewhere { .. })));
         let moved =
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn a_log_set_back_is_reported_and_breaks_no_log() {
         let released = [create(), attach_of("other", 1, THEIRS), (1, THEIRS, Body::Detach)];
-        let (_, header) = won(&log(&released), None, MINE);
+        let (_, header) = acquired(&log(&released), None, MINE);
         let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
         let header = Header { seq: Seq(6), ..header };
         assert!(matches!(worth(&log(&served), Some(&header)), LocalData::Ours { .. }));
@@ -521,7 +521,7 @@ mod tests {
     /// bytes.
     #[test]
     fn a_map_that_lacks_what_its_writer_committed_is_foreign() {
-        let (_, header) = won(&log(&[create()]), None, MINE);
+        let (_, header) = acquired(&log(&[create()]), None, MINE);
         let header = Header { synced_generation: 5, ..header };
         let at = |generation| log(&[create(), attach(1, MINE), commit(1, MINE, generation)]);
         assert_eq!(worth(&at(5), Some(&header)), LocalData::Ours { trust_clean: false });
@@ -546,7 +546,7 @@ mod tests {
     #[test]
     fn data_of_another_volume_of_the_same_name_is_foreign() {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
-        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(3));
         assert_eq!(worth(&log(&detached), Some(&header)), LocalData::Ours { trust_clean: true });
         let mut other = detached.clone();
@@ -556,19 +556,19 @@ mod tests {
 
     #[test]
     fn own_dirty_data_survives_own_attaches_and_an_intent_that_never_won() {
-        let (_, header) = won(&log(&[create()]), None, MINE);
+        let (_, header) = acquired(&log(&[create()]), None, MINE);
         let after = log(&[create(), attach(1, MINE)]);
-        assert_eq!(won(&after, Some(&header), THEIRS).0, LocalData::Ours { trust_clean: false });
+        assert_eq!(acquired(&after, Some(&header), THEIRS).0, LocalData::Ours { trust_clean: false });
         // The intent to attach as epoch 2 was recorded, but another writer became epoch 2.
         let intent = plan_attach(&after, Some(&header), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
-        assert_eq!(won(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Superseded));
+        assert_eq!(acquired(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Superseded));
     }
 
     /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
     #[test]
     fn own_dirty_data_survives_any_number_of_attaches_that_end_before_their_first_round() {
-        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         let mut bodies = vec![create(), attach(1, MINE)];
         let fresh = |turn: u64| Nonce((u128::from(turn) + 1000).to_le_bytes());
         for turn in 0..200 {
@@ -590,20 +590,23 @@ mod tests {
 
     #[test]
     fn clean_data_counts_only_until_another_writer_attaches() {
-        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         header.closed_clean = true;
         header.seq = Seq(3);
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
-        assert_eq!(won(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
+        assert_eq!(acquired(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
         let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
-        assert_eq!(won(&log(&elsewhere), Some(&header), MINE).0, LocalData::Foreign(Foreign::Superseded));
+        assert_eq!(
+            acquired(&log(&elsewhere), Some(&header), MINE).0,
+            LocalData::Foreign(Foreign::Superseded)
+        );
     }
 
     /// A record of the control plane in a detached log made all clean data of the node useless: the log did
     /// not end at the very record that had closed it.
     #[test]
     fn clean_data_counts_until_a_record_changes_data() {
-        let (_, mut header) = won(&log(&[create()]), None, MINE);
+        let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(4));
         let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach)];
         let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach)]].concat();

@@ -154,8 +154,10 @@ mod tests {
             }
             bytes
         };
-        for bent in [&[(1, 1), (1, 2)][..], &[(2, 1), (1, 1)], &[(1, 0)], &[(1 << 16, 1)], &[(u32::MAX, 1)]] {
-            assert!(ChunkSet::take_sparse(&mut Reader::new("set", &stored(bent))).is_err(), "{bent:?}");
+        for altered in
+            [&[(1, 1), (1, 2)][..], &[(2, 1), (1, 1)], &[(1, 0)], &[(1 << 16, 1)], &[(u32::MAX, 1)]]
+        {
+            assert!(ChunkSet::take_sparse(&mut Reader::new("set", &stored(altered))).is_err(), "{altered:?}");
         }
     }
 

@@ -23,9 +23,9 @@
 //!
 //! Invariant 13 (`docs/invariants.md`): recovery takes the newer whole slot. What is wrong with the other one
 //! decides whether that is the newest that was synced. A power cut leaves each unit as it was before or after
-//! a write, so a unit that is neither a whole one nor, in a slot never filled, zeros has decayed; and the
+//! a write, so a unit that is neither a whole one nor, in a slot never filled, zeros is corrupted; and the
 //! units beside it tell whether it was part of something newer. The first write of a page fills both slots,
-//! and the header written behind it proves that: from then on zeros are decay too.
+//! and the header written behind it proves that: from then on zeros are corruption too.
 
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
@@ -81,7 +81,7 @@ pub struct Header {
 impl Header {
     /// Remembers the nonce of an attach before its record is sent. Returns the one that the record must
     /// carry: where there is no room, the newest of those remembered, because each of their records may still
-    /// come into the log, and data must not be taken for foreign then.
+    /// come into the log, and data must not be mistaken for foreign then.
     pub fn intend(&mut self, nonce: Nonce) -> Nonce {
         self.closed_clean = false;
         match self.nonces.last() {
@@ -382,13 +382,13 @@ impl Slot {
     /// Returns true if this slot, which is not whole, holds nothing that was synced after the whole slot of
     /// generation `held`.
     fn is_of_no_use(&self, held: u64, was_filled: bool, synced: u64) -> bool {
-        let decayed = self.bad.is_some() || (self.blank.is_some() && was_filled);
+        let corrupted = self.bad.is_some() || (self.blank.is_some() && was_filled);
         match self.newest {
             // It is the older one: the newest would say so in the units that are left.
             Some(newest) if newest <= held => true,
             // It is newer, and was torn unless it is corrupted or the header covers it.
-            Some(newest) => !decayed && newest > synced,
-            None => !decayed,
+            Some(newest) => !corrupted && newest > synced,
+            None => !corrupted,
         }
     }
 

@@ -184,8 +184,8 @@ mod tests {
             Fence { runs: runs.to_vec() }.put(&mut bytes);
             bytes
         };
-        for bent in [&[(0, 2), (1, 1)][..], &[(0, 2), (2, 1)], &[(5, 0)], &[(5, 1), (1, 1)]] {
-            assert!(decode(&stored(bent)).is_err(), "{bent:?}");
+        for altered in [&[(0, 2), (1, 1)][..], &[(0, 2), (2, 1)], &[(5, 0)], &[(5, 1), (1, 1)]] {
+            assert!(decode(&stored(altered)).is_err(), "{altered:?}");
         }
         let many: Vec<(u32, u32)> = (0..65).map(|n| (2 * n, 1)).collect();
         assert_eq!(

@@ -36,7 +36,7 @@ pub const fn checkpoint_every() -> u64 {
 
 /// Records after the newest checkpoint at which a writer waits for the next checkpoint before it commits
 /// more: 60.
-pub fn most_records_after_checkpoint() -> u64 {
+pub fn max_records_after_checkpoint() -> u64 {
     2 * checkpoint_every() - checkpoint_every() / 8
 }
 
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn marks_lie_64_records_apart() {
-        assert_eq!((checkpoint_every(), most_records_after_checkpoint()), (32, 60));
+        assert_eq!((checkpoint_every(), max_records_after_checkpoint()), (32, 60));
         assert_eq!([0, 63, 64].map(|seq| mark_after(Seq(seq)).0), [64, 64, 128]);
         assert_eq!(
             [0, 63, 64, 130].map(|seq| mark_upto(Seq(seq))),

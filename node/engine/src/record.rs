@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn a_segment_whose_index_lies_outside_it_is_refused() {
-        let bent = SegmentRef { index_bytes: 61, ..segment() };
-        let refused = Record::decode(&record(commit(bent)).encode()).unwrap_err();
+        let altered = SegmentRef { index_bytes: 61, ..segment() };
+        let refused = Record::decode(&record(commit(altered)).encode()).unwrap_err();
         assert_eq!(refused.to_string(), "log record: segment index offset cannot be 40");
     }
 

@@ -484,9 +484,9 @@ mod tests {
             builder.push(Block(7), mask, &data);
             let frame = builder.frames[0];
             for at in 0..frame.stored as usize {
-                let mut bent = builder.body.clone();
-                bent[at] ^= 0x40;
-                let refused = unpack(&frame, &bent).expect_err("a changed byte");
+                let mut altered = builder.body.clone();
+                altered[at] ^= 0x40;
+                let refused = unpack(&frame, &altered).expect_err("a changed byte");
                 assert!(refused.to_string().contains("block 7"));
             }
             assert!(unpack(&frame, &builder.body[1..]).is_err());

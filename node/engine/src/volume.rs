@@ -77,7 +77,7 @@ use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
 pub use setup::{DirtyLimits, Durability, Pending, Setup};
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
-use unreadable::Retry;
+use unreadable::ReadRetry;
 pub use unreadable::Unreadable;
 
 /// A volume's planner over live-map memory `M`.
@@ -94,7 +94,7 @@ pub struct Volume<M> {
 
 /// An owner's turn to do what follows from the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum Turn {
     /// The record that the previous process was about to put into the log; nothing goes there before it.
     Repeat,
     /// A round begins if one is asked for.
@@ -112,24 +112,24 @@ enum Step {
 }
 
 /// After most events.
-const AFTER_EVENT: &[Step] = &[
-    Step::Repeat,
-    Step::Round,
-    Step::Evict,
-    Step::Round,
-    Step::Punch,
-    Step::Repair,
-    Step::Seal,
-    Step::Round,
-    Step::Merge,
-    Step::Checkpoint,
-    Step::Detach,
-    Step::Round,
+const AFTER_EVENT: &[Turn] = &[
+    Turn::Repeat,
+    Turn::Round,
+    Turn::Evict,
+    Turn::Round,
+    Turn::Punch,
+    Turn::Repair,
+    Turn::Seal,
+    Turn::Round,
+    Turn::Merge,
+    Turn::Checkpoint,
+    Turn::Detach,
+    Turn::Round,
 ];
 /// After a flush. A seal that it asks for may ask for a round: then one round serves both.
-const AFTER_FLUSH: &[Step] = &[Step::Seal, Step::Round];
+const AFTER_FLUSH: &[Turn] = &[Turn::Seal, Turn::Round];
 /// After any event of a fenced writer.
-const AFTER_FENCING: &[Step] = &[Step::Round, Step::LastRound, Step::Round, Step::LastRound];
+const AFTER_FENCING: &[Turn] = &[Turn::Round, Turn::LastRound, Turn::Round, Turn::LastRound];
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// A volume just attached, with what the durable map held (`newest_pages`; empty on a fresh node).
@@ -308,22 +308,22 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// The one loop that does what follows from the state: the steps in this order, some of them again after
     /// others.
-    fn settle(&mut self, steps: &[Step], out: &mut Vec<Action>) {
+    fn settle(&mut self, steps: &[Turn], out: &mut Vec<Action>) {
         for step in steps {
             match step {
-                Step::Repeat => self.repeat_record(out),
-                Step::Round => self.begin_round(out),
-                Step::Evict => self.advance_evict(out),
-                Step::Punch if self.evict_progress() == Some(RoundProgress::Ended) => self.advance_evict(out),
-                Step::Punch => {}
-                Step::Repair => self.advance_repair(out),
-                Step::Seal => self.advance_seal(out),
-                Step::Merge => self.advance_merge(out),
-                Step::Checkpoint => {
+                Turn::Repeat => self.repeat_record(out),
+                Turn::Round => self.begin_round(out),
+                Turn::Evict => self.advance_evict(out),
+                Turn::Punch if self.evict_progress() == Some(RoundProgress::Ended) => self.advance_evict(out),
+                Turn::Punch => {}
+                Turn::Repair => self.advance_repair(out),
+                Turn::Seal => self.advance_seal(out),
+                Turn::Merge => self.advance_merge(out),
+                Turn::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
                 }
-                Step::Detach => self.advance_detach(out),
-                Step::LastRound => self.advance_last_round(out),
+                Turn::Detach => self.advance_detach(out),
+                Turn::LastRound => self.advance_last_round(out),
             }
         }
     }
@@ -629,9 +629,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         match self.data.unreadable.retry(sealed, self.core.now) {
-            Retry::NotYet => {}
-            Retry::SameSides => self.sealer.upload(&self.core, out),
-            Retry::BothSides => {
+            ReadRetry::NotYet => {}
+            ReadRetry::SameSides => self.sealer.upload(&self.core, out),
+            ReadRetry::BothSides => {
                 self.core.map.set_commit_scope(CommitScope::Both);
                 self.sealer.begin(SideSet::BOTH);
                 reach(CrashPoint::BothSealed);
@@ -725,9 +725,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         match news {
             LogNews::Nothing => {}
             LogNews::Fenced(known) => self.fence(known, out),
-            LogNews::Won(record) => {
+            LogNews::Created(record) => {
                 self.follow(&record);
-                self.log.won(self.core.now);
+                self.log.created(self.core.now);
                 self.merger.won(&record);
                 match record.body {
                     Body::Change { .. } if self.sealer.is_committing() => {

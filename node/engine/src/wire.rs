@@ -283,9 +283,9 @@ mod tests {
         let whole = enclose(Kind::Record, b"payload");
         assert_eq!(open(Kind::Record, "record", &whole), Ok(&b"payload"[..]));
         for bit in 0..whole.len() * 8 {
-            let mut bent = whole.clone();
-            bent[bit / 8] ^= 1 << (bit % 8);
-            assert!(open(Kind::Record, "record", &bent).is_err(), "bit {bit}");
+            let mut altered = whole.clone();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            assert!(open(Kind::Record, "record", &altered).is_err(), "bit {bit}");
         }
         for length in 0..whole.len() {
             assert!(open(Kind::Record, "record", &whole[..length]).is_err(), "cut at {length}");

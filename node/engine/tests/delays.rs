@@ -41,7 +41,7 @@ fn volume() -> Volume<Vec<u8>> {
     };
     let setup = Setup {
         requests: 4,
-        limits: DirtyLimits { seal_bytes: 64 << 20, most_bytes: 64 << 20, max_age_ms: 60_000 },
+        limits: DirtyLimits { seal_bytes: 64 << 20, max_bytes: 64 << 20, max_age_ms: 60_000 },
         durability: Durability::Local,
         header,
         header_generation: 0,

@@ -14,7 +14,7 @@ use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 10_000;
 const NONCE: Nonce = Nonce([7; 16]);
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: 1 << 40 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 1 << 40 };
 
 /// A volume that answers nothing by itself.
 struct Bench {

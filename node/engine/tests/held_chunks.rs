@@ -48,7 +48,7 @@ impl Host {
             seq: Seq(0),
             synced_generation: 0,
         };
-        let limits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: MAX_AGE };
+        let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: MAX_AGE };
         let durability = Durability::Local;
         let setup =
             Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability };

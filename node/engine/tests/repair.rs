@@ -96,7 +96,7 @@ impl Host {
             seq: Seq(0),
             synced_generation: 0,
         };
-        let limits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: MAX_AGE };
+        let limits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: MAX_AGE };
         let setup = Setup {
             requests: 4,
             limits,

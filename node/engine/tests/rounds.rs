@@ -51,15 +51,15 @@ impl Drop for Mapping {
 #[derive(Debug, Default)]
 struct Turns {
     longest: Duration,
-    most_actions: usize,
-    most_writes: usize,
+    max_actions: usize,
+    max_writes: usize,
     side_syncs: u64,
     map_syncs: u64,
     map_writes: u64,
     /// Turns that continued what was too long for one.
     next_turns: u64,
     /// The most sectors that became clean in one turn.
-    most_cleared: u64,
+    max_cleared: u64,
     uploaded_blocks: usize,
 }
 
@@ -79,7 +79,7 @@ struct Host {
 /// The sides are sealed once the writes of `Host::with_all_touched` are followed by another.
 fn setup(header: Header) -> Setup {
     let seal_bytes = (header.sectors.div_ceil(PAGE_SECTORS) + 1) * 4096;
-    let limits = DirtyLimits { seal_bytes, most_bytes: 1 << 50, max_age_ms: 1 << 40 };
+    let limits = DirtyLimits { seal_bytes, max_bytes: 1 << 50, max_age_ms: 1 << 40 };
     let durability = Durability::Local;
     Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
 }
@@ -165,8 +165,8 @@ impl Host {
         volume.handle(0, event, &mut out);
         self.turns.longest = self.turns.longest.max(begun.elapsed());
         let cleared = dirty_bytes.saturating_sub(volume.status().dirty_bytes) / 4096;
-        self.turns.most_cleared = self.turns.most_cleared.max(cleared);
-        self.turns.most_actions = self.turns.most_actions.max(out.len());
+        self.turns.max_cleared = self.turns.max_cleared.max(cleared);
+        self.turns.max_actions = self.turns.max_actions.max(out.len());
         out
     }
 
@@ -181,7 +181,7 @@ impl Host {
             }
             Action::WriteMap(writes) => {
                 self.turns.map_writes += writes.len() as u64;
-                self.turns.most_writes = self.turns.most_writes.max(writes.len());
+                self.turns.max_writes = self.turns.max_writes.max(writes.len());
                 if self.fails_at.is_some_and(|at| self.turns.map_writes >= at) {
                     return Some(Event::MapWritten { result: Err(Errno::EIO) });
                 }
@@ -266,9 +266,9 @@ fn forget_peak() -> u64 {
 /// meanwhile.
 fn print_figures(turns_of: &str, turns: &Turns, before_bytes: u64) {
     let memory_bytes = resident("VmHWM:").saturating_sub(before_bytes);
-    let (longest_ns, most_pages) = (turns.longest.as_nanos(), turns.most_writes / 2);
+    let (longest_ns, max_pages) = (turns.longest.as_nanos(), turns.max_writes / 2);
     println!(
-        "{{\"turns_of\":\"{turns_of}\",\"longest_ns\":{longest_ns},\"most_pages\":{most_pages},\"memory_bytes\":{memory_bytes}}}"
+        "{{\"turns_of\":\"{turns_of}\",\"longest_ns\":{longest_ns},\"max_pages\":{max_pages},\"memory_bytes\":{memory_bytes}}}"
     );
 }
 
@@ -287,11 +287,11 @@ fn no_turn_of_a_round_grows_with_the_volume() {
     let turns = &host.turns;
     println!("resume {resumed:?}, flush {:?}; {turns:?}", begun.elapsed());
     print_figures("flush", turns, before_bytes);
-    assert!(turns.most_writes <= 2 * MAP_WRITE_PAGES, "{turns:?}");
-    assert!(turns.most_actions <= 3, "{turns:?}");
+    assert!(turns.max_writes <= 2 * MAP_WRITE_PAGES, "{turns:?}");
+    assert!(turns.max_actions <= 3, "{turns:?}");
     // What is copied and what is being written at once, whatever the size of the volume.
-    let most_bytes = ROUND_PAGES * PAGE_BYTES + turns.most_writes * 4096;
-    assert!(most_bytes <= 3 << 19, "{most_bytes} bytes");
+    let max_bytes = ROUND_PAGES * PAGE_BYTES + turns.max_writes * 4096;
+    assert!(max_bytes <= 3 << 19, "{max_bytes} bytes");
     assert_eq!(turns.map_writes, 2 * pages + 1, "each page into both of its slots, and the header");
     assert_eq!(turns.side_syncs, 2, "nothing was written meanwhile");
     assert_eq!(turns.map_syncs, pages.div_ceil(ROUND_PAGES as u64) + 1);
@@ -311,9 +311,9 @@ fn no_turn_of_a_seal_grows_with_the_volume() {
     print_figures("seal", turns, before_bytes);
     let (pages, most) = (TEBIBYTE / PAGE_SECTORS, MAP_WRITE_PAGES as u64);
     assert_eq!(turns.uploaded_blocks as u64, pages, "a block of each page");
-    assert_eq!(turns.most_cleared, most, "a sector of each page");
+    assert_eq!(turns.max_cleared, most, "a sector of each page");
     assert_eq!(turns.next_turns, 2 * (pages / most - 1), "as many list them as make them clean");
-    assert!(turns.most_writes <= 2 * MAP_WRITE_PAGES && turns.most_actions <= 3, "{turns:?}");
+    assert!(turns.max_writes <= 2 * MAP_WRITE_PAGES && turns.max_actions <= 3, "{turns:?}");
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
 }
 

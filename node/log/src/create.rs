@@ -18,7 +18,7 @@ const KEPT_CHECKPOINTS: usize = 2;
 #[must_use]
 pub enum CreateOutcome {
     /// The record is in the log.
-    Won,
+    Created,
     /// Another record is in its place.
     Lost,
 }
@@ -32,13 +32,13 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     let key = ObjectKey::Log(volume.clone(), record.seq).to_string();
     let bytes = Bytes::from(record.encode());
     let doubt = match objects.create(&key, bytes.clone()).await {
-        Ok(_created) => return Ok(CreateOutcome::Won),
+        Ok(_created) => return Ok(CreateOutcome::Created),
         Err(CreateError::Failed(source)) => return Err(store("create a log record", volume)(source)),
         Err(CreateError::Exists { .. }) => None,
         Err(CreateError::Ambiguous(source)) => Some(source),
     };
     match (objects.get(&key, MAX_METADATA_BYTES).await, doubt) {
-        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Won),
+        (Ok(there), _) if there == bytes => Ok(CreateOutcome::Created),
         (Ok(_), _) => Ok(CreateOutcome::Lost),
         (Err(StoreError::NotFound { .. }), Some(doubt)) => Err(store("create a log record", volume)(doubt)),
         (Err(source), _) => Err(store("read a log record back", volume)(source)),
@@ -66,7 +66,7 @@ pub async fn provision(
         unix_ms,
         body: Body::Create { sectors },
     };
-    if create_record(objects, &record).await? == CreateOutcome::Won {
+    if create_record(objects, &record).await? == CreateOutcome::Created {
         return Ok(());
     }
     let there = read_record(objects, volume, Seq::FIRST).await?;

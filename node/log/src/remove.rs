@@ -95,7 +95,7 @@ async fn bury(
             body: Body::Delete,
         };
         // Where an older LIST ended, records may have been truncated: then this is not the log's end.
-        if create_record(objects, &record).await? == CreateOutcome::Won
+        if create_record(objects, &record).await? == CreateOutcome::Created
             && !was_truncated_after(objects, volume, last).await?
         {
             return Ok(Some(record.seq));

@@ -51,7 +51,7 @@ pub struct Progress {
 /// The damage of an object.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum Damage {
     /// It is not there.
     #[error("is missing")]
     Missing,
@@ -116,7 +116,7 @@ pub struct Finding {
     /// Its key.
     pub key: String,
     /// The damage.
-    pub fault: Fault,
+    pub fault: Damage,
     /// Its effect on the volume.
     pub effect: Effect,
 }

@@ -54,9 +54,9 @@ async fn log_of(records: u64) -> MemoryStore {
     let store = MemoryStore::new();
     provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
     let attach = record(2, Body::Attach { sectors: 1000, node: "n".into(), displaced: None });
-    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Created);
     for seq in 3..=records {
-        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Won);
+        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Created);
     }
     store
 }
@@ -89,7 +89,7 @@ async fn a_long_log_is_read_from_its_newest_checkpoint() {
     let store = log_of(40).await;
     let upto = read_manifest(&store, &volume()).await.unwrap();
     write_checkpoint(&store, &volume(), upto.seq(), upto.encode_checkpoint().into()).await.unwrap();
-    assert_eq!(create_record(&store, &commit(41)).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &commit(41)).await.unwrap(), CreateOutcome::Created);
     let before = store.counts();
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     let after = store.counts();
@@ -116,7 +116,7 @@ async fn checkpoints_are_stored_while_deletions_are_denied() {
     let store = log_of(2).await;
     store.fail_always(Verb::Delete, Fault::Before(ErrorKind::Denied));
     for seq in 3..=132 {
-        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Won);
+        assert_eq!(create_record(&store, &commit(seq)).await.unwrap(), CreateOutcome::Created);
         if seq % 32 == 0 {
             let manifest = read_manifest(&store, &volume()).await.unwrap();
             let bytes = manifest.encode_checkpoint().into();
@@ -150,7 +150,7 @@ async fn long_log(records: u64) -> MemoryStore {
             40 => Record { epoch: Epoch(2), ..record(seq, again) },
             _ => Record { epoch: Epoch(2), ..commit(seq) },
         };
-        assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+        assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Created);
         if seq % 32 == 0 {
             checkpoint_and_truncate(&store).await;
         }
@@ -190,7 +190,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
 async fn a_failed_truncation_is_retried() {
     let store = long_log(127).await;
     let next = Record { epoch: Epoch(2), ..commit(128) };
-    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Created);
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
     write_checkpoint(&store, &volume(), Seq(128), bytes.clone()).await.unwrap();
@@ -207,7 +207,7 @@ async fn a_failed_truncation_is_retried() {
 async fn a_truncation_costs_a_few_requests_after_a_checkpoint() {
     let store = long_log(191).await;
     let next = Record { epoch: Epoch(2), ..commit(192) };
-    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &next).await.unwrap(), CreateOutcome::Created);
     let manifest = read_manifest(&store, &volume()).await.unwrap();
     let bytes = Bytes::from(manifest.encode_checkpoint());
     write_checkpoint(&store, &volume(), Seq(192), bytes.clone()).await.unwrap();
@@ -229,7 +229,7 @@ async fn a_truncation_costs_a_few_requests_after_a_checkpoint() {
 async fn a_record_in_a_truncated_place_is_outside_the_log() {
     let store = long_log(200).await;
     let attach = record(50, Body::Attach { sectors: 1000, node: "late".into(), displaced: None });
-    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Created);
     assert!(was_truncated_after(&store, &volume(), Seq(49)).await.unwrap(), "its creator can detect it");
     assert!(!was_truncated_after(&store, &volume(), Seq(128)).await.unwrap());
     assert_eq!(read_manifest_to_end(&store, &volume()).await.unwrap().seq(), Seq(200));
@@ -240,7 +240,7 @@ async fn a_record_in_a_truncated_place_is_outside_the_log() {
     let failed = read_manifest_to_end(&behind, &volume()).await.unwrap_err();
     assert!(
         matches!(failed, LogFailure::Contended(_)),
-        "a foreign record is not taken for the end: {failed}"
+        "a foreign record is not mistaken for the end: {failed}"
     );
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     assert!(read_manifest(&store, &volume()).await.unwrap().is_deleted());
@@ -254,7 +254,7 @@ fn attach_key() -> String {
 async fn a_lost_reply_is_resolved_by_reading_the_record_back() {
     let store = log_of(2).await;
     store.fail_next(Verb::Put, Fault::LostReply);
-    assert_eq!(create_record(&store, &commit(3)).await.unwrap(), CreateOutcome::Won);
+    assert_eq!(create_record(&store, &commit(3)).await.unwrap(), CreateOutcome::Created);
     let theirs = Record { nonce: Nonce([9; 16]), ..commit(3) };
     assert_eq!(create_record(&store, &theirs).await.unwrap(), CreateOutcome::Lost);
 }

@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex};
 
 use holdfast_engine::chunk_set::ChunkSet;
-use holdfast_engine::index::merge::{Input, Step};
+use holdfast_engine::index::merge::{Input, MergeStep};
 use holdfast_engine::index::{self, Run, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
-use holdfast_log::scrub::{Effect, Fault, Progress, Report, repair_checkpoints, scrub};
+use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
     CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, truncate, write_checkpoint,
 };
@@ -62,7 +62,7 @@ impl Stored {
     async fn record(&self, seq: u64, body: Body) {
         let record =
             Record { volume: volume(), seq: Seq(seq), epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body };
-        assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Won);
+        assert_eq!(create_record(&self.store, &record).await.unwrap(), CreateOutcome::Created);
     }
 
     /// Commits noise; a mask of 0 stands for a sector of zeros.
@@ -104,7 +104,7 @@ impl Stored {
             Input::Segment(SegmentObject::from(&**segment), Arc::new(index.clone()))
         };
         let mut merge = index::merge::Merge::new(inputs.iter().map(input), newest + count == list.len());
-        while merge.advance() != Step::Ended {}
+        while merge.advance() != MergeStep::Ended {}
         let (output, _head) = merge.close(RunId::new(Seq(seq), seq, [0; 10]), 1);
         let key = ObjectKey::Run(volume(), output.id).to_string();
         let object = merge.take(usize::MAX);
@@ -224,7 +224,7 @@ async fn a_segment_of_a_merged_run_affects_what_its_frames_hold() {
 
     stored.store.delete(&stored.segment_key(0)).await.unwrap();
     let report = stored.scrub().await;
-    assert!(matches!(report.findings[0].fault, Fault::Missing));
+    assert!(matches!(report.findings[0].fault, Damage::Missing));
     assert_eq!(report.unreadable(), [SectorRange::new(2, 2), SectorRange::new(32_768, 1)]);
 }
 
@@ -256,7 +256,7 @@ async fn a_missing_object_and_one_cut_short_are_found() {
             let report = stored.scrub().await;
             let [finding] = &report.findings[..] else { panic!("{:?}", report.findings) };
             assert_eq!(finding.key, key);
-            assert!(matches!((&finding.fault, cut), (Fault::Missing, 0) | (Fault::Length { .. }, 1 | 100)));
+            assert!(matches!((&finding.fault, cut), (Damage::Missing, 0) | (Damage::Length { .. }, 1 | 100)));
             let first_chunk = SectorRange::new(0, 32_768);
             let both_chunks = SectorRange::new(0, SECTORS);
             let expected = if number == 0 { both_chunks } else { first_chunk };
@@ -280,7 +280,7 @@ async fn damaged_frames_affect_only_where_nothing_newer_hides_them() {
     stored.flip_frame(1, 0);
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [stored.segment_key(0), stored.segment_key(1)]);
-    assert!(matches!(report.findings[0].fault, Fault::Frames { count: 2, .. }));
+    assert!(matches!(report.findings[0].fault, Damage::Frames { count: 2, .. }));
     assert_eq!(report.findings[0].effect, Effect::Unreadable(vec![SectorRange::new(2, 2)]));
     assert_eq!(report.findings[1].effect, Effect::Unreadable(vec![SectorRange::new(0, 2)]));
     assert_eq!(report.unreadable(), [SectorRange::new(0, 4)]);
@@ -301,7 +301,7 @@ async fn a_record_affects_only_while_no_checkpoint_replaces_it() {
     stored.store.delete(&log_key(5)).await.unwrap();
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [log_key(5)]);
-    assert!(matches!(report.findings[0].fault, Fault::Missing));
+    assert!(matches!(report.findings[0].fault, Damage::Missing));
     assert_eq!(report.findings[0].effect, Effect::NoAttach);
     assert_eq!(report.manifest.seq(), Seq(4), "what is known is still read");
     // A missing record before the oldest checkpoint is not damage: a log may be truncated.
@@ -370,7 +370,7 @@ async fn a_checkpoint_that_differs_from_the_log_is_found() {
     stored.store.corrupt(&checkpoint_key(3), |bytes| *bytes = other.clone());
     let report = stored.scrub().await;
     assert_eq!(keys(&report), [checkpoint_key(3)]);
-    assert!(matches!(report.findings[0].fault, Fault::Differs));
+    assert!(matches!(report.findings[0].fault, Damage::Differs));
     assert_eq!(report.findings[0].effect, Effect::Harmless, "the newer one is sound");
 }
 

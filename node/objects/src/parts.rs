@@ -44,7 +44,7 @@ pub trait Parts: Send {
 
     /// Largest number of parts in memory at once, including the one that is being made; at least 1. The store
     /// asks for a further part only after it stored one.
-    fn most_at_once(&self) -> usize;
+    fn max_at_once(&self) -> usize;
 }
 
 /// Parts that are in memory already.
@@ -71,7 +71,7 @@ impl Parts for ReadyParts {
         Ok(Part { bytes, is_last: self.0.is_empty() })
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_at_once(&self) -> usize {
         self.0.len().max(1)
     }
 }

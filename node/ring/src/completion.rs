@@ -55,9 +55,9 @@ impl std::error::Error for Errno {}
 /// Result of an operation, as the kernel gave it. Not negative: the operation's result (for transfers:
 /// bytes). Negative: minus an error number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome(pub i32);
+pub struct IoResult(pub i32);
 
-impl Outcome {
+impl IoResult {
     /// The result as a count of bytes.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub(crate) key: OperationKey,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: IoResult,
 }
 
 /// An operation that ended.
@@ -94,7 +94,7 @@ pub struct Ended<T> {
     /// Value it was started with.
     pub operation: T,
     /// Its result.
-    pub outcome: Outcome,
+    pub outcome: IoResult,
     /// The memory that was lent to it ([`Ring::read`](crate::Ring::read),
     /// [`Ring::write`](crate::Ring::write)).
     pub buffer: Option<HeapBuffer>,
@@ -102,13 +102,13 @@ pub struct Ended<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Errno, Outcome};
+    use super::{Errno, IoResult};
 
     #[test]
     fn a_negative_result_is_an_error_and_a_short_one_is_not_success() {
-        assert_eq!(Outcome(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
-        assert_eq!(Outcome(4096).exactly(4096), Ok(()));
-        assert_eq!(Outcome(512).exactly(4096), Err(Errno::EIO));
-        assert_eq!(Outcome(i32::MIN).result(), Err(Errno::EIO));
+        assert_eq!(IoResult(-libc::ENOSPC).result(), Err(Errno::ENOSPC));
+        assert_eq!(IoResult(4096).exactly(4096), Ok(()));
+        assert_eq!(IoResult(512).exactly(4096), Err(Errno::EIO));
+        assert_eq!(IoResult(i32::MIN).result(), Err(Errno::EIO));
     }
 }

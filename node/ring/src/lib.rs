@@ -21,7 +21,7 @@ mod ring;
 mod slot;
 mod waker;
 
-pub use completion::{Completion, Ended, Errno, Outcome};
+pub use completion::{Completion, Ended, Errno, IoResult};
 pub use error::RingError;
 pub use file_limit::raise_open_file_limit;
 pub use heap_buffer::HeapBuffer;

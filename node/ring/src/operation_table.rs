@@ -147,7 +147,7 @@ impl<T> OperationTable<T> {
 mod tests {
     use super::*;
 
-    /// A completion that came after its operation had ended would be taken for the next one of its entry.
+    /// A completion that came after its operation had ended would be mistaken for the next one of its entry.
     #[test]
     fn a_late_key_finds_nothing_in_a_reused_entry() {
         let mut table = OperationTable::default();

@@ -13,7 +13,7 @@ use io_uring::{IoUring, cqueue, opcode};
 
 use crate::operation_table::{OperationKey, OperationTable};
 use crate::slot::{BufferTable, FileTable};
-use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, Outcome, RingError, Waker};
+use crate::{BufferRange, Completion, Ended, FileSlot, HeapBuffer, IoResult, RingError, Waker};
 
 /// Sizes of a ring and its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +255,7 @@ impl<T> Ring<T> {
                 woken = true;
                 self.waker_armed = cqueue::more(entry.flags());
             } else {
-                completions.push(Completion { key, outcome: Outcome(entry.result()) });
+                completions.push(Completion { key, outcome: IoResult(entry.result()) });
             }
         }
         if woken {
@@ -287,7 +287,7 @@ impl<T> Ring<T> {
 
     /// Largest number of operations that were in flight at a time.
     #[must_use]
-    pub const fn most_operations(&self) -> u32 {
+    pub const fn max_operations(&self) -> u32 {
         self.in_flight.most()
     }
 

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::config::Timeouts;
 
 /// Most doublings: 64 times as long, for a store that takes 16 KiB a second.
-const MOST_DOUBLINGS: u32 = 6;
+const MAX_DOUBLINGS: u32 = 6;
 
 /// Interval between requests that probe an unreachable store.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
@@ -77,7 +77,7 @@ impl Availability {
                     change(|now| now.saturating_sub(1));
                 }
             }
-            Err(StoreError::TimedOut { .. }) if upload => change(|now| (now + 1).min(MOST_DOUBLINGS)),
+            Err(StoreError::TimedOut { .. }) if upload => change(|now| (now + 1).min(MAX_DOUBLINGS)),
             Err(error) if error.kind() != ErrorKind::Unavailable => self.answered(),
             Err(_) => {}
         }

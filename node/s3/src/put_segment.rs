@@ -107,7 +107,7 @@ impl S3Store {
         first: Bytes,
         parts: &mut dyn Parts,
     ) -> Result<Sent, SegmentError> {
-        let most = parts.most_at_once().max(1);
+        let most = parts.max_at_once().max(1);
         let mut bytes = first.len() as u64;
         let mut numbers = 1..;
         let mut send = |chunk| {

@@ -17,7 +17,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 /// Lines that wait to be written, at most; a line has some hundred bytes.
-const MOST_LINES: usize = 8192;
+const MAX_LINES: usize = 8192;
 /// Longest wait of the process's end for lines to be written.
 const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
 
@@ -40,7 +40,7 @@ pub(crate) fn start() -> NonBlocking {
         }));
         let (writer, guard) = NonBlockingBuilder::default()
             .lossy(true)
-            .buffered_lines_limit(MOST_LINES)
+            .buffered_lines_limit(MAX_LINES)
             .thread_name("log")
             .finish(std::io::stderr());
         Log { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }

@@ -6,7 +6,7 @@ use holdfast_types::Epoch;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attach {
     /// This host is the writer.
-    Won,
+    Acquired,
     /// Another writer holds the volume.
     Refused,
     /// The process died, or the host, on the way.

@@ -30,7 +30,7 @@ pub struct Case {
 
 /// Result of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CaseOutcome {
     /// Of every event and action, in hexadecimal.
     pub digest: String,
     /// Steps of the schedule; some find nothing to do.
@@ -52,7 +52,7 @@ pub struct Outcome {
 impl Case {
     /// Runs it and keeps the last `story` lines of what happened; words cost time, so a run without them is
     /// faster.
-    pub fn run(self, story: usize) -> Outcome {
+    pub fn run(self, story: usize) -> CaseOutcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
@@ -70,7 +70,7 @@ impl Case {
     }
 
     /// Runs only these of its steps.
-    fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
+    fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> CaseOutcome {
         plant(self.bug);
         let mut run = Schedule::new(self.seed, story);
         let ended = violation::catch(|| {
@@ -84,7 +84,7 @@ impl Case {
         });
         plant(None);
         let world = &mut run.world;
-        Outcome {
+        CaseOutcome {
             digest: world.trace.digest(),
             steps: run.taken,
             operations: world.trace.operations,
@@ -98,7 +98,7 @@ impl Case {
 
     /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
     /// `tries` times. Returns what is left, or `None` when the case has no violation.
-    pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
+    pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
 }
@@ -140,11 +140,11 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
 /// Leaves out steps of a run whose `whole` ends in a violation as long as it still ends in one like it, at
 /// most `tries` times.
 pub(crate) fn shrink(
-    run: impl Fn(Vec<u64>, usize) -> Outcome,
-    whole: Outcome,
+    run: impl Fn(Vec<u64>, usize) -> CaseOutcome,
+    whole: CaseOutcome,
     tries: usize,
     story: usize,
-) -> Option<Outcome> {
+) -> Option<CaseOutcome> {
     let sought = whole.violation?;
     let mut steps: Vec<u64> = (0..whole.steps).collect();
     let mut size = steps.len().div_ceil(2);

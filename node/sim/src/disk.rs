@@ -166,12 +166,12 @@ pub(crate) struct SideFile {
     /// that syncs.
     pub(crate) failed_unheard: bool,
     /// Sectors that cannot be read until they are overwritten.
-    pub(crate) decayed: BTreeSet<u64>,
+    pub(crate) corrupted: BTreeSet<u64>,
 }
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self { cells: Cells::new(0), held: 0, failed_unheard: false, decayed: BTreeSet::new() }
+        Self { cells: Cells::new(0), held: 0, failed_unheard: false, corrupted: BTreeSet::new() }
     }
 }
 
@@ -179,7 +179,7 @@ impl SideFile {
     pub(crate) fn write(&mut self, sector: u64, stamp: Stamp) {
         self.held += u64::from(stamp != 0);
         self.held -= u64::from(self.read(sector) != 0);
-        self.decayed.remove(&sector);
+        self.corrupted.remove(&sector);
         self.cells.write(sector, stamp);
     }
 
@@ -202,13 +202,13 @@ impl SideFile {
 
     /// True if all of `range` can be read.
     pub(crate) fn reads(&self, range: SectorRange) -> bool {
-        self.decayed.range(sectors(range)).next().is_none()
+        self.corrupted.range(sectors(range)).next().is_none()
     }
 
     /// A sector that holds data can no longer be read: the one at or after `sector`.
-    pub(crate) fn decay(&mut self, sector: u64) {
+    pub(crate) fn corrupt(&mut self, sector: u64) {
         let held = self.cells.cells.range(sector..).map(|(at, _)| *at).find(|at| self.read(*at) != 0);
-        self.decayed.extend(held);
+        self.corrupted.extend(held);
     }
 
     pub(crate) fn read(&self, sector: u64) -> Stamp {

@@ -39,13 +39,13 @@ pub enum Invariant {
     /// Data that was written and is in no commit counts as dirty.
     DirtyIsCounted = 16,
     /// Every corrupted object in the store is named, and affects exactly the readers that a scrub reports.
-    DecayIsNamed = 17,
-    /// Local data that lacks what its own writer committed is never taken for the volume's newest.
+    CorruptionIsNamed = 17,
+    /// Local data that lacks what its own writer committed is never mistaken for the volume's newest.
     OlderStateIsNeverUploaded = 18,
     /// A writer that is attached is replaced only by its own node with its data, or with permission that
     /// names its epoch; then the attach says whom it replaced.
     TakeoverNamesItsVictim = 19,
-    /// Local data of another volume of the same name is never taken for this one's.
+    /// Local data of another volume of the same name is never mistaken for this one's.
     OneVolumeOneState = 20,
     /// A merge of index runs that is due is part of the volume some commits later.
     DepthIsBounded = 21,
@@ -78,7 +78,7 @@ impl Invariant {
         Self::CommittedInTime,
         Self::ObjectFlushSurvivesNode,
         Self::DirtyIsCounted,
-        Self::DecayIsNamed,
+        Self::CorruptionIsNamed,
         Self::OlderStateIsNeverUploaded,
         Self::TakeoverNamesItsVictim,
         Self::OneVolumeOneState,

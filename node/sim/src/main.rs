@@ -10,7 +10,7 @@ use anyhow::bail;
 use clap::{Parser, Subcommand};
 use holdfast_engine::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
-use holdfast_sim::case::{Case, Outcome, found_by};
+use holdfast_sim::case::{Case, CaseOutcome, found_by};
 use holdfast_sim::crash::{Crash, Scenario, campaign};
 use holdfast_sim::fleet::FleetCase;
 use holdfast_sim::tiers::{Figures, WORKLOADS};
@@ -232,14 +232,14 @@ impl AnyCase {
         }
     }
 
-    fn run(&self) -> Outcome {
+    fn run(&self) -> CaseOutcome {
         match self {
             Self::One(case) => case.run(0),
             Self::Several(case) => case.run(0),
         }
     }
 
-    fn shrink(&self) -> Option<Outcome> {
+    fn shrink(&self) -> Option<CaseOutcome> {
         match self {
             Self::One(case) => case.shrink(SHRINKING, STORY),
             Self::Several(case) => case.shrink(SHRINKING, STORY),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use holdfast_background::{
-    AttachError, Background, ColdError, ColdLines, Indexes, Pools, Tidy, Won, Work, fetch, load_manifest,
-    retry_while_unavailable, win,
+    Acquired, AttachError, Background, ColdError, ColdLines, Indexes, Pools, Tidy, Work, acquire, fetch,
+    load_manifest, retry_while_unavailable,
 };
 use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::attach::Claim;
@@ -86,7 +86,7 @@ pub(crate) enum Ended {
     /// The manifest of a volume taken over.
     Manifest(Manifest),
     /// An attach.
-    Attached(Box<Result<Won<()>, AttachError<LocalError>>>),
+    Attached(Box<Result<Acquired<()>, AttachError<LocalError>>>),
 }
 
 /// The daemon.
@@ -153,7 +153,7 @@ impl Process {
         let background = Arc::clone(&self.background);
         self.tasks.start(async move {
             let Background { volume, objects, sides, .. } = &*background;
-            Ended::Attached(Box::new(win(&**objects, volume, sides, &claim).await))
+            Ended::Attached(Box::new(acquire(&**objects, volume, sides, &claim).await))
         });
     }
 

@@ -57,7 +57,7 @@ pub(crate) struct Ailments {
     pub(crate) fill: Option<u64>,
     pub(crate) slow: Option<u64>,
     /// A sector can no longer be read.
-    pub(crate) decay: Option<u64>,
+    pub(crate) corruption: Option<u64>,
     /// A host gets another disk.
     pub(crate) other_disk: Option<u64>,
 }
@@ -160,14 +160,14 @@ impl Profile {
             Self::Calm | Self::BadStore | Self::Kills | Self::PowerCuts | Self::Rivals | Self::Timely => {
                 never
             }
-            Self::BadDisk => Ailments { decay: Some(150), ..never },
-            Self::LongLives => Ailments { decay: Some(300), ..never },
+            Self::BadDisk => Ailments { corruption: Some(150), ..never },
+            Self::LongLives => Ailments { corruption: Some(300), ..never },
             Self::Everything => Ailments {
                 cut_off: Some(900),
                 pause: Some(900),
                 fill: Some(1500),
                 slow: Some(900),
-                decay: Some(500),
+                corruption: Some(500),
                 ..never
             },
             Self::Partitions => Ailments { cut_off: Some(300), pause: Some(300), ..never },

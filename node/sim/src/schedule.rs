@@ -28,7 +28,7 @@ const PATIENCE: u32 = 60_000;
 /// Mean number of turns that a host's faults last, and that a sleeper sleeps.
 const FAULT_TURNS: u64 = 160;
 const LONG_SLEEP: u64 = 500;
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, most_bytes: 192 * 4096, max_age_ms: 2000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 96 * 4096, max_bytes: 192 * 4096, max_age_ms: 2000 };
 
 /// One run in progress.
 pub(crate) struct Schedule {
@@ -265,10 +265,10 @@ impl Schedule {
         paused = if paused { !self.rng().once_in(wakes) } else { self.falls_asleep(host) };
         full = turn(self, full, self.ailments.fill);
         slow = turn(self, slow, self.ailments.slow);
-        if self.chance(self.ailments.decay) {
+        if self.chance(self.ailments.corruption) {
             let sector = self.rng().below(SECTORS as usize) as u64;
             let near = *self.rng().pick(&[sector, HOT[0], HOT[3]]);
-            self.world.decay(host, near);
+            self.world.corrupt(host, near);
         }
         paused &= self.world.hosts[host].process.is_some();
         self.world.set_fault(host, HostFault { cut_off, paused, full, slow });

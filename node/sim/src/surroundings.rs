@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use holdfast_background::{
-    FoundMap, LocalState, SegmentBuild, SideReader, Sides, TimeAndChance, UnreadableSectors,
+    Environment, FoundMap, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors,
 };
 use holdfast_engine::action::{DirtyBlock, MapWrite};
 use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
@@ -99,7 +99,7 @@ pub(crate) struct SimTime {
     pub(crate) rng: Arc<Mutex<Rng>>,
 }
 
-impl TimeAndChance for SimTime {
+impl Environment for SimTime {
     async fn sleep(&self, time: Duration) {
         self.calls.send(Ask::Sleep(time)).await;
     }

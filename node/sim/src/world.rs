@@ -7,7 +7,7 @@ mod answer;
 mod attach;
 mod client;
 mod company;
-mod decay;
+mod corruption;
 mod dirty;
 mod kept;
 mod life;
@@ -316,7 +316,7 @@ impl World {
                 Landed::Attach(nonce, node, replaced) => {
                     let host: usize = node.parse().expect("a host's name is its number");
                     self.check_replaced(host, nonce, replaced.as_ref());
-                    self.writers.win(nonce, host);
+                    self.writers.note_attach(nonce, host);
                     self.writer_attached(host, nonce);
                 }
             }
@@ -334,7 +334,7 @@ impl World {
         } else if !self.writers.is_last(host) {
             let holds = here.disk.lock().holds_dirty();
             Invariant::FencedIsKept
-                .check(!holds, || "what a fenced writer left is taken for the volume's".into());
+                .check(!holds, || "what a fenced writer left is mistaken for the volume's".into());
             here.content.expect = Expect::after(&self.store.last_cut());
         }
         self.writers.set_last(Some(host));

@@ -36,7 +36,7 @@ impl Writers {
     }
 
     /// The record of an attach came into the log.
-    pub(crate) fn win(&mut self, nonce: Nonce, host: usize) {
+    pub(crate) fn note_attach(&mut self, nonce: Nonce, host: usize) {
         self.won.push((nonce, host));
     }
 

@@ -10,7 +10,7 @@ use holdfast_sim::world::{Faults, World};
 
 const SECTORS: u64 = 70_000;
 /// Uploads are held back.
-const NO_SEAL: DirtyLimits = DirtyLimits { seal_bytes: u64::MAX, most_bytes: u64::MAX, max_age_ms: u64::MAX };
+const NO_SEAL: DirtyLimits = DirtyLimits { seal_bytes: u64::MAX, max_bytes: u64::MAX, max_age_ms: u64::MAX };
 
 /// Host 1 serves a volume whose data is in the store only.
 fn cold_volume(limits: DirtyLimits) -> World {

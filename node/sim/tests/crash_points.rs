@@ -16,7 +16,7 @@ use holdfast_sim::world::{Attach, AttachStep, Faults, World};
 use holdfast_sim::{Fate, Invariant};
 
 const SECTORS: u64 = 40_000;
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, max_bytes: 96 * 4096, max_age_ms: 10_000 };
 
 /// Writes, flushes, zeroes; the seals, uploads, commits and the checkpoint that follow; the detach.
 const SCRIPT: [&[(Op, u64, u64)]; 9] = [
@@ -42,7 +42,7 @@ fn world(seed: u64) -> World {
 /// Plays the script on host 0 and stops after `steps` steps. Says whether it came to the end before.
 fn play(world: &mut World, steps: usize) -> bool {
     let mut left = steps;
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     let mut step = |world: &mut World| {
         let more = left > 0;
         left = left.saturating_sub(1);
@@ -281,7 +281,7 @@ fn a_recovering_volume_is_detached() {
     let mut world = world(5);
     play(&mut world, 60);
     world.lose_host(0, Some(Fate::Everything));
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     assert!(world.status(0).is_some_and(|status| status.recovering));
     world.begin_detach(0);
     drive::until(&mut world, 0, |world| !world.has_device(0));
@@ -301,7 +301,7 @@ fn a_process_dies_between_changes_of_a_new_live_map() {
         world.kill_inside(0, changes);
         let came_of = world.attach(0, false, None);
         drive::check_everywhere(&mut world, 0, 1);
-        if came_of == Attach::Won {
+        if came_of == Attach::Acquired {
             assert!(changes > 20, "a map has many changes");
             return;
         }

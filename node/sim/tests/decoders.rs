@@ -4,9 +4,9 @@
 //! `node/sim/fuzz/<target>`: what earlier versions stored, which must stay readable, and what once broke the
 //! decoder.
 //!
-//! Two kinds of change. *Decay* leaves the checksum as it was, and must never be taken for what was written.
-//! *Forgery* corrects the checksum, so that the fields behind it are reached: a decoder may take or refuse
-//! it, and must not panic, nor take long.
+//! Two kinds of change. *Corruption* leaves the checksum as it was, and must never be mistaken for what was
+//! written. *Forgery* corrects the checksum, so that the fields behind it are reached: a decoder may take or
+//! refuse it, and must not panic, nor take long.
 
 #![allow(clippy::unwrap_used)] // a test fails by panicking, in its parts too
 
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::{DamagedPage, FoundPage, Header, newest_pages, page_offset};
 use holdfast_engine::event::{Event, Op};
-use holdfast_engine::index::merge::{Input, Merge, Step};
+use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::{RunHead, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Displaced, Record};
@@ -29,7 +29,7 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, Epoch, Nonce, RunId, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 40_000;
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, most_bytes: 96 * 4096, max_age_ms: 10_000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 48 * 4096, max_bytes: 96 * 4096, max_age_ms: 10_000 };
 const ENVELOPE: usize = 32;
 const SLOT: usize = 4096;
 /// Changes of each entry of a corpus and of each kind: the share of a run of the tests.
@@ -159,13 +159,13 @@ fn withstands<T: PartialEq + Debug>(corpus: &[Vec<u8>], slot: usize, decode: imp
         let written = decode(whole).expect("what was written decodes");
         let mut rng = Rng::new(entry as u64);
         for _ in 0..CHANGES {
-            let mut decayed = whole.clone();
-            change(&mut rng, &mut decayed);
+            let mut corrupted = whole.clone();
+            change(&mut rng, &mut corrupted);
             if slot > 0 {
-                decayed.resize(slot, 0);
+                corrupted.resize(slot, 0);
             }
-            if let Some(found) = decode(&decayed) {
-                assert_eq!(found, written, "decayed bytes were taken for others");
+            if let Some(found) = decode(&corrupted) {
+                assert_eq!(found, written, "corrupted bytes were mistaken for others");
             }
             forged += 1;
             taken += u64::from(decode(&forge(&mut rng, whole, slot)).is_some());
@@ -233,7 +233,7 @@ fn merged() -> (RunRef, RunHead, Vec<u8>) {
         world.segments().map(|object| Input::Segment(named(object), index(object))).collect();
     inputs.reverse();
     let mut merge = Merge::new(inputs, false);
-    while merge.advance() != Step::Ended {}
+    while merge.advance() != MergeStep::Ended {}
     let (run, head) = merge.close(RunId::new(Seq(70), 1, [2; 10]), 1);
     let object = merge.take(usize::MAX);
     (run, head, object)
@@ -293,14 +293,14 @@ fn frames() {
             let written = unpack(frame, stored).unwrap();
             let mut rng = Rng::new(u64::from(frame.block));
             for _ in 0..CHANGES / 10 {
-                let mut bent = stored.to_vec();
-                change(&mut rng, &mut bent);
-                if let Ok(found) = unpack(frame, &bent) {
-                    assert!(found == written, "a changed frame was taken for another");
+                let mut altered = stored.to_vec();
+                change(&mut rng, &mut altered);
+                if let Ok(found) = unpack(frame, &altered) {
+                    assert!(found == written, "a changed frame was mistaken for another");
                 }
-                let stored = u32::try_from(bent.len()).unwrap();
+                let stored = u32::try_from(altered.len()).unwrap();
                 let longer = Frame { stored, mask: holdfast_types::Mask(rng.bits() as u32 | 1), ..*frame };
-                if let Ok(found) = unpack(&longer, &bent) {
+                if let Ok(found) = unpack(&longer, &altered) {
                     assert_eq!(found.len(), longer.bytes());
                 }
                 changed += 1;
@@ -310,7 +310,7 @@ fn frames() {
     assert!(changed > 0);
 }
 
-/// Either header will do (`docs/formats/durable-map.md`): what decays is never taken for a third.
+/// Either header will do (`docs/formats/durable-map.md`): what is corrupted is never mistaken for a third.
 #[test]
 fn durable_map_headers() {
     renew("map-header/life", &life().durable_map(0, 0, 2 * SLOT));
@@ -322,9 +322,9 @@ fn durable_map_headers() {
         let newest = usize::from(alone[1].0 > alone[0].0);
         for slot in [0, 1] {
             let decode = |bytes: &[u8]| {
-                let mut bent = slots;
-                bent[slot] = bytes;
-                let found = Header::newest(&bent.concat()).unwrap().unwrap();
+                let mut altered = slots;
+                altered[slot] = bytes;
+                let found = Header::newest(&altered.concat()).unwrap().unwrap();
                 let falls_back = slot == newest && found == alone[1 - newest];
                 Some(if falls_back { alone[newest].clone() } else { found })
             };
@@ -333,10 +333,10 @@ fn durable_map_headers() {
             });
             let mut rng = Rng::new(slot as u64);
             for _ in 0..CHANGES {
-                let mut decayed = slots[slot].to_vec();
-                change(&mut rng, &mut decayed);
-                decayed.resize(SLOT, 0);
-                assert_eq!(decode(&decayed), Some(alone[newest].clone()));
+                let mut corrupted = slots[slot].to_vec();
+                change(&mut rng, &mut corrupted);
+                corrupted.resize(SLOT, 0);
+                assert_eq!(decode(&corrupted), Some(alone[newest].clone()));
             }
         }
     }
@@ -387,33 +387,33 @@ fn durable_map_pages() {
             let slot = slot..slot + SLOT;
             for unit in slot.clone().step_by(UNIT) {
                 for fill in [0, 0xff, rng.bits() as u8] {
-                    let mut decayed = whole.clone();
-                    decayed[unit..unit + UNIT].fill(fill);
+                    let mut corrupted = whole.clone();
+                    corrupted[unit..unit + UNIT].fill(fill);
                     assert!(
-                        !sound(&decayed) || !newest,
+                        !sound(&corrupted) || !newest,
                         "page {page}: all bytes from {unit} on became {fill}"
                     );
                 }
                 for at in (unit..unit + UNIT).step_by(3) {
-                    let mut decayed = whole.clone();
-                    decayed[at] ^= 1 << rng.below(8);
-                    assert!(!sound(&decayed) || !newest, "page {page}: byte {at} changed");
+                    let mut corrupted = whole.clone();
+                    corrupted[at] ^= 1 << rng.below(8);
+                    assert!(!sound(&corrupted) || !newest, "page {page}: byte {at} changed");
                 }
             }
             for _ in 0..CHANGES / 10 {
-                let mut bent = whole[slot.clone()].to_vec();
-                change(&mut rng, &mut bent);
-                bent.resize(SLOT, 0);
-                let mut decayed = whole.clone();
-                decayed[slot.clone()].copy_from_slice(&bent);
-                sound(&decayed);
+                let mut altered = whole[slot.clone()].to_vec();
+                change(&mut rng, &mut altered);
+                altered.resize(SLOT, 0);
+                let mut corrupted = whole.clone();
+                corrupted[slot.clone()].copy_from_slice(&altered);
+                sound(&corrupted);
                 // The same change in every unit, each with a right checksum.
                 let seed = rng.bits();
                 for unit in slot.clone().step_by(UNIT) {
                     let forged = forge(&mut Rng::new(seed), &whole[unit..unit + UNIT], UNIT);
-                    decayed[unit..unit + UNIT].copy_from_slice(&forged[..UNIT]);
+                    corrupted[unit..unit + UNIT].copy_from_slice(&forged[..UNIT]);
                 }
-                taken += u64::from(found_page(&decayed, page).is_ok());
+                taken += u64::from(found_page(&corrupted, page).is_ok());
             }
         }
     }
@@ -439,13 +439,13 @@ fn pending_records() {
     let mut rng = Rng::new(3);
     let mut sent = 0;
     for whole in with_kept("pending", vec![left]).iter().cycle().take(CHANGES as usize) {
-        let mut bent = whole.clone();
+        let mut altered = whole.clone();
         match rng.below(3) {
-            0 => change(&mut rng, &mut bent),
-            1 => bent = [&whole[..8], &forge(&mut rng, &whole[8..], 0)].concat(),
+            0 => change(&mut rng, &mut altered),
+            1 => altered = [&whole[..8], &forge(&mut rng, &whole[8..], 0)].concat(),
             _ => {}
         }
-        let Some((seq, bytes)) = bent.split_first_chunk::<8>() else { continue };
+        let Some((seq, bytes)) = altered.split_first_chunk::<8>() else { continue };
         let pending = Pending { seq: Seq(u64::from_le_bytes(*seq)), bytes: bytes.to_vec() };
         let setup = Setup {
             durability: Durability::Local,
@@ -488,11 +488,11 @@ fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
     for line in String::from_utf8(kept).unwrap().lines() {
         assert!(decode(line).is_some(), "{line} was taken once");
         for _ in 0..CHANGES {
-            let mut bent = line.as_bytes().to_vec();
-            change(&mut rng, &mut bent);
-            let bent = String::from_utf8_lossy(&bent);
-            if let Some(found) = decode(&bent) {
-                assert_eq!(found, bent, "there are two ways to write it");
+            let mut altered = line.as_bytes().to_vec();
+            change(&mut rng, &mut altered);
+            let altered = String::from_utf8_lossy(&altered);
+            if let Some(found) = decode(&altered) {
+                assert_eq!(found, altered, "there are two ways to write it");
                 taken += 1;
             }
         }
@@ -510,13 +510,13 @@ fn live_maps() {
     let mut rng = Rng::new(1);
     let mut taken = 0;
     for whole in with_kept("live-map", vec![left]).iter().cycle().take(CHANGES as usize / 10) {
-        let mut bent = whole.clone();
-        bent.resize(map_bytes(SECTORS) as usize, 0);
+        let mut altered = whole.clone();
+        altered.resize(map_bytes(SECTORS) as usize, 0);
         // The head and the two bitmaps are where it can go wrong.
-        let mut front = bent.split_off(3 * SLOT);
-        std::mem::swap(&mut front, &mut bent);
+        let mut front = altered.split_off(3 * SLOT);
+        std::mem::swap(&mut front, &mut altered);
         change(&mut rng, &mut front);
-        let bent = [front, bent].concat();
+        let altered = [front, altered].concat();
         let setup = Setup {
             requests: 4,
             limits: LIMITS,
@@ -525,7 +525,7 @@ fn live_maps() {
             header_generation,
             unix_ms_at_zero: 0,
         };
-        taken += u64::from(Volume::resume(setup, bent, None, 0).is_ok());
+        taken += u64::from(Volume::resume(setup, altered, None, 0).is_ok());
     }
     assert!(taken > 0);
 }

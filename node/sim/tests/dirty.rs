@@ -6,13 +6,13 @@ use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_types::SectorRange;
 
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 20_000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 20_000 };
 const TIME_OF_DAY: u64 = 1_700_000_000_000;
 
 fn world() -> World {
     let mut world = World::new(1, 1, 40_000, LIMITS, Faults::default());
     world.set_time_of_day(TIME_OF_DAY);
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| world.is_ready(0));
     world
 }

@@ -8,12 +8,12 @@ use holdfast_sim::world::{Attach, Faults, World};
 use holdfast_types::SectorRange;
 
 const LIMITS: DirtyLimits =
-    DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
+    DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
 
 fn world() -> World {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
     world.set_durability(Durability::Object);
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| world.is_ready(0));
     world
 }
@@ -84,7 +84,7 @@ fn a_waiting_flush_fails_at_a_takeover() {
     write(&mut world, 7);
     ask(&mut world, Op::Flush, 0, 0);
     drive::until(&mut world, 0, creates_a_record);
-    assert_eq!(world.attach(1, true, None), Attach::Won);
+    assert_eq!(world.attach(1, true, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| world.is_fenced(0) && world.jobs(0).next().is_none());
     assert_eq!(world.status(0).unwrap().parked, 0, "it was answered");
     assert!(!world.holds_a_commit());
@@ -104,7 +104,7 @@ fn a_flush_of_a_killed_daemon_starts_over() {
 #[test]
 fn how_old_dirty_data_is_outlives_the_process() {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| world.is_ready(0));
     world.tick(0, 1000);
     write(&mut world, 7);

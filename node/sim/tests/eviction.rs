@@ -10,7 +10,7 @@ use holdfast_sim::world::{Faults, World};
 
 const SECTORS: u64 = 70_000;
 /// Far from every limit of its own: only the share of the cache makes it seal.
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: u64::MAX };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: u64::MAX };
 const SHARE: u64 = 300;
 
 fn world() -> World {

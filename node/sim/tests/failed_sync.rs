@@ -9,7 +9,7 @@ use holdfast_sim::{Fate, drive};
 use holdfast_types::SectorRange;
 
 const LIMITS: DirtyLimits =
-    DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
+    DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
 const NO_SYNC: Faults =
     Faults { local: None, sync: Some(1), create: None, store: None, read: None, stale_list: None };
 

@@ -8,7 +8,7 @@ use holdfast_types::SectorRange;
 use holdfast_sim::drive;
 use holdfast_sim::world::{Faults, World};
 
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, most_bytes: 1 << 30, max_age_ms: 2000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 30, max_bytes: 1 << 30, max_age_ms: 2000 };
 const DEAD_DISK: Faults =
     Faults { local: Some(1), sync: Some(1), create: None, store: None, read: None, stale_list: None };
 

@@ -8,7 +8,7 @@ use holdfast_types::SectorRange;
 use holdfast_sim::drive;
 use holdfast_sim::world::{Attach, Faults, World};
 
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 * 4096, max_age_ms: 2000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 2000 };
 
 fn ask(world: &mut World, op: Op, start: u64, sectors: u64) {
     world.request(0, op, SectorRange::new(start, sectors)).expect("the device is idle");
@@ -26,7 +26,7 @@ fn world() -> World {
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 0, 11);
     ask(&mut world, Op::Write, 11, 1);
-    world.decay(0, 3);
+    world.corrupt(0, 3);
     drive::until(&mut world, 0, |world| lost(world).is_some());
     world
 }
@@ -109,7 +109,7 @@ fn unreadable_data_is_served_for_repair_after_a_host_loss() {
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 0, 2);
     ask(&mut world, Op::Flush, 0, 0);
-    world.decay(0, 1);
+    world.corrupt(0, 1);
     world.lose_host(0, None);
     drive::until(&mut world, 0, |world| lost(world).is_some() && drive::is_idle(world, 0));
     world.kill(0);
@@ -126,7 +126,7 @@ fn a_flush_to_the_object_store_waits_for_it() {
     world.set_durability(Durability::Object);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     ask(&mut world, Op::Write, 0, 2);
-    world.decay(0, 1);
+    world.corrupt(0, 1);
     world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device is idle");
     drive::until(&mut world, 0, |world| lost(world).is_some());
     world.request(0, Op::Write, SectorRange::new(7, 1)).expect("the device has room");
@@ -163,7 +163,7 @@ fn a_waiting_detach_ends_at_a_takeover() {
         drive::step(&mut world, 0);
     }
     assert_eq!(lost(&world), Some((3, 1)), "it waits");
-    assert_eq!(world.attach(1, true, None), Attach::Won);
+    assert_eq!(world.attach(1, true, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| world.status(0).is_none());
     drive::read_all(&mut world, 1);
 }

@@ -82,7 +82,7 @@ impl fmt::Display for PlacedId {
     }
 }
 
-/// Defines the names of two kinds of objects that must not be taken for each other.
+/// Defines the names of two kinds of objects that must not be mistaken for each other.
 macro_rules! placed_ids {
     ($($(#[$doc:meta])+ $name:ident,)+) => {$(
         $(#[$doc])+

@@ -17,7 +17,7 @@
 
 use std::fs::File;
 
-use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, Outcome, Ring};
+use holdfast_ring::{BufferRange, Errno, FileSlot, FixedTransfer, IoResult, Ring};
 use io_uring::opcode;
 use libublk::sys;
 
@@ -179,7 +179,7 @@ impl<K: Copy> Queue<K> {
         &mut self,
         ring: &mut Ring<T>,
         tag: u16,
-        outcome: Outcome,
+        outcome: IoResult,
     ) -> QueueEvent {
         self.with_kernel -= 1;
         match outcome.0 {
@@ -191,7 +191,7 @@ impl<K: Copy> Queue<K> {
     }
 
     /// Moves a part of a read request's memory out of a file: `operation` ends with the number of bytes
-    /// moved. Check it with [`Outcome::exactly`].
+    /// moved. Check it with [`IoResult::exactly`].
     ///
     /// # Panics
     /// If the request is not a read, or the part does not lie inside it.
@@ -469,7 +469,7 @@ mod tests {
         queue.arm(&mut ring);
         // What the kernel says when it has requests; the descriptors are zeros, which is a read of nothing.
         let mut requests = (0..2).map(|tag| {
-            let event = queue.on_completion(&mut ring, tag, Outcome(0));
+            let event = queue.on_completion(&mut ring, tag, IoResult(0));
             let QueueEvent::Request(request) = event else { panic!("{event:?}") };
             request
         });

@@ -8,7 +8,7 @@ use holdfast_s3::S3Store;
 use kube::Client;
 use tokio::sync::Mutex;
 
-use crate::requeue::Retry;
+use crate::requeue::Requeue;
 
 /// The reason for which there is no connection. No request was sent to the store.
 #[derive(Debug, thiserror::Error)]
@@ -17,17 +17,17 @@ pub(crate) struct ConnectError(#[from] pub(crate) StoreConfigError);
 
 impl ConnectError {
     /// The retry that fits the error.
-    pub(crate) fn retry(&self) -> Retry {
+    pub(crate) fn retry(&self) -> Requeue {
         match &self.0 {
-            StoreConfigError::Api(_) => Retry::Later,
+            StoreConfigError::Api(_) => Requeue::Later,
             // A Secret is often created a moment after what refers to it, and Secrets are not watched.
             StoreConfigError::Missing(_)
             | StoreConfigError::NoSecret { .. }
             | StoreConfigError::NoSecretKey { .. }
-            | StoreConfigError::SecretForbidden { .. } => Retry::Later,
+            | StoreConfigError::SecretForbidden { .. } => Requeue::Later,
             StoreConfigError::NoWebIdentity { .. }
             | StoreConfigError::TwoCaBundles
-            | StoreConfigError::Invalid(_) => Retry::Rarely,
+            | StoreConfigError::Invalid(_) => Requeue::Rarely,
         }
     }
 

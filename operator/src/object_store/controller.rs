@@ -21,7 +21,7 @@ use super::connect::Connections;
 use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
-use crate::requeue::{Failures, MOST_AT_A_TIME, Retry};
+use crate::requeue::{Failures, MAX_AT_A_TIME, Requeue};
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
@@ -69,7 +69,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let controller = Controller::new(stores, watcher::Config::default());
     context.metrics.watch_object_stores(controller.store());
     controller
-        .with_config(Config::default().concurrency(MOST_AT_A_TIME))
+        .with_config(Config::default().concurrency(MAX_AT_A_TIME))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
@@ -89,7 +89,7 @@ async fn reconcile(store: Arc<ObjectStore>, context: Arc<Context>) -> Result<Act
     let health = probe(&store, &context).await;
     let outcome = report(&store, &health, &context).await;
     let retry = health.as_ref().err().map(health::Unfit::retry);
-    timer.finish(if outcome.is_err() { Some(Retry::Later) } else { retry });
+    timer.finish(if outcome.is_err() { Some(Requeue::Later) } else { retry });
     outcome?;
     Ok(Action::requeue(match retry {
         None => {
@@ -141,5 +141,5 @@ async fn report(store: &ObjectStore, health: &Health, context: &Context) -> Resu
 
 fn retry(store: Arc<ObjectStore>, error: &ApiError, context: Arc<Context>) -> Action {
     tracing::warn!(object_store = %store.name_any(), error = %chain(error), "object store not reconciled");
-    Action::requeue(context.failures.delay(&store.name_any(), Retry::Later, fastrand::f64()))
+    Action::requeue(context.failures.delay(&store.name_any(), Requeue::Later, fastrand::f64()))
 }

@@ -7,7 +7,7 @@ use holdfast_s3::ProbeFailure;
 
 use super::READY;
 use super::connect::ConnectError;
-use crate::requeue::Retry;
+use crate::requeue::Requeue;
 
 /// Time between two probes of a store that is Ready.
 pub(crate) const PROBE_INTERVAL: Duration = Duration::from_secs(60);
@@ -34,11 +34,11 @@ impl From<ProbeFailure> for Unfit {
 
 impl Unfit {
     /// The retry that fits the failure.
-    pub(crate) fn retry(&self) -> Retry {
+    pub(crate) fn retry(&self) -> Requeue {
         match self {
             Self::Connect(error) => error.retry(),
             // Buckets and policies are often repaired on the store's side, which causes no event here.
-            Self::Probe(_) => Retry::Later,
+            Self::Probe(_) => Requeue::Later,
         }
     }
 

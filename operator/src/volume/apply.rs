@@ -10,7 +10,7 @@ use kube::{Client, Resource, ResourceExt};
 use serde_json::json;
 
 use super::failure::VolumeFailure;
-use super::plan::{Step, operators_part};
+use super::plan::{OperatorStep, operators_part};
 use crate::object_store::connect::Connections;
 
 /// The nonce of tombstones. With the time of the deletion request it makes their bytes depend on the Volume
@@ -32,16 +32,16 @@ impl VolumeApplier<'_> {
     ///
     /// # Errors
     /// [`VolumeFailure`]; the step may have taken effect.
-    pub(crate) async fn apply(&mut self, step: &Step) -> Result<(), VolumeFailure> {
+    pub(crate) async fn apply(&mut self, step: &OperatorStep) -> Result<(), VolumeFailure> {
         match step {
-            Step::AddFinalizer => self.set_finalizer(true).await,
-            Step::RemoveFinalizer => self.set_finalizer(false).await,
-            Step::Report(status) => self.report(status).await,
-            Step::Provision { size_bytes } => {
+            OperatorStep::AddFinalizer => self.set_finalizer(true).await,
+            OperatorStep::RemoveFinalizer => self.set_finalizer(false).await,
+            OperatorStep::Report(status) => self.report(status).await,
+            OperatorStep::Provision { size_bytes } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 Ok(provision(store.as_ref(), &self.volume, size_bytes / SECTOR_BYTES).await?)
             }
-            Step::RemoveObjects => {
+            OperatorStep::RemoveObjects => {
                 let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
                 Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), TOMBSTONE, deleted).await?)

@@ -16,16 +16,16 @@ use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
 use super::apply::{VolumeApplier, volume_id};
-use super::facts::{AttachedWriter, Facts, StoreFact};
+use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
 use super::failover::loss;
 use super::failure::VolumeFailure;
 use super::in_use;
-use super::plan::{Step, plan};
+use super::plan::{OperatorStep, plan};
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
-use crate::requeue::{Failures, MOST_AT_A_TIME};
+use crate::requeue::{Failures, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
@@ -70,7 +70,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             let name = node.name_any();
             matching(&by_node, move |volume| is_claimed_by(volume, &name))
         })
-        .with_config(Config::default().concurrency(MOST_AT_A_TIME))
+        .with_config(Config::default().concurrency(MAX_AT_A_TIME))
         .graceful_shutdown_on(stop)
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
@@ -124,11 +124,15 @@ async fn reconcile_once(volume: Volume, context: &Context) -> Result<Duration, V
     outcome.map(|()| again)
 }
 
-async fn carry_out(work: &mut VolumeApplier<'_>, facts: &Facts, now: &Time) -> Result<(), VolumeFailure> {
+async fn carry_out(
+    work: &mut VolumeApplier<'_>,
+    facts: &ClusterFacts,
+    now: &Time,
+) -> Result<(), VolumeFailure> {
     for step in plan(facts, now) {
         if let Err(failure) = work.apply(&step).await {
             if let Some(status) = failure.status(facts, now) {
-                work.apply(&Step::Report(Box::new(status))).await?;
+                work.apply(&OperatorStep::Report(Box::new(status))).await?;
             }
             return Err(failure);
         }
@@ -138,8 +142,8 @@ async fn carry_out(work: &mut VolumeApplier<'_>, facts: &Facts, now: &Time) -> R
 
 /// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
 /// request each.
-async fn observe(volume: &Volume, context: &Context) -> Result<Facts, VolumeFailure> {
-    let mut facts = Facts::new(volume);
+async fn observe(volume: &Volume, context: &Context) -> Result<ClusterFacts, VolumeFailure> {
+    let mut facts = ClusterFacts::new(volume);
     if facts.needs_store() {
         let stores: Api<ObjectStore> = Api::all(context.client.clone());
         facts.store = match volume.spec.object_store.as_deref() {

@@ -14,7 +14,7 @@ use crate::object_store::READY;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct ClusterFacts {
     /// `metadata.uid`: the volume's identity in the object store.
     pub(crate) uid: String,
     /// `metadata.generation`.
@@ -107,7 +107,7 @@ impl StoreFact {
     }
 }
 
-impl Facts {
+impl ClusterFacts {
     /// For the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder {
@@ -160,12 +160,12 @@ impl Facts {
         self.deleting || !is_true(&self.status.conditions, PROVISIONED)
     }
 
-    /// The node whose existence the plan depends on: the one that shall serve the volume but does not yet.
+    /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.
     pub(crate) fn node_in_question(&self) -> Option<&str> {
         self.desired().filter(|desired| self.serving() != Some(*desired))
     }
 
-    /// The node that shall serve the volume.
+    /// The node that should serve the volume.
     pub(crate) fn desired(&self) -> Option<&str> {
         if self.deleting { None } else { self.spec.desired_node() }
     }

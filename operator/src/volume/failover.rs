@@ -7,7 +7,7 @@
 use holdfast_crds::{DetachCause, FailoverPolicy};
 use k8s_openapi::api::core::v1::Node;
 
-use super::facts::Facts;
+use super::facts::ClusterFacts;
 
 /// Taint by which a person, or a program that powers nodes off, says that a node is off. Source:
 /// kubernetes.io, "Non-graceful node shutdown".
@@ -31,7 +31,7 @@ fn is_ready(node: &Node) -> bool {
     conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-impl Facts {
+impl ClusterFacts {
     /// The node that claims the volume and is to release it, if it may be cut off without a person.
     pub(crate) fn node_in_doubt(&self) -> Option<&str> {
         let automatic = self.spec.failover_policy == FailoverPolicy::Automatic;

@@ -5,10 +5,10 @@ use holdfast_crds::{Time, VolumePhase, VolumeStatus};
 use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
 
-use super::facts::Facts;
+use super::facts::ClusterFacts;
 use super::plan::{Obstacle, PROVISIONED, pending};
 use crate::object_store::connect::ConnectError;
-use crate::requeue::Retry;
+use crate::requeue::Requeue;
 
 /// Reasons for which a step failed.
 #[derive(Debug, thiserror::Error)]
@@ -29,14 +29,14 @@ pub(crate) enum VolumeFailure {
 
 impl VolumeFailure {
     /// The retry that fits the failure.
-    pub(crate) fn retry(&self) -> Retry {
+    pub(crate) fn retry(&self) -> Requeue {
         match self {
-            Self::Changed => Retry::Soon,
-            Self::Api(_) => Retry::Later,
+            Self::Changed => Requeue::Soon,
+            Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
-            Self::Log(LogFailure::Store { source, .. }) => Retry::of(source.kind()),
-            Self::Log(failure) if failure.is_transient() => Retry::Later,
-            Self::Log(_) => Retry::Rarely,
+            Self::Log(LogFailure::Store { source, .. }) => Requeue::of(source.kind()),
+            Self::Log(failure) if failure.is_transient() => Requeue::Later,
+            Self::Log(_) => Requeue::Rarely,
         }
     }
 
@@ -61,7 +61,7 @@ impl VolumeFailure {
     }
 
     /// The status that reports the failure; `None` when there is nothing to report.
-    pub(crate) fn status(&self, facts: &Facts, now: &Time) -> Option<VolumeStatus> {
+    pub(crate) fn status(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
         let message =
             format!("spec.objectStore: {} (`{}`); {}", self.brief(), facts.store_name(), self.fix());
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_failure_names_the_field_with_a_stable_message() {
-        let facts = Facts {
+        let facts = ClusterFacts {
             uid: "v".to_owned(),
             generation: 1,
             spec: serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" }))
@@ -131,7 +131,7 @@ mod tests {
         let message = |request: &str| {
             let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: request.into() };
             let failure = store_failure(denied);
-            assert_eq!(failure.retry(), Retry::Rarely);
+            assert_eq!(failure.retry(), Requeue::Rarely);
             let status = failure.status(&facts, &now).expect("something to report");
             assert_eq!((status.phase, status.volume_id), (Some(VolumePhase::Pending), None));
             assert_eq!(status.conditions[0].reason, "AccessDenied");
@@ -146,6 +146,6 @@ mod tests {
 
     #[test]
     fn an_unreachable_store_is_retried_sooner_than_a_refusing_one() {
-        assert_eq!(store_failure(StoreError::Unavailable("x".into())).retry(), Retry::Later);
+        assert_eq!(store_failure(StoreError::Unavailable("x".into())).retry(), Requeue::Later);
     }
 }

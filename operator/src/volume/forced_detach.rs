@@ -13,12 +13,12 @@ use holdfast_crds::{
     ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach, Time,
 };
 
-use super::facts::Facts;
+use super::facts::ClusterFacts;
 
 /// Condition: a node was force-detached, and what it had not uploaded is missing.
 pub(crate) const DATA_LOST: &str = "UnuploadedDataLost";
 
-impl Facts {
+impl ClusterFacts {
     /// True if the node that reports that it serves the volume must release it, whatever it does.
     pub(super) fn is_force_detached(&self, serving: &str) -> bool {
         let remembered =
@@ -82,7 +82,7 @@ impl Facts {
 
 /// The record of the node that was cut off: its last report at that moment. Its epoch is the log's, where the
 /// log still calls that node attached.
-pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
+pub(super) fn forced_detach(facts: &ClusterFacts, now: &Time) -> Option<ForcedDetach> {
     let status = &facts.status;
     if let (Some(cause), Some(lost)) = (facts.lost, status.node.as_deref()) {
         return Some(last_report(facts, lost, cause, now));
@@ -101,7 +101,7 @@ pub(super) fn forced_detach(facts: &Facts, now: &Time) -> Option<ForcedDetach> {
     facts.logged_epoch(named).map(|_| unreported(facts, named, DetachCause::Annotation, now))
 }
 
-fn last_report(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
+fn last_report(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     let status = &facts.status;
     let unreported = unreported(facts, node, cause, now);
     ForcedDetach {
@@ -113,7 +113,7 @@ fn last_report(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> For
     }
 }
 
-fn unreported(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
+fn unreported(facts: &ClusterFacts, node: &str, cause: DetachCause, now: &Time) -> ForcedDetach {
     ForcedDetach {
         node: node.to_owned(),
         cause,
@@ -126,7 +126,7 @@ fn unreported(facts: &Facts, node: &str, cause: DetachCause, now: &Time) -> Forc
 }
 
 /// Says what is missing.
-pub(super) fn data_lost(facts: &Facts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
+pub(super) fn data_lost(facts: &ClusterFacts, forced_detach: &ForcedDetach, now: &Time) -> Condition {
     let ForcedDetach { node, cause, time, epoch, durability, dirty_bytes, durable_through } = forced_detach;
     let begins = format!("node {node} was cut off at {}{}", time.0, sign(*cause));
     let after = durable_through

@@ -16,7 +16,7 @@ use holdfast_crds::{
     VolumeStatus, find_condition, is_true,
 };
 
-use super::facts::{Facts, StoreFact};
+use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 
 /// Condition: the volume exists in its object store.
@@ -28,7 +28,7 @@ pub(crate) const RESIZED: &str = "Resized";
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum OperatorStep {
     /// Put our finalizer on the object.
     AddFinalizer,
     /// Write the operator's part of the status.
@@ -45,24 +45,24 @@ pub(crate) enum Step {
 }
 
 /// Plans the next steps, in order; a failed step ends the plan.
-pub(crate) fn plan(facts: &Facts, now: &Time) -> Vec<Step> {
+pub(crate) fn plan(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     if facts.deleting { plan_deletion(facts, now) } else { plan_service(facts, now) }
 }
 
-fn plan_service(facts: &Facts, now: &Time) -> Vec<Step> {
+fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     let mut steps = Vec::new();
     if is_true(&facts.status.conditions, PROVISIONED) {
         if !facts.finalizer {
-            steps.push(Step::AddFinalizer);
+            steps.push(OperatorStep::AddFinalizer);
         }
-        steps.push(Step::Report(Box::new(provisioned(facts, now))));
+        steps.push(OperatorStep::Report(Box::new(provisioned(facts, now))));
         return steps;
     }
     match provisionable(facts) {
-        Err(obstacle) => steps.push(Step::Report(Box::new(pending(facts, &obstacle, now)))),
+        Err(obstacle) => steps.push(OperatorStep::Report(Box::new(pending(facts, &obstacle, now)))),
         Ok(size_bytes) => {
             if !facts.finalizer {
-                steps.push(Step::AddFinalizer);
+                steps.push(OperatorStep::AddFinalizer);
             }
             if facts.status.volume_id.is_none() {
                 let obstacle = Obstacle::new(
@@ -74,25 +74,25 @@ fn plan_service(facts: &Facts, now: &Time) -> Vec<Step> {
                 // to look for.
                 let status =
                     VolumeStatus { volume_id: Some(facts.uid.clone()), ..pending(facts, &obstacle, now) };
-                steps.push(Step::Report(Box::new(status)));
+                steps.push(OperatorStep::Report(Box::new(status)));
             }
-            steps.push(Step::Provision { size_bytes });
-            steps.push(Step::Report(Box::new(provisioned(facts, now))));
+            steps.push(OperatorStep::Provision { size_bytes });
+            steps.push(OperatorStep::Report(Box::new(provisioned(facts, now))));
         }
     }
     steps
 }
 
-fn plan_deletion(facts: &Facts, now: &Time) -> Vec<Step> {
+fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     if !facts.finalizer {
         return Vec::new();
     }
     if let Some(node) = facts.serving() {
         let message = format!("node {node} still serves the volume: waiting for its final commit");
-        return vec![Step::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
+        return vec![OperatorStep::Report(Box::new(deleting(facts, "WaitingForDetach", message, now)))];
     }
     if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
-        return vec![Step::RemoveFinalizer];
+        return vec![OperatorStep::RemoveFinalizer];
     }
     let fix = "or set spec.deletionPolicy to `Retain` to leave them there";
     let store = facts.store_name();
@@ -109,16 +109,18 @@ fn plan_deletion(facts: &Facts, now: &Time) -> Vec<Step> {
         )),
     };
     match blocked {
-        Some(message) => vec![Step::Report(Box::new(deleting(facts, "DeletionBlocked", message, now)))],
+        Some(message) => {
+            vec![OperatorStep::Report(Box::new(deleting(facts, "DeletionBlocked", message, now)))]
+        }
         None => vec![
-            Step::Report(Box::new(deleting(
+            OperatorStep::Report(Box::new(deleting(
                 facts,
                 "Deleting",
                 format!("removing the volume's objects from ObjectStore {store}"),
                 now,
             ))),
-            Step::RemoveObjects,
-            Step::RemoveFinalizer,
+            OperatorStep::RemoveObjects,
+            OperatorStep::RemoveFinalizer,
         ],
     }
 }
@@ -137,7 +139,7 @@ impl Obstacle {
     }
 }
 
-fn provisionable(facts: &Facts) -> Result<u64, Obstacle> {
+fn provisionable(facts: &ClusterFacts) -> Result<u64, Obstacle> {
     let failed = |reason, message| Err(Obstacle::new(VolumePhase::Failed, reason, message));
     let pending = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
     let size_bytes = match facts.spec.size_bytes() {
@@ -192,7 +194,7 @@ fn provisionable(facts: &Facts) -> Result<u64, Obstacle> {
 }
 
 /// The status of a volume that does not exist in its object store yet.
-pub(crate) fn pending(facts: &Facts, obstacle: &Obstacle, now: &Time) -> VolumeStatus {
+pub(crate) fn pending(facts: &ClusterFacts, obstacle: &Obstacle, now: &Time) -> VolumeStatus {
     let mut conditions = vec![facts.conditions(now).build(
         PROVISIONED,
         ConditionStatus::False,
@@ -216,7 +218,7 @@ pub(crate) fn pending(facts: &Facts, obstacle: &Obstacle, now: &Time) -> VolumeS
     }
 }
 
-fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
+fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let (assigned_node, assigned) = assignment(facts, now);
     let mut conditions = vec![
         facts.conditions(now).build(
@@ -241,7 +243,7 @@ fn provisioned(facts: &Facts, now: &Time) -> VolumeStatus {
     }
 }
 
-fn deleting(facts: &Facts, reason: &str, message: String, now: &Time) -> VolumeStatus {
+fn deleting(facts: &ClusterFacts, reason: &str, message: String, now: &Time) -> VolumeStatus {
     let exists = if is_true(&facts.status.conditions, PROVISIONED) {
         ConditionStatus::True
     } else {
@@ -258,7 +260,7 @@ fn deleting(facts: &Facts, reason: &str, message: String, now: &Time) -> VolumeS
 }
 
 /// The grant and what there is to say about it. The grant moves only while no node serves the volume.
-fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
+fn assignment(facts: &ClusterFacts, now: &Time) -> (Option<String>, Condition) {
     let desired = facts.desired();
     let waiting = |from: &str| {
         let next = desired.map_or_else(String::new, |node| format!(" before node {node} may have it"));
@@ -291,7 +293,7 @@ fn assignment(facts: &Facts, now: &Time) -> (Option<String>, Condition) {
     }
 }
 
-fn resized(facts: &Facts, now: &Time) -> Option<Condition> {
+fn resized(facts: &ClusterFacts, now: &Time) -> Option<Condition> {
     let attached = facts.status.attached_size_bytes?;
     let wanted = facts.spec.size_bytes().ok()?;
     let node = facts.serving()?;
@@ -309,7 +311,7 @@ fn resized(facts: &Facts, now: &Time) -> Option<Condition> {
     })
 }
 
-fn phase(facts: &Facts, granted: Option<&str>) -> VolumePhase {
+fn phase(facts: &ClusterFacts, granted: Option<&str>) -> VolumePhase {
     match (facts.serving(), facts.desired()) {
         (Some(serving), Some(desired)) if serving == desired => {
             if facts.status.device_path.is_some() {
@@ -324,11 +326,11 @@ fn phase(facts: &Facts, granted: Option<&str>) -> VolumePhase {
     }
 }
 
-fn base(facts: &Facts) -> VolumeStatus {
+fn base(facts: &ClusterFacts) -> VolumeStatus {
     VolumeStatus { observed_generation: Some(facts.generation), ..VolumeStatus::default() }
 }
 
-/// The operator's part of a status: what [`Step::Report`] writes, nothing else.
+/// The operator's part of a status: what [`OperatorStep::Report`] writes, nothing else.
 pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
     let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST];
     VolumeStatus {

@@ -23,8 +23,8 @@ const BLOCK_BYTES: u64 = 128 << 10;
 /// Longest wait for a checkpoint: it is made after tens of commits.
 const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
 /// A LIST may look for the checkpoint, and one for the records after it.
-const MOST_LISTS: usize = 2;
-const MOST_RECORDS: usize = 64;
+const MAX_LISTS: usize = 2;
+const MAX_RECORDS: usize = 64;
 
 /// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with uploads held back.
 pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
@@ -152,14 +152,14 @@ fn attach_figure(requests: &[S3Request]) -> Figure {
     let puts = count("PutObject", "/log/");
     let markers = count("GetObject", "/truncated/");
     let allowed =
-        lists.min(MOST_LISTS) + checkpoints.min(1) + records.min(MOST_RECORDS) + puts.min(1) + markers.min(1);
+        lists.min(MAX_LISTS) + checkpoints.min(1) + records.min(MAX_RECORDS) + puts.min(1) + markers.min(1);
     Figure {
         name: "s3_requests_per_attach".to_owned(),
         value: requests.len() as f64,
         unit: "requests",
         against: format!(
-            "{lists} LIST (at most {MOST_LISTS}), {checkpoints} GET of a checkpoint (1), {records} GET of records \
-             (at most {MOST_RECORDS}), {puts} PUT (1), {markers} GET of a truncation marker (1)"
+            "{lists} LIST (at most {MAX_LISTS}), {checkpoints} GET of a checkpoint (1), {records} GET of records \
+             (at most {MAX_RECORDS}), {puts} PUT (1), {markers} GET of a truncation marker (1)"
         ),
         bar: Some(Bar::AtMost(allowed as f64)),
     }

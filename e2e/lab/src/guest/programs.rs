@@ -3,7 +3,7 @@
 //! Owns: every child of process 1. Orphans of the test come here too and must be reaped, so one thread
 //! waits for *any* child and notes how it ended; no other thread waits.
 //! Invariants: a program is started under the same lock under which exits are noted, so an exit can
-//! neither be lost nor be taken for that of an older process with the same id.
+//! neither be lost nor be mistaken for that of an older process with the same id.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;

@@ -5,7 +5,7 @@ use std::io::{BufRead, Read};
 use anyhow::{Context, Result, bail, ensure};
 
 /// Longest head that is read, in bytes.
-const MOST_HEAD_BYTES: usize = 64 << 10;
+const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// The first line and the headers of a message.
 #[derive(Debug, Clone)]
@@ -22,7 +22,7 @@ impl Head {
         loop {
             let mut line = String::new();
             bytes += from.read_line(&mut line).context("read a head")?;
-            ensure!(bytes <= MOST_HEAD_BYTES, "a head of more than {MOST_HEAD_BYTES} bytes");
+            ensure!(bytes <= MAX_HEAD_BYTES, "a head of more than {MAX_HEAD_BYTES} bytes");
             if line.is_empty() {
                 ensure!(lines.is_empty(), "the connection ended inside a head");
                 return Ok(None);

@@ -12,7 +12,7 @@ use super::{LANE_SECTORS, round};
 use crate::vm;
 
 /// Number of wrong sectors that are named.
-const MOST_NAMED: usize = 8;
+const MAX_NAMED: usize = 8;
 
 /// Notes reports with the position of a record at that time.
 pub struct Reports {
@@ -107,7 +107,7 @@ impl Reports {
             }
             ensure!(found.len() == LANE_SECTORS as usize, "lane {lane} has {} sectors", found.len());
         }
-        let named = wrong.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join("\n");
+        let named = wrong.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join("\n");
         ensure!(wrong.is_empty(), "{} sectors are not what they may be:\n{named}", wrong.len());
         Ok(())
     }

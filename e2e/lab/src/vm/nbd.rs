@@ -23,8 +23,8 @@ const INFO_EXPORT: u16 = 0;
 /// There are flags; FLUSH is understood.
 const EXPORT_FLAGS: u16 = 1 | 4;
 /// Longest option and longest request, in bytes.
-const MOST_OPTION_BYTES: u32 = 64 << 10;
-const MOST_REQUEST_BYTES: u32 = 64 << 20;
+const MAX_OPTION_BYTES: u32 = 64 << 10;
+const MAX_REQUEST_BYTES: u32 = 64 << 20;
 
 /// The disk failed to do it.
 pub(super) const EIO: u32 = 5;
@@ -53,7 +53,7 @@ pub(super) fn greet(client: &mut TcpStream, size_bytes: u64) -> Result<bool> {
         let mut head = [0; 16];
         client.read_exact(&mut head).context("read an option")?;
         let (magic, option, length) = (be64(&head[0..8]), be32(&head[8..12]), be32(&head[12..16]));
-        ensure!(magic == OPTION_MAGIC && length <= MOST_OPTION_BYTES, "no option: {head:?}");
+        ensure!(magic == OPTION_MAGIC && length <= MAX_OPTION_BYTES, "no option: {head:?}");
         let mut data = vec![0; length as usize];
         client.read_exact(&mut data).context("read an option's data")?;
         match option {
@@ -89,7 +89,7 @@ pub(super) fn next(client: &mut impl Read) -> Result<Option<Request>> {
     ensure!(be32(&head[0..4]) == REQUEST_MAGIC, "no request: {head:?}");
     let (kind, cookie) = (be16(&head[6..8]), be64(&head[8..16]));
     let (offset, bytes) = (be64(&head[16..24]), be32(&head[24..28]));
-    ensure!(bytes <= MOST_REQUEST_BYTES, "a request of {bytes} bytes");
+    ensure!(bytes <= MAX_REQUEST_BYTES, "a request of {bytes} bytes");
     Ok(Some(match kind {
         0 => Request::Read { cookie, offset, bytes },
         1 => {

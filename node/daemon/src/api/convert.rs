@@ -232,7 +232,7 @@ pub(crate) fn stats(status: &VolumeStatus) -> wire::VolumeStats {
         cold_reads,
         local_read_errors: _,
         errors,
-        most_waiting_work: _,
+        max_waiting_work: _,
     } = status.served;
     wire::VolumeStats {
         volume_id: status.volume.to_string(),

@@ -12,7 +12,7 @@ use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, find_conditi
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
-use super::plan::Facts;
+use super::plan::NodeFacts;
 use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
 /// Condition: the object store answers the node.
@@ -29,7 +29,7 @@ pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABL
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The conditions of a volume that is here.
-pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
+pub(crate) fn conditions(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
         VolumeState::Attaching | VolumeState::Quiesced => {
@@ -46,7 +46,7 @@ pub(crate) fn conditions(facts: &Facts, here: &node::VolumeStatus, now: &Time) -
     }
 }
 
-fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn local_data_readable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
     let found =
         here.disk.unreadable.map(|lost| (lost, UNIX_EPOCH + Duration::from_millis(lost.since_unix_ms)));
     let lasting = found.filter(|(_, since)| {
@@ -76,7 +76,7 @@ fn local_data_readable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> 
     facts.conditions(now).build(LOCAL_DATA_READABLE, ConditionStatus::False, "DirtyUnreadable", message)
 }
 
-fn local_disk_healthy(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn local_disk_healthy(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
     if !here.disk.sync_failed {
         let message = "no sync of the local disk failed since the volume was attached".to_owned();
         return facts.conditions(now).build(LOCAL_DISK_HEALTHY, ConditionStatus::True, "Synced", message);
@@ -95,7 +95,7 @@ pub(crate) fn is_near(here: &node::VolumeStatus) -> bool {
     here.store.health.unreachable().is_some() || here.delayed.is_some() || here.disk.unreadable.is_some()
 }
 
-fn store_reachable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
+fn store_reachable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Option<Condition> {
     let store = &here.store.name;
     let said = find_condition(&facts.status.conditions, STORE_REACHABLE);
     let outage = match &here.store.health {
@@ -138,7 +138,7 @@ fn deletes_refused(why: &str) -> String {
 }
 
 /// Action that gives a store valid credentials.
-fn denied(facts: &Facts) -> String {
+fn denied(facts: &NodeFacts) -> String {
     match &facts.secret {
         Some(secret) => format!(
             "Put valid credentials into Secret {secret}, or allow the requests in the bucket's policy: they are used within 90 \
@@ -150,7 +150,7 @@ fn denied(facts: &Facts) -> String {
     }
 }
 
-fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, outage: &StoreUnreachable) -> String {
+fn waits_for_store(facts: &NodeFacts, here: &node::VolumeStatus, outage: &StoreUnreachable) -> String {
     let since = seconds(outage.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.dirty_bytes, here.durability) {
         (None, _) => "It is not known yet what waits to be uploaded".to_owned(),
@@ -176,7 +176,7 @@ fn waits_for_store(facts: &Facts, here: &node::VolumeStatus, outage: &StoreUnrea
     )
 }
 
-fn writable(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Condition {
+fn writable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Condition {
     let Some((delay, _)) = here.delayed.filter(|(_, passed)| *passed >= REPORT_AFTER) else {
         let message = "writes do not wait";
         return facts.conditions(now).build(WRITABLE, ConditionStatus::True, "Serving", message.to_owned());

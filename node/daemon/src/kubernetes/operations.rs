@@ -21,7 +21,7 @@ use super::retry::{OperationFailure, Retry};
 
 /// Ends that wait for the controller, at most; it only queues the volume's name. A task that
 /// finds no place waits for one: there is one task for each volume.
-const MOST_ENDS: usize = 64;
+const MAX_ENDS: usize = 64;
 
 /// Operation in progress on a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) enum Doing {
 
 /// Outcome of the last operation on a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum OperationOutcome {
     /// It was attached.
     Attached,
     /// It was detached, after its final commit.
@@ -56,7 +56,7 @@ pub(crate) struct OperationEntry {
     /// Operation in progress.
     pub(crate) doing: Option<Doing>,
     /// Outcome of the last operation.
-    pub(crate) last: Option<Outcome>,
+    pub(crate) last: Option<OperationOutcome>,
     /// Time at which the status was last written.
     pub(crate) reported: Option<Instant>,
     failures: u32,
@@ -69,7 +69,7 @@ impl OperationEntry {
         self.not_before.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 
-    fn end(&mut self, ended: Result<Outcome, OperationFailure>, now: Instant, random: f64) {
+    fn end(&mut self, ended: Result<OperationOutcome, OperationFailure>, now: Instant, random: f64) {
         self.doing = None;
         match ended {
             Ok(outcome) => {
@@ -80,7 +80,7 @@ impl OperationEntry {
             Err(failure) => {
                 self.failures = self.failures.saturating_add(1);
                 self.not_before = Some(now + failure.retry.delay(self.failures, random));
-                self.last = Some(Outcome::Failed(failure));
+                self.last = Some(OperationOutcome::Failed(failure));
             }
         }
     }
@@ -96,7 +96,7 @@ pub(crate) struct Operations {
 impl Operations {
     /// None yet, and the ends of those that will be.
     pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<Volume>>) {
-        let (ended, ends) = mpsc::channel(MOST_ENDS);
+        let (ended, ends) = mpsc::channel(MAX_ENDS);
         (Self { entries: Arc::default(), ended }, ends)
     }
 
@@ -121,7 +121,7 @@ impl Operations {
         volume: VolumeId,
         object: ObjectRef<Volume>,
         doing: Doing,
-        operation: impl Future<Output = Result<Outcome, OperationFailure>> + Send + 'static,
+        operation: impl Future<Output = Result<OperationOutcome, OperationFailure>> + Send + 'static,
     ) {
         {
             let mut entries = self.entries();
@@ -166,16 +166,17 @@ mod tests {
         assert_eq!(ended.recv().await, Some(ObjectRef::new("v")));
         let entry = operations.of(&volume);
         assert_eq!(entry.doing, None);
-        assert!(matches!(entry.last, Some(Outcome::Failed(_))));
+        assert!(matches!(entry.last, Some(OperationOutcome::Failed(_))));
         assert!(entry.wait(Instant::now()) > Duration::ZERO);
 
-        operations
-            .begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { Ok(Outcome::Attached) });
+        operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async {
+            Ok(OperationOutcome::Attached)
+        });
         assert_eq!(ended.recv().await, Some(ObjectRef::new("v")));
         let entry = operations.of(&volume);
         assert_eq!(
             (entry.last.clone(), entry.wait(Instant::now())),
-            (Some(Outcome::Attached), Duration::ZERO)
+            (Some(OperationOutcome::Attached), Duration::ZERO)
         );
     }
 
@@ -186,30 +187,31 @@ mod tests {
         let (finish, finished) = tokio::sync::oneshot::channel::<()>();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Detaching, async {
             finished.await.unwrap();
-            Ok(Outcome::Detached)
+            Ok(OperationOutcome::Detached)
         });
         operations
             .begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { panic!("must not run") });
         assert_eq!(operations.of(&volume).doing, Some(Doing::Detaching));
         finish.send(()).unwrap();
         ended.recv().await;
-        assert_eq!(operations.of(&volume).last, Some(Outcome::Detached));
+        assert_eq!(operations.of(&volume).last, Some(OperationOutcome::Detached));
     }
 
     /// The channel had no bound.
     #[tokio::test]
     async fn ends_beyond_the_bound_wait_for_the_controller() {
         let (operations, mut ended) = Operations::new();
-        let volumes = (0..3 * MOST_ENDS).map(|number| format!("v{number}")).collect::<Vec<_>>();
+        let volumes = (0..3 * MAX_ENDS).map(|number| format!("v{number}")).collect::<Vec<_>>();
         for name in &volumes {
             let (volume, object) = (name.parse().unwrap(), ObjectRef::new(name));
-            operations.begin(volume, object, Doing::Attaching, async { Ok(Outcome::Attached) });
+            operations.begin(volume, object, Doing::Attaching, async { Ok(OperationOutcome::Attached) });
         }
-        let is_done = |name: &String| operations.of(&name.parse().unwrap()).last == Some(Outcome::Attached);
+        let is_done =
+            |name: &String| operations.of(&name.parse().unwrap()).last == Some(OperationOutcome::Attached);
         while !volumes.iter().all(is_done) {
             tokio::task::yield_now().await;
         }
-        assert_eq!(ended.len(), MOST_ENDS);
+        assert_eq!(ended.len(), MAX_ENDS);
         let mut seen = Vec::new();
         while seen.len() < volumes.len() {
             seen.push(ended.recv().await.unwrap().name);
@@ -226,7 +228,7 @@ mod tests {
         let first = entry.wait(now);
         entry.end(Err(failure), now, 0.5);
         assert!(entry.wait(now) > first);
-        entry.end(Ok(Outcome::Attached), now, 0.5);
+        entry.end(Ok(OperationOutcome::Attached), now, 0.5);
         assert_eq!(entry.wait(now), Duration::ZERO);
     }
 }

@@ -20,7 +20,7 @@ use holdfast_crds::{
     find_condition,
 };
 
-use super::operations::{Doing, Outcome};
+use super::operations::{Doing, OperationOutcome};
 use super::retry::HELD_ELSEWHERE;
 use super::{fault, transport_name};
 use crate::node::{self, VolumeState};
@@ -38,7 +38,7 @@ const SOON: Duration = Duration::from_secs(2);
 
 /// One volume as seen at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct NodeFacts {
     /// Name of this node.
     pub(crate) me: String,
     /// `metadata.generation`.
@@ -56,7 +56,7 @@ pub(crate) struct Facts {
     /// Operation of this process on the volume that is in progress.
     pub(crate) doing: Option<Doing>,
     /// Outcome of this process's last operation on the volume.
-    pub(crate) last: Option<Outcome>,
+    pub(crate) last: Option<OperationOutcome>,
     /// Time until what failed may be tried again.
     pub(crate) wait: Duration,
     /// Namespace and name of the Secret with its store's credentials.
@@ -67,7 +67,7 @@ pub(crate) struct Facts {
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum NodeStep {
     /// Write the daemon's part of the status, even if it stands there already.
     Claim(Box<VolumeStatus>),
     /// Write the daemon's part of the status.
@@ -89,7 +89,7 @@ pub(crate) enum Step {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     /// The steps.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<NodeStep>,
     /// Time until the volume is examined again.
     pub(crate) again: Option<Duration>,
 }
@@ -99,12 +99,12 @@ impl Plan {
         Self { steps: Vec::new(), again: None }
     }
 
-    fn of(steps: Vec<Step>, again: Duration) -> Self {
+    fn of(steps: Vec<NodeStep>, again: Duration) -> Self {
         Self { steps, again: Some(again) }
     }
 }
 
-impl Facts {
+impl NodeFacts {
     /// For the conditions of a report at this time.
     pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
         ConditionBuilder { previous: &self.status.conditions, observed_generation: self.generation, now }
@@ -130,7 +130,7 @@ impl Facts {
 
     /// True if the log named another node as attached when this one last tried to attach.
     fn is_held_elsewhere(&self) -> bool {
-        matches!(&self.last, Some(Outcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
+        matches!(&self.last, Some(OperationOutcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
     }
 
     fn requested(&self) -> bool {
@@ -145,7 +145,7 @@ impl Facts {
 }
 
 /// Plans the next steps.
-pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
+pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
         (Some(Doing::Attaching), _) => report(facts, attaching(facts), now),
         (Some(Doing::Detaching), _) => report(facts, "Detaching", now),
@@ -155,23 +155,25 @@ pub(crate) fn plan(facts: &Facts, now: &Time) -> Plan {
     }
 }
 
-fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
+fn plan_present(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Plan {
     let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
         // The daemon retries by itself what the previous process began.
         (VolumeState::Detaching, None) => report(facts, "Detaching", now),
-        (_, Some(Outcome::Failed(failure))) if !facts.wait.is_zero() => {
+        (_, Some(OperationOutcome::Failed(failure))) if !facts.wait.is_zero() => {
             let mut plan = report(facts, failure.reason, now);
             plan.again = Some(facts.wait);
             plan
         }
         // An attach or a detach of another client of the daemon.
-        (VolumeState::Attaching, None | Some(Outcome::Attached)) if is_wanted => {
+        (VolumeState::Attaching, None | Some(OperationOutcome::Attached)) if is_wanted => {
             report(facts, "Attaching", now)
         }
-        (VolumeState::Detaching, Some(Outcome::Attached)) if is_wanted => report(facts, "Detaching", now),
+        (VolumeState::Detaching, Some(OperationOutcome::Attached)) if is_wanted => {
+            report(facts, "Detaching", now)
+        }
         // What was not uploaded is preserved; then the log says whether the volume can be attached again.
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
         // What failed half way is detached, even where the volume is wanted here: the next attach begins
@@ -182,21 +184,21 @@ fn plan_present(facts: &Facts, here: &node::VolumeStatus, now: &Time) -> Plan {
 
 /// Reason while the volume is attached: a retry hides neither why the last try failed nor what to do about
 /// it.
-fn attaching(facts: &Facts) -> &'static str {
+fn attaching(facts: &NodeFacts) -> &'static str {
     let makes_progress = facts.here.as_ref().is_some_and(|here| here.message.is_some());
     match &facts.last {
-        Some(Outcome::Failed(failure)) if !makes_progress => failure.reason,
+        Some(OperationOutcome::Failed(failure)) if !makes_progress => failure.reason,
         Some(_) | None => "Attaching",
     }
 }
 
-fn detach(facts: &Facts, reason: &str, now: &Time) -> Plan {
+fn detach(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
     let mut plan = report(facts, reason, now);
-    plan.steps.push(Step::Detach);
+    plan.steps.push(NodeStep::Detach);
     plan
 }
 
-fn plan_absent(facts: &Facts, now: &Time) -> Plan {
+fn plan_absent(facts: &NodeFacts, now: &Time) -> Plan {
     let wanted = facts.requested() && facts.granted();
     // This claim outlived the device: the host was lost, and with it nothing but what was never flushed. What
     // was is on this node's disk only, so it is committed before another node may begin. An attach that
@@ -206,33 +208,33 @@ fn plan_absent(facts: &Facts, now: &Time) -> Plan {
     let left_behind = facts.claimed()
         && facts.granted()
         && may_be_attached
-        && !matches!(facts.last, Some(Outcome::Detached | Outcome::Preserve))
+        && !matches!(facts.last, Some(OperationOutcome::Detached | OperationOutcome::Preserve))
         && !facts.is_held_elsewhere()
         && !facts.is_discardable();
     if wanted || left_behind {
-        if let Some(Outcome::Failed(failure)) = &facts.last
+        if let Some(OperationOutcome::Failed(failure)) = &facts.last
             && !facts.wait.is_zero()
         {
             let mut plan = report(facts, failure.reason, now);
             plan.again = Some(facts.wait);
             return plan;
         }
-        let claim = Step::Claim(Box::new(status(facts, attaching(facts), now)));
+        let claim = NodeStep::Claim(Box::new(status(facts, attaching(facts), now)));
         let replaces = facts.status.forced_detach.as_ref().and_then(|forced_detach| forced_detach.epoch);
-        return Plan::of(vec![claim, Step::Attach { grow: wanted, replaces }], SOON);
+        return Plan::of(vec![claim, NodeStep::Attach { grow: wanted, replaces }], SOON);
     }
     if facts.claimed() {
-        return Plan { steps: vec![Step::Report(Box::new(cleared(facts, now)))], again: None };
+        return Plan { steps: vec![NodeStep::Report(Box::new(cleared(facts, now)))], again: None };
     }
     if facts.kept && facts.served_elsewhere() && !facts.deleting {
-        let steps = if facts.wait.is_zero() { vec![Step::Clear] } else { Vec::new() };
+        let steps = if facts.wait.is_zero() { vec![NodeStep::Clear] } else { Vec::new() };
         return Plan::of(steps, facts.wait.max(SOON));
     }
     Plan::nothing()
 }
 
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
-fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
+fn report(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
     let is_moving =
         facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(fault::is_near);
     let again = if is_moving { SOON } else { FIGURES_EVERY };
@@ -249,11 +251,11 @@ fn report(facts: &Facts, reason: &str, now: &Time) -> Plan {
     {
         return Plan::of(Vec::new(), again);
     }
-    Plan::of(vec![Step::Report(Box::new(new))], again)
+    Plan::of(vec![NodeStep::Report(Box::new(new))], again)
 }
 
 /// The daemon's part of the status of a volume that is here or being attached.
-fn status(facts: &Facts, reason: &str, now: &Time) -> VolumeStatus {
+fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let here = facts.here.as_ref();
     let device = here.and_then(|here| here.attached.as_ref());
     let serves = device.is_some() && here.is_some_and(|here| here.state == VolumeState::Attached);
@@ -297,7 +299,7 @@ fn durability(class: Durability) -> holdfast_crds::Durability {
 
 /// Time through which data is durable. A time reported under this epoch stays true, and is not changed while
 /// nothing was dirty since.
-fn durable_through(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
+fn durable_through(facts: &NodeFacts, here: &node::VolumeStatus) -> Option<Time> {
     let epoch = here.attached.as_ref().map(|attached| attached.epoch);
     let reported = &facts.status;
     let before = reported.durable_through.clone().filter(|_| facts.claimed() && reported.epoch == epoch);
@@ -310,8 +312,8 @@ fn durable_through(facts: &Facts, here: &node::VolumeStatus) -> Option<Time> {
     }
 }
 
-fn message(facts: &Facts, reason: &str) -> String {
-    if let Some(Outcome::Failed(failure)) = &facts.last
+fn message(facts: &NodeFacts, reason: &str) -> String {
+    if let Some(OperationOutcome::Failed(failure)) = &facts.last
         && failure.reason == reason
     {
         return failure.message.clone();
@@ -333,16 +335,18 @@ fn message(facts: &Facts, reason: &str) -> String {
 }
 
 /// The daemon's part of the status after a detach: only that it is over.
-fn cleared(facts: &Facts, now: &Time) -> VolumeStatus {
+fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     let me = &facts.me;
     let message = match &facts.last {
-        Some(Outcome::Detached) => format!("node {me} has written the final commit and released the volume"),
-        Some(Outcome::Preserve) => {
+        Some(OperationOutcome::Detached) => {
+            format!("node {me} has written the final commit and released the volume")
+        }
+        Some(OperationOutcome::Preserve) => {
             format!(
                 "another writer took the volume; what node {me} had not uploaded is kept in its state directory"
             )
         }
-        Some(Outcome::Attached | Outcome::Cleared | Outcome::Failed(_)) | None => {
+        Some(OperationOutcome::Attached | OperationOutcome::Cleared | OperationOutcome::Failed(_)) | None => {
             format!("node {me} does not hold the volume")
         }
     };

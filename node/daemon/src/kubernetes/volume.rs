@@ -23,9 +23,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::event::changes;
 use super::object_store::{self, ObjectStoreError};
-use super::operations::{Doing, Operations, Outcome};
+use super::operations::{Doing, OperationOutcome, Operations};
 use super::orphan;
-use super::plan::{Facts, Step, daemons_part, plan};
+use super::plan::{NodeFacts, NodeStep, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
@@ -58,7 +58,7 @@ pub(crate) async fn run<V: Volumes>(
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context =
         Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
-    // All Volumes: one that shall be served elsewhere now may still be here.
+    // All Volumes: one that must be served elsewhere now may still be here.
     let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
     let Context { client, me, volumes, recorder, .. } = &context;
     let orphans =
@@ -106,11 +106,11 @@ fn format_permission(volume: &Volume) -> Option<u64> {
     volume.annotations().get(FORMAT_UNKNOWN_CONTENT)?.parse().ok()
 }
 
-fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> Facts {
+fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &Context<V>) -> NodeFacts {
     let now = Instant::now();
     let entry = context.operations.of(id);
     let wait = entry.wait(now);
-    Facts {
+    NodeFacts {
         me: context.me.clone(),
         generation: volume.metadata.generation,
         spec: volume.spec.clone(),
@@ -142,22 +142,22 @@ struct Work<'a, V> {
 }
 
 impl<V: Volumes> Work<'_, V> {
-    async fn apply(&mut self, step: Step) -> Result<(), ApiError> {
+    async fn apply(&mut self, step: NodeStep) -> Result<(), ApiError> {
         match step {
-            Step::Claim(status) => self.write(&status).await,
-            Step::Report(status) => {
+            NodeStep::Claim(status) => self.write(&status).await,
+            NodeStep::Report(status) => {
                 let present = self.volume.status.as_ref().map(daemons_part).unwrap_or_default();
                 if present == *status { Ok(()) } else { self.write(&status).await }
             }
-            Step::Attach { grow, replaces } => {
+            NodeStep::Attach { grow, replaces } => {
                 self.attach(grow, replaces);
                 Ok(())
             }
-            Step::Detach => {
+            NodeStep::Detach => {
                 self.detach();
                 Ok(())
             }
-            Step::Clear => {
+            NodeStep::Clear => {
                 self.clear();
                 Ok(())
             }
@@ -222,7 +222,7 @@ impl<V: Volumes> Work<'_, V> {
                 })
                 .await?;
             tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");
-            Ok(Outcome::Attached)
+            Ok(OperationOutcome::Attached)
         });
     }
 
@@ -230,10 +230,10 @@ impl<V: Volumes> Work<'_, V> {
         let (id, volumes) = (self.id.clone(), self.context.volumes.clone());
         self.begin(Doing::Detaching, async move {
             match volumes.detach(&id).await {
-                Ok(()) => Ok(Outcome::Detached),
+                Ok(()) => Ok(OperationOutcome::Detached),
                 Err(Failure { kind: ErrorKind::Fenced, message }) => {
                     tracing::warn!(volume = %id, "{message}");
-                    Ok(Outcome::Preserve)
+                    Ok(OperationOutcome::Preserve)
                 }
                 Err(failure) => Err(failure.into()),
             }
@@ -247,14 +247,14 @@ impl<V: Volumes> Work<'_, V> {
             let store_name = store_name.filter(|name| !name.is_empty()).ok_or(ObjectStoreError::NotNamed)?;
             let store = object_store::read(&client, &store_name).await?;
             volumes.clear_outdated(&id, &store_name, &store).await?;
-            Ok(Outcome::Cleared)
+            Ok(OperationOutcome::Cleared)
         });
     }
 
     fn begin(
         &self,
         doing: Doing,
-        operation: impl Future<Output = Result<Outcome, OperationFailure>> + Send + 'static,
+        operation: impl Future<Output = Result<OperationOutcome, OperationFailure>> + Send + 'static,
     ) {
         let object = ObjectRef::from_obj(&self.volume);
         self.context.operations.begin(self.id.clone(), object, doing, operation);

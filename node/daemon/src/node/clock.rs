@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use holdfast_background::TimeAndChance;
+use holdfast_background::Environment;
 use holdfast_types::Millis;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -31,7 +31,7 @@ pub(crate) fn unix_ms() -> u64 {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NodeTime;
 
-impl TimeAndChance for NodeTime {
+impl Environment for NodeTime {
     fn sleep(&self, time: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(time)
     }

@@ -17,7 +17,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::time::Instant;
 
-use holdfast_background::{LocalState, win};
+use holdfast_background::{LocalState, acquire};
 use holdfast_engine::action::Action;
 use holdfast_engine::attach::Claim;
 use holdfast_engine::durable_map::Header;
@@ -129,7 +129,7 @@ impl Dirs {
             let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
             manifest.apply(&record).unwrap();
         }
-        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+        let limits = DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 30_000 };
         let durability = Durability::Object;
         let setup =
             Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
@@ -420,19 +420,20 @@ async fn leave_volume_dirty(
     range: SectorRange,
 ) {
     let local = dirs.local_of(volume);
-    let won = win(&*bucket.objects, volume, &local, &claim("a", 1)).await.unwrap();
-    let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 };
+    let acquired = acquire(&*bucket.objects, volume, &local, &claim("a", 1)).await.unwrap();
+    let limits = DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 30_000 };
     let setup = Setup {
         requests: 128,
         limits,
         durability: Durability::Local,
-        header: won.header,
-        header_generation: won.header_generation,
+        header: acquired.header,
+        header_generation: acquired.header_generation,
         unix_ms_at_zero: 0,
     };
     let live_map = LiveMap::create(&local.live_map_path(), SECTORS, &[Chunk(0)]).unwrap();
     let mut actions = Vec::new();
-    let mut served = Volume::attach(setup, live_map, won.manifest, &won.found, false, 0, &mut actions);
+    let mut served =
+        Volume::attach(setup, live_map, acquired.manifest, &acquired.found, false, 0, &mut actions);
     let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
     while let Some(event) = events.pop() {
         served.handle(0, event, &mut actions);
@@ -509,7 +510,7 @@ fn a_detach_that_cannot_read_its_data_ends_with_a_takeover_and_the_data_is_kept(
 
         let other = Dirs::new();
         let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
-        let taken = win(&*bucket.objects, &volume(), &other.local(), &over).await.unwrap();
+        let taken = acquire(&*bucket.objects, &volume(), &other.local(), &over).await.unwrap();
         assert_eq!(taken.header.epoch, Epoch(2));
         let ended = tokio::time::timeout(LIMIT, detach).await.expect("the detach waits without end").unwrap();
         assert!(matches!(ended, Err(NodeError::Fenced(_))), "{ended:?}");

@@ -197,7 +197,7 @@ impl Volumes for Fake {
     }
 
     fn rings(&self) -> Vec<RingStatus> {
-        vec![RingStatus::default(), RingStatus { most_messages: 4, full_inbox: 2, ..RingStatus::default() }]
+        vec![RingStatus::default(), RingStatus { max_messages: 4, full_inbox: 2, ..RingStatus::default() }]
     }
 
     fn capabilities(&self) -> Capabilities {

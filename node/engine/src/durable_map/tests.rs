@@ -91,18 +91,18 @@ fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
     assert_eq!(found([&older, &newer], 3), whole);
     for at in 0..SLOT_BYTES {
         for value in [0, 0xff, newer[at] ^ 1] {
-            let mut decayed = newer.clone();
-            decayed[at] = value;
-            let found = found([&older, &decayed], 3);
-            let expected = if decayed == newer { whole } else { Err(7) };
+            let mut corrupted = newer.clone();
+            corrupted[at] = value;
+            let found = found([&older, &corrupted], 3);
+            let expected = if corrupted == newer { whole } else { Err(7) };
             assert_eq!(found, expected, "byte {at} became {value}");
         }
     }
     for unit in 0..UNITS {
         for value in [0, 0xff, 0x48] {
-            let mut decayed = newer.clone();
-            decayed[unit * UNIT_BYTES..][..UNIT_BYTES].fill(value);
-            assert_eq!(found([&older, &decayed], 3), Err(7), "unit {unit} became {value}");
+            let mut corrupted = newer.clone();
+            corrupted[unit * UNIT_BYTES..][..UNIT_BYTES].fill(value);
+            assert_eq!(found([&older, &corrupted], 3), Err(7), "unit {unit} became {value}");
         }
     }
     assert_eq!(found([&older, &[0; SLOT_BYTES]], 3), Err(7), "the whole slot is zeros");
@@ -114,9 +114,9 @@ fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
 fn decay_of_the_older_page_does_no_harm() {
     let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
     for unit in 0..UNITS {
-        let mut decayed = older.clone();
-        decayed[unit * UNIT_BYTES + 100] ^= 1;
-        assert_eq!(found([&decayed, &newer], 3), Ok((Some(1), 5, 5)));
+        let mut corrupted = older.clone();
+        corrupted[unit * UNIT_BYTES + 100] ^= 1;
+        assert_eq!(found([&corrupted, &newer], 3), Ok((Some(1), 5, 5)));
     }
 }
 
@@ -155,7 +155,7 @@ fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
     assert_eq!(found([&blank, &first], 4), Err(7), "it was filled with unknown contents");
     assert_eq!(found([&first, &torn(&first, &second, 0x55)], 4), Ok((Some(0), 5, 4)));
     assert_eq!(found([&first, &torn(&blank, &second, 0x55)], 4), Err(7));
-    let mut bent = first.clone();
-    bent[1000] ^= 1;
-    assert_eq!(found([&bent, &blank], 3), Err(7), "no power cut leaves that");
+    let mut altered = first.clone();
+    altered[1000] ^= 1;
+    assert_eq!(found([&altered, &blank], 3), Err(7), "no power cut leaves that");
 }

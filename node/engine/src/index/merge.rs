@@ -29,7 +29,7 @@ pub enum Input {
 
 /// Outcome of a step of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum MergeStep {
     /// It continues once this page was fed; it asks for the pages of an input in order.
     NeedsPage {
         /// The input, by its place in the list.
@@ -63,19 +63,19 @@ impl Merge {
     }
 
     /// Merges until a page is full or one is needed.
-    pub fn advance(&mut self) -> Step {
+    pub fn advance(&mut self) -> MergeStep {
         let before = self.writer.ready();
         loop {
             let mut lacking = self.cursors.iter().enumerate();
             if let Some((input, page)) = lacking.find_map(|(at, cursor)| Some((at, cursor.lacks_page()?))) {
-                return Step::NeedsPage { input, page };
+                return MergeStep::NeedsPage { input, page };
             }
             let Some(block) = self.cursors.iter().filter_map(|cursor| Some(cursor.next()?.0)).min() else {
-                return Step::Ended;
+                return MergeStep::Ended;
             };
             self.merge_at(block);
             if self.writer.ready() > before {
-                return Step::Wrote;
+                return MergeStep::Wrote;
             }
         }
     }
@@ -141,7 +141,7 @@ impl Merge {
         self.writer.take(length)
     }
 
-    /// Adds the end of the output, after [`Step::Ended`]: the last bytes to take.
+    /// Adds the end of the output, after [`MergeStep::Ended`]: the last bytes to take.
     pub fn close(&mut self, id: RunId, level: u8) -> (RunRef, RunHead) {
         self.writer.close(id, level)
     }

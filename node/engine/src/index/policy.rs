@@ -18,7 +18,7 @@ const FAN_OUT: usize = 8;
 /// later.
 const PLACES_AHEAD: u64 = 1 << 20;
 /// Runs above which a record is made for merges alone.
-const MOST_RUNS: usize = 48;
+const MAX_RUNS: usize = 48;
 /// The lowest level of a base, and of what is merged into it.
 const BASE_LEVEL: u8 = 2;
 /// A base is merged when the runs above it have one entry for this many of its own.
@@ -63,13 +63,13 @@ pub const fn places_ahead() -> u64 {
 /// Runs above which a record is made for merges alone: 48. Where runs are merged in smaller numbers, three.
 #[cfg(feature = "simulation")]
 pub fn most_runs() -> usize {
-    if fan_out() < FAN_OUT { 3 } else { MOST_RUNS }
+    if fan_out() < FAN_OUT { 3 } else { MAX_RUNS }
 }
 
 /// Runs above which a record is made for merges alone: 48.
 #[cfg(not(feature = "simulation"))]
 pub const fn most_runs() -> usize {
-    MOST_RUNS
+    MAX_RUNS
 }
 
 /// Kind of a merge.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use holdfast_types::{Block, Mask, RunId, SegmentId, Seq};
 use proptest::prelude::*;
 
-use super::merge::{Input, Merge, Step};
+use super::merge::{Input, Merge, MergeStep};
 use super::page::PAGE_ENTRIES;
 use super::*;
 use crate::compose::{Composition, Layer, compose};
@@ -46,9 +46,9 @@ fn merge(inputs: &[Stored], is_oldest: bool) -> Stored {
     let mut object = Vec::new();
     loop {
         match merge.advance() {
-            Step::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
-            Step::Wrote => object.extend(merge.take(1000)),
-            Step::Ended => break,
+            MergeStep::NeedsPage { input, page } => merge.feed(input, inputs[input].page(page)),
+            MergeStep::Wrote => object.extend(merge.take(1000)),
+            MergeStep::Ended => break,
         }
     }
     let (run, head) = merge.close(RunId::new(Seq(1), 1, [1; 10]), 1);
@@ -210,7 +210,7 @@ fn pages_are_full_and_a_block_stands_in_one() {
     assert!(object.len() as u64 <= run.entries * 40 + 4096);
     let other = head.page_range(1);
     let bytes = &object[other.start as usize..other.end as usize];
-    assert!(head.page(1, bytes).is_ok() && head.page(0, bytes).is_err(), "a page is taken for another");
+    assert!(head.page(1, bytes).is_ok() && head.page(0, bytes).is_err(), "a page is mistaken for another");
 }
 
 #[test]

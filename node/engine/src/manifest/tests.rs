@@ -129,8 +129,8 @@ fn a_commit_beyond_the_volumes_end_is_refused() {
 
 #[test]
 fn a_segment_of_chunks_that_no_volume_has_is_refused() {
-    let bent = record(3, 1, commit(1, vec![(0, u32::MAX)]));
-    assert!(Record::decode(&bent.encode()).unwrap_err().to_string().contains("chunk count"));
+    let altered = record(3, 1, commit(1, vec![(0, u32::MAX)]));
+    assert!(Record::decode(&altered.encode()).unwrap_err().to_string().contains("chunk count"));
 }
 
 /// Once the log has passed a place, no object of that place is ever added: a collector may rest on it.
@@ -238,14 +238,14 @@ fn a_merge_that_does_not_fit_the_list_changes_nothing() {
         manifest.apply(&record(u64::from(name) + 2, 1, commit(name, vec![(0, 1)]))).unwrap();
     }
     let before = manifest.clone();
-    for (bent, refused) in [
+    for (altered, refused) in [
         (merge(6, 1, 2, (0, 1)), "log record 6 merges runs into"),
         (merge(6, 2, 2, (0, 1)), "log record 6 merges runs into"),
         (merge(6, 9, 1, (0, 1)), "log record 6 merges runs into"),
         (merge(5, 2, 1, (0, 1)), "log record 6 adds 00000000000000000005-"),
         (merge(6, 2, 1, (31, 2)), "log record 6 commits chunks from 31 on"),
     ] {
-        let error = manifest.apply(&record(6, 1, merging(4, vec![bent]))).unwrap_err().to_string();
+        let error = manifest.apply(&record(6, 1, merging(4, vec![altered]))).unwrap_err().to_string();
         assert!(error.starts_with(refused), "{error}");
         assert_eq!(manifest, before);
     }

@@ -21,7 +21,7 @@ use super::setup::Pending;
 use crate::action::{Action, Report};
 use crate::crash_point::{CrashPoint, reach};
 use crate::event::{CreateAnswer, Errno};
-use crate::log_length::{checkpoint_every, most_records_after_checkpoint};
+use crate::log_length::{checkpoint_every, max_records_after_checkpoint};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record};
 use crate::safeguard::{
@@ -47,7 +47,7 @@ enum Commit {
 pub(super) enum LogNews {
     Nothing,
     /// This record of the writer is the next one in the log.
-    Won(Record),
+    Created(Record),
     /// Another writer's record is there. The log up to this one is known.
     Fenced(Seq),
 }
@@ -102,7 +102,7 @@ impl LogWriter {
 
     /// Returns true if no commit may be made before a checkpoint is stored.
     pub(super) fn is_full(&self, manifest: &Manifest) -> bool {
-        self.records_after_checkpoint(manifest) >= most_records_after_checkpoint()
+        self.records_after_checkpoint(manifest) >= max_records_after_checkpoint()
     }
 
     fn records_after_checkpoint(&self, manifest: &Manifest) -> u64 {
@@ -176,8 +176,8 @@ impl LogWriter {
             unreachable!("no record was in flight")
         };
         match answer {
-            CreateAnswer::Created => LogNews::Won(record),
-            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => LogNews::Won(record),
+            CreateAnswer::Created => LogNews::Created(record),
+            CreateAnswer::Ambiguous if !safeguard(ReadBackAmbiguous) => LogNews::Created(record),
             CreateAnswer::Exists | CreateAnswer::Ambiguous => {
                 reach(CrashPoint::RecordInDoubt);
                 out.push(Action::ReadRecord { seq: record.seq });
@@ -204,10 +204,10 @@ impl LogWriter {
                 match Record::decode(there) {
                     // A predecessor of this very writer may have made the same record at another time.
                     Ok(found) if found.nonce == self.nonce && found.body == record.body => {
-                        LogNews::Won(found)
+                        LogNews::Created(found)
                     }
                     Ok(_) | Err(_) if safeguard(NoticeOtherWriters) => LogNews::Fenced(Seq(seq.0 - 1)),
-                    Ok(_) | Err(_) => LogNews::Won(record),
+                    Ok(_) | Err(_) => LogNews::Created(record),
                 }
             }
             Commit::Probing(at) if at == seq => {
@@ -229,7 +229,7 @@ impl LogWriter {
     }
 
     /// The record is in the log.
-    pub(super) fn won(&mut self, now: Millis) {
+    pub(super) fn created(&mut self, now: Millis) {
         self.last_log_contact = now;
         reach(CrashPoint::RecordWon);
     }

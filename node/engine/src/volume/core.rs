@@ -282,7 +282,7 @@ pub(super) mod tests {
         for chunk in 0..sectors.div_ceil(CHUNK_SECTORS) {
             map.set_prepared(Chunk(chunk));
         }
-        let limits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
+        let limits = DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1000 };
         let durability = Durability::Local;
         let setup =
             Setup { requests: 4, limits, durability, header, header_generation: 0, unix_ms_at_zero: 0 };

@@ -165,7 +165,7 @@ impl DataPath {
     /// Returns true if a write may be planned: the dirty limit and the volume's share of the cache are not
     /// reached, or nothing can be evicted before this write is committed.
     pub(super) fn has_room<M: Memory>(&self, core: &Core<M>, gate: Gate) -> bool {
-        let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.most_bytes;
+        let commit_may_wait = gate.is_open || core.dirty_bytes(core.map.active()) < core.limits.max_bytes;
         commit_may_wait && (!self.evictor.is_full() || core.lacks_commit_to_evict())
     }
 

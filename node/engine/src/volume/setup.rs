@@ -10,7 +10,7 @@ pub struct DirtyLimits {
     /// Dirty bytes on the active side at which it is sealed.
     pub seal_bytes: u64,
     /// Dirty bytes on the active side at which writes wait for the commit in progress.
-    pub most_bytes: u64,
+    pub max_bytes: u64,
     /// Age of the oldest dirty byte at which the side is sealed.
     pub max_age_ms: Millis,
 }

@@ -84,7 +84,7 @@ pub struct IndexStatus {
 /// Reason why writes wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Delay {
-    /// The volume holds [`super::DirtyLimits::most_bytes`] that are not committed.
+    /// The volume holds [`super::DirtyLimits::max_bytes`] that are not committed.
     DirtyLimit,
     /// The volume's share of the node's cache holds nothing more that can be evicted.
     CacheFull,

@@ -42,7 +42,7 @@ pub(super) struct UnreadableDirty {
 
 /// Decision on the retry of an upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Retry {
+pub(super) enum ReadRetry {
     NotYet,
     /// The sealed sides are read once more.
     SameSides,
@@ -110,15 +110,15 @@ impl UnreadableDirty {
 
     /// Decides on the retry of the upload of `sealed`: due once the delay has passed, or once all that was
     /// unreadable is overwritten.
-    pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> Retry {
+    pub(super) fn retry(&self, sealed: SideSet, now: Millis) -> ReadRetry {
         let is_due = now >= self.tried_at + self.wait;
         let is_resolved = self.ranges.is_empty();
         if is_resolved || (is_due && sealed == SideSet::BOTH) {
-            Retry::BothSides
+            ReadRetry::BothSides
         } else if is_due {
-            Retry::SameSides
+            ReadRetry::SameSides
         } else {
-            Retry::NotYet
+            ReadRetry::NotYet
         }
     }
 

@@ -12,7 +12,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Seq, VolumeId};
 
-use super::{Effect, Fault, Finding};
+use super::{Damage, Effect, Finding};
 use crate::read::{read_record, records_after, seqs_under};
 use crate::truncate::{newest_marker, was_truncated_after};
 use crate::{LogFailure, MAX_METADATA_BYTES, store};
@@ -51,7 +51,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     let Some(end) = seqs.last().copied() else {
         return Ok(LogState::without_data(Manifest::empty(volume.clone())));
     };
-    let mut records: BTreeMap<Seq, Result<Record, Fault>> = stream::iter(seqs)
+    let mut records: BTreeMap<Seq, Result<Record, Damage>> = stream::iter(seqs)
         .map(|seq| async move { Ok((seq, readable(read_record(objects, volume, seq).await)?)) })
         .buffered(PARALLEL_RECORDS)
         .try_collect()
@@ -67,7 +67,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     // late.
     let truncated_upto = newest_marker(objects, volume, truncated_before).await?.unwrap_or(Seq(0));
     // Listed, and truncated before it was read: as if it had not been listed.
-    records.retain(|_, record| !matches!(record, Err(Fault::Missing)));
+    records.retain(|_, record| !matches!(record, Err(Damage::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
     let mut replay = Replay::new(volume, first == Seq::FIRST);
@@ -77,7 +77,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
         let record = match records.remove(&seq) {
             // A LIST may be answered as of some time ago.
             None if !may_be_truncated => match readable(read_record(objects, volume, seq).await)? {
-                Err(Fault::Missing) if was_truncated_after(objects, volume, Seq(seq.0 - 1)).await? => None,
+                Err(Damage::Missing) if was_truncated_after(objects, volume, Seq(seq.0 - 1)).await? => None,
                 read => Some(read),
             },
             listed => listed,
@@ -94,11 +94,11 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     Ok(replay.end(records_read, checkpoints_read))
 }
 
-fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Fault>, LogFailure> {
+fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Damage>, LogFailure> {
     match read {
         Ok(record) => Ok(Ok(record)),
-        Err(LogFailure::Damaged { source, .. }) => Ok(Err(Fault::Bytes(source))),
-        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(Err(Fault::Missing)),
+        Err(LogFailure::Damaged { source, .. }) => Ok(Err(Damage::Bytes(source))),
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(Err(Damage::Missing)),
         Err(other) => Err(other),
     }
 }
@@ -111,8 +111,8 @@ struct Replay {
     /// True if `known` is the manifest as of the last seq seen.
     current: bool,
     newest_whole: Option<Seq>,
-    damaged_records: Vec<(Seq, Fault)>,
-    damaged_checkpoints: Vec<(Seq, Fault, bool)>,
+    damaged_records: Vec<(Seq, Damage)>,
+    damaged_checkpoints: Vec<(Seq, Damage, bool)>,
     replaceable: Vec<Seq>,
 }
 
@@ -130,7 +130,7 @@ impl Replay {
     }
 
     /// `None`: it may have been truncated.
-    fn record(&mut self, seq: Seq, record: Option<Result<Record, Fault>>) {
+    fn record(&mut self, seq: Seq, record: Option<Result<Record, Damage>>) {
         let fault = match record {
             None => {
                 self.current = false;
@@ -142,11 +142,11 @@ impl Replay {
                 if record.seq == seq && record.volume == self.volume {
                     return;
                 }
-                Fault::Order(LogError::Gap { expected: seq, found: record.seq })
+                Damage::Order(LogError::Gap { expected: seq, found: record.seq })
             }
             Some(Ok(record)) => match self.known.apply(&record) {
                 Ok(()) => return,
-                Err(error) => Fault::Order(error),
+                Err(error) => Damage::Order(error),
             },
         };
         self.current = false;
@@ -156,9 +156,9 @@ impl Replay {
     fn checkpoint(&mut self, seq: Seq, bytes: &[u8], has_newer: bool) {
         let said = Manifest::decode_checkpoint(bytes);
         let fault = match said {
-            Err(error) => Fault::Bytes(error),
-            Ok(said) if said.seq() != seq || *said.volume() != self.volume => Fault::Differs,
-            Ok(_) if self.current && self.known.encode_checkpoint() != bytes => Fault::Differs,
+            Err(error) => Damage::Bytes(error),
+            Ok(said) if said.seq() != seq || *said.volume() != self.volume => Damage::Differs,
+            Ok(_) if self.current && self.known.encode_checkpoint() != bytes => Damage::Differs,
             Ok(said) => {
                 self.known = said;
                 self.current = true;

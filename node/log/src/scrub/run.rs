@@ -11,7 +11,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Block, VolumeId};
 
-use super::Fault;
+use super::Damage;
 use crate::{LogFailure, store};
 
 /// Bytes of pages read at once.
@@ -24,11 +24,11 @@ pub(super) struct RunScan {
     /// None where it is damaged.
     pub(super) head: Option<RunHead>,
     /// The damage of the whole.
-    pub(super) lost: Option<Fault>,
+    pub(super) lost: Option<Damage>,
     /// Damaged pages, ascending.
     pub(super) pages: Vec<(usize, DecodeError)>,
     /// Faults without effect.
-    pub(super) blemishes: Vec<Fault>,
+    pub(super) blemishes: Vec<Damage>,
 }
 
 /// Reads the heads of the merged ones of `runs`. They come by their place in the list.
@@ -58,32 +58,32 @@ async fn scan_head(
     let failed = |error| store("read an index run", volume)(error);
     let end = match objects.get_suffix(&scan.key, TRAILER_BYTES).await {
         Ok(end) => end,
-        Err(StoreError::NotFound { .. }) => return Ok(scan.lost(Fault::Missing)),
+        Err(StoreError::NotFound { .. }) => return Ok(scan.lost(Damage::Missing)),
         Err(error) => return Err(failed(error)),
     };
     let (have, need) = (end.size_bytes, scan.run.bytes);
     let range = scan.run.head_range();
     if have < range.end {
-        return Ok(scan.lost(Fault::Length { have, need }));
+        return Ok(scan.lost(Damage::Length { have, need }));
     }
     if have != need {
-        scan.blemishes.push(Fault::Length { have, need });
+        scan.blemishes.push(Damage::Length { have, need });
     } else if end.bytes != trailer(&scan.run)[..] {
-        scan.blemishes.push(Fault::Trailer);
+        scan.blemishes.push(Damage::Trailer);
     }
     match objects.get_range(&scan.key, range).await {
         Ok(bytes) => match RunHead::decode(&scan.run, &bytes) {
             Ok(head) => scan.head = Some(head),
-            Err(error) => return Ok(scan.lost(Fault::Bytes(error))),
+            Err(error) => return Ok(scan.lost(Damage::Bytes(error))),
         },
-        Err(StoreError::NotFound { .. }) => return Ok(scan.lost(Fault::Missing)),
+        Err(StoreError::NotFound { .. }) => return Ok(scan.lost(Damage::Missing)),
         Err(error) => return Err(failed(error)),
     }
     Ok(scan)
 }
 
 impl RunScan {
-    fn lost(self, fault: Fault) -> Self {
+    fn lost(self, fault: Damage) -> Self {
         Self { lost: Some(fault), ..self }
     }
 
@@ -102,7 +102,7 @@ impl RunScan {
         };
         match self.each_page(objects, volume, meter, count).await {
             Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {
-                self.lost = Some(Fault::Missing);
+                self.lost = Some(Damage::Missing);
                 self.head = None;
                 return Ok(());
             }

@@ -11,7 +11,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{SegmentId, VolumeId};
 
-use super::Fault;
+use super::Damage;
 use crate::{LogFailure, store};
 
 /// Bytes of frames read at once.
@@ -49,13 +49,13 @@ pub(super) struct Scan {
     pub(super) frames: u64,
     pub(super) verdict: Verdict,
     /// Faults without effect.
-    pub(super) blemishes: Vec<Fault>,
+    pub(super) blemishes: Vec<Damage>,
 }
 
 pub(super) enum Verdict {
     Whole,
     /// No frame of it can be found by its own index.
-    Lost(Fault),
+    Lost(Damage),
     /// These frames are damaged, ascending by block.
     Frames(Vec<(Frame, FrameError)>),
 }
@@ -73,34 +73,34 @@ pub(super) async fn scan(
     let failed = |error| store("read a segment", volume)(error);
     let end = match objects.get_suffix(&scan.key, TRAILER_BYTES).await {
         Ok(end) => end,
-        Err(StoreError::NotFound { .. }) => return scan.lost(Fault::Missing),
+        Err(StoreError::NotFound { .. }) => return scan.lost(Damage::Missing),
         Err(error) => return Err(failed(error)),
     };
     let have = end.size_bytes;
     let index_range = segment.index_range();
     if have < index_range.end {
-        return scan.lost(Fault::Length { have, need: segment.bytes });
+        return scan.lost(Damage::Length { have, need: segment.bytes });
     }
     if have != segment.bytes {
-        scan.blemishes.push(Fault::Length { have, need: segment.bytes });
+        scan.blemishes.push(Damage::Length { have, need: segment.bytes });
     } else if end.bytes != trailer(segment.index_offset, segment.index_bytes)[..] {
-        scan.blemishes.push(Fault::Trailer);
+        scan.blemishes.push(Damage::Trailer);
     }
     let index = match objects.get_range(&scan.key, index_range).await {
         Ok(bytes) => bytes,
-        Err(StoreError::NotFound { .. }) => return scan.lost(Fault::Missing),
+        Err(StoreError::NotFound { .. }) => return scan.lost(Damage::Missing),
         Err(error) => return Err(failed(error)),
     };
     meter(index.len() as u64);
     let index = match FrameIndex::decode(&index) {
         Ok(index) => index,
-        Err(error) => return scan.lost(Fault::Bytes(error)),
+        Err(error) => return scan.lost(Damage::Bytes(error)),
     };
     // Frames come in the order of their bytes, before the index.
     let inside = index.frames().iter().take_while(|frame| end_of(frame) <= segment.index_offset).count();
     let (inside, outside) = index.frames().split_at(inside);
     let Some(mut damaged) = check(objects, volume, &scan.key, inside, meter).await? else {
-        return scan.lost(Fault::Missing);
+        return scan.lost(Damage::Missing);
     };
     scan.frames = inside.iter().filter(|frame| frame.codec != Codec::Zero).count() as u64;
     damaged.extend(outside.iter().filter(|frame| frame.codec != Codec::Zero).map(cut_off));
@@ -150,7 +150,7 @@ fn end_of(frame: &Frame) -> u64 {
 }
 
 impl Scan {
-    fn lost(self, fault: Fault) -> Result<Self, LogFailure> {
+    fn lost(self, fault: Damage) -> Result<Self, LogFailure> {
         Ok(Self { verdict: Verdict::Lost(fault), ..self })
     }
 }

@@ -17,7 +17,7 @@ use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRan
 
 use super::run::RunScan;
 use super::segment::{Named, Scan, Verdict, check, cut_off};
-use super::{Effect, Fault, Finding};
+use super::{Damage, Effect, Finding};
 use crate::{LogFailure, store};
 
 /// Segments with a damaged frame, by block.
@@ -65,7 +65,7 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
                 let count = damaged.len() as u64;
                 let Some((frame, source)) = damaged.into_iter().next() else { continue };
                 let first = frame.offset..frame.offset + u64::from(frame.stored);
-                (Fault::Frames { count, first, source }, visible)
+                (Damage::Frames { count, first, source }, visible)
             }
         };
         findings.push(Finding { key: scan.key, fault, effect: effect(ranges) });
@@ -96,7 +96,7 @@ pub(super) fn weigh_runs(manifest: &Manifest, scans: BTreeMap<usize, RunScan>) -
         }
         let count = pages.len() as u64;
         let Some((page, source)) = pages.into_iter().next() else { continue };
-        let fault = Fault::Pages { count, first: head.page_range(page), source };
+        let fault = Damage::Pages { count, first: head.page_range(page), source };
         findings.push(Finding { key, fault, effect: effect(ranges) });
     }
     findings
@@ -126,8 +126,8 @@ impl Lookup<'_> {
     /// Those of `frames` that are damaged in a lost segment.
     async fn unsound(&self, scan: &Scan, frames: Vec<Frame>) -> Result<Vec<Frame>, LogFailure> {
         let there = match &scan.verdict {
-            Verdict::Lost(Fault::Missing) => 0,
-            Verdict::Lost(Fault::Length { have, .. }) => *have,
+            Verdict::Lost(Damage::Missing) => 0,
+            Verdict::Lost(Damage::Length { have, .. }) => *have,
             Verdict::Lost(_) | Verdict::Frames(_) | Verdict::Whole => u64::MAX,
         };
         let ends = |frame: &Frame| frame.offset.saturating_add(u64::from(frame.stored));

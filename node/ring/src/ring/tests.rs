@@ -70,7 +70,7 @@ fn a_late_completion_ends_no_other_operation() {
     assert!(ring.end(completions[0]).is_none());
     assert_eq!((ring.late_completions(), ring.operations()), (1, 1));
     assert_eq!(wait_for_one(&mut ring).operation, 2);
-    assert_eq!((ring.most_operations(), ring.operations()), (1, 0));
+    assert_eq!((ring.max_operations(), ring.operations()), (1, 0));
 }
 
 #[test]

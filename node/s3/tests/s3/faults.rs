@@ -338,7 +338,7 @@ impl Parts for Counted {
         Ok(Part { bytes, is_last: self.left == 0 })
     }
 
-    fn most_at_once(&self) -> usize {
+    fn max_at_once(&self) -> usize {
         2
     }
 }

@@ -48,7 +48,7 @@ async fn a_proxy_that_stays_is_an_unreachable_store() {
     }
 }
 
-/// A page that comes with status 200 was taken for the object's bytes, and a part of it for damage.
+/// A page that comes with status 200 was mistaken for the object's bytes, and a part of it for damage.
 #[tokio::test]
 async fn a_page_in_place_of_a_range_is_no_data() {
     let server = Server::start().await;

@@ -15,7 +15,7 @@ use crate::world::{Faults, World};
 pub(super) const HOSTS: usize = 2;
 /// One chunk, two map pages.
 const SECTORS: u64 = 5000;
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, most_bytes: 24 * 4096, max_age_ms: 10_000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 * 4096, max_age_ms: 10_000 };
 
 /// A story with its own points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ pub enum Scenario {
     /// are written.
     Groups,
     /// The local disk cannot read what is to be uploaded, once before and once after the loss of the host.
-    Decay,
+    Corruption,
     /// Commits whose runs are merged.
     Merges,
     /// A process that attaches stands still until the place of its record was truncated.
@@ -75,7 +75,7 @@ impl Scenario {
         Self::Fua,
         Self::ObjectFua,
         Self::Groups,
-        Self::Decay,
+        Self::Corruption,
         Self::Merges,
         Self::Sleeper,
     ];
@@ -93,7 +93,7 @@ impl Scenario {
             | Self::Fua
             | Self::ObjectFua
             | Self::Groups
-            | Self::Decay
+            | Self::Corruption
             | Self::Merges
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
@@ -111,7 +111,7 @@ impl Scenario {
             Self::Cramped => world.limit_cache(24),
             Self::Object | Self::ObjectFua => world.set_durability(Durability::Object),
             Self::Sleeper => world.shorten_log(1),
-            Self::Decay
+            Self::Corruption
             | Self::Fua
             | Self::Groups
             | Self::Merges
@@ -141,7 +141,7 @@ impl Scenario {
             Self::Fua => fua(&mut stage),
             Self::ObjectFua => object_fua(&mut stage),
             Self::Groups => groups(&mut stage),
-            Self::Decay => decay(&mut stage),
+            Self::Corruption => corrupt(&mut stage),
             Self::Merges => merges(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
         }
@@ -335,11 +335,11 @@ fn groups(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 4096, 8)])
 }
 
-fn decay(stage: &mut Stage<'_>) -> Played {
+fn corrupt(stage: &mut Stage<'_>) -> Played {
     let lost = |world: &World| world.status(0).is_some_and(|status| status.unreadable.is_some());
     let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
     stage.ask(&[(Op::Write, 1, 11)])?;
-    stage.world.decay(0, 3);
+    stage.world.corrupt(0, 3);
     stage.ask(&[(Op::Write, 12, 1), (Op::Flush, 0, 0)])?;
     stage.until(lost)?;
     stage.ask(&[(Op::Write, 5, 2), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
@@ -348,7 +348,7 @@ fn decay(stage: &mut Stage<'_>) -> Played {
     stage.until(committed)?;
     stage.ask(&[(Op::Write, 2, 2), (Op::Write, 4098, 1)])?;
     stage.ask(&[(Op::Flush, 0, 0)])?;
-    stage.world.decay(0, 4098);
+    stage.world.corrupt(0, 4098);
     stage.world.lose_host(0, Some(Fate::Everything));
     stage.until(lost)?;
     stage.ask(&[(Op::Write, 1, 1), (Op::Discard, 4098, 1), (Op::Flush, 0, 0)])?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::Fleet;
 use crate::bug::{Bug, plant};
-use crate::case::{IDLE, Outcome, shrink};
+use crate::case::{CaseOutcome, IDLE, shrink};
 use crate::violation::{self, Violation};
 
 /// A run of several volumes that can be repeated: the same case gives the same outcome.
@@ -22,7 +22,7 @@ pub struct FleetCase {
 
 impl FleetCase {
     /// Runs it and keeps the last `story` lines of what happened to each volume.
-    pub fn run(self, story: usize) -> Outcome {
+    pub fn run(self, story: usize) -> CaseOutcome {
         self.run_steps(0..self.operations.saturating_mul(IDLE), story)
     }
 
@@ -39,11 +39,11 @@ impl FleetCase {
 
     /// Leaves out steps of a case that ends in a violation as long as it still ends in one like it, at most
     /// `tries` times. Returns what is left, or `None` when the case has no violation.
-    pub fn shrink(self, tries: usize, story: usize) -> Option<Outcome> {
+    pub fn shrink(self, tries: usize, story: usize) -> Option<CaseOutcome> {
         shrink(|steps, story| self.run_steps(steps, story), self.run(0), tries, story)
     }
 
-    fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> Outcome {
+    fn run_steps(self, steps: impl IntoIterator<Item = u64>, story: usize) -> CaseOutcome {
         plant(self.bug);
         let mut fleet = Fleet::new(self.seed, self.volumes, story);
         let ended = violation::catch(|| {
@@ -56,7 +56,7 @@ impl FleetCase {
             fleet.finish();
         });
         plant(None);
-        let mut outcome = Outcome {
+        let mut outcome = CaseOutcome {
             digest: String::new(),
             steps: fleet.taken,
             operations: fleet.operations(),

@@ -18,7 +18,7 @@ use crate::expect::Cut;
 use crate::invariant::Invariant;
 
 /// Commits that one process may make while a merge is due and none is carried.
-const MOST_COMMITS: u64 = 10;
+const MAX_COMMITS: u64 = 10;
 
 #[derive(Clone)]
 struct Segment {
@@ -134,7 +134,7 @@ impl MergesDue {
         let shapes: Vec<Shape> = before.iter().map(Run::shape).collect();
         let waits = merges_of(body).is_empty() && next_merge(&shapes).is_some();
         self.commits = if waits { self.commits + 1 } else { 0 };
-        Invariant::DepthIsBounded.check(self.commits <= MOST_COMMITS, || {
+        Invariant::DepthIsBounded.check(self.commits <= MAX_COMMITS, || {
             format!("{} commits carried no merge, and {} runs are in the list", self.commits, before.len())
         });
     }

@@ -1,6 +1,6 @@
 //! An attach: begun here, carried out by the pipeline, ended here with a volume.
 
-use holdfast_background::{AttachError, Won};
+use holdfast_background::{Acquired, AttachError};
 use holdfast_engine::action::MapWrite;
 use holdfast_engine::attach::{AttachRefused, Claim, Foreign, Missing};
 use holdfast_engine::durable_map::{Header, header_offset};
@@ -74,10 +74,14 @@ impl World {
         here.process = Some(Process::new(self.store.volume(), &here.disk, self.clock.hand(), shared, seed));
     }
 
-    pub(super) fn attach_ended(&mut self, host: usize, came_of: Result<Won<()>, AttachError<LocalError>>) {
+    pub(super) fn attach_ended(
+        &mut self,
+        host: usize,
+        came_of: Result<Acquired<()>, AttachError<LocalError>>,
+    ) {
         self.check_set_back(&came_of);
         let came_of = match came_of {
-            Ok(won) => return self.serve(host, won),
+            Ok(acquired) => return self.serve(host, acquired),
             Err(AttachError::Refused(
                 AttachRefused::AttachedElsewhere { .. }
                 | AttachRefused::LocalStateMissing { .. }
@@ -107,9 +111,9 @@ impl World {
     }
 
     /// An attach says that the log was set back only if it was.
-    fn check_set_back(&self, came_of: &Result<Won<()>, AttachError<LocalError>>) {
+    fn check_set_back(&self, came_of: &Result<Acquired<()>, AttachError<LocalError>>) {
         let says_so = match came_of {
-            Ok(won) => won.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
+            Ok(acquired) => acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogSetBack),
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
                 *missing == Missing::Unlike(Foreign::LogSetBack)
             }
@@ -120,15 +124,15 @@ impl World {
         });
     }
 
-    fn serve(&mut self, host: usize, won: Won<()>) {
+    fn serve(&mut self, host: usize, acquired: Acquired<()>) {
         // The record may have come into the log with this very step.
         self.take_note();
         Invariant::LogIsAChain
-            .check(self.store.holds_attach(won.manifest.seq(), won.manifest.writer()), || {
+            .check(self.store.holds_attach(acquired.manifest.seq(), acquired.manifest.writer()), || {
                 "a host serves whose attach is not in the log".into()
             });
-        self.check_displaced(host, won.displaced.as_ref());
-        let Won { manifest, header, header_generation, found, trust_clean, .. } = won;
+        self.check_displaced(host, acquired.displaced.as_ref());
+        let Acquired { manifest, header, header_generation, found, trust_clean, .. } = acquired;
         let (now, sectors) = (self.clock.now(), header.sectors);
         let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
         let here = &mut self.hosts[host];
@@ -140,7 +144,7 @@ impl World {
         here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
-                here.attempt.end(Attach::Won);
+                here.attempt.end(Attach::Acquired);
                 here.begin(now, volume, out, &mut self.trace);
             }
             None => self.process_died(host),

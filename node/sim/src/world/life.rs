@@ -58,18 +58,18 @@ impl World {
 
     /// The disk of `host` can no longer read a sector that it holds, at `sector` or behind, in both of its
     /// sides, until it is overwritten.
-    pub fn decay(&mut self, host: usize, sector: u64) {
+    pub fn corrupt(&mut self, host: usize, sector: u64) {
         self.failures.disk_failed();
         self.trace.host_event(host, 78, "the disk cannot read a sector");
         for side in &mut self.hosts[host].disk.lock().sides {
-            side.decay(sector);
+            side.corrupt(sector);
         }
     }
 
     /// The disk of `host` reads everything again.
     pub fn restore_reads(&mut self, host: usize) {
         for side in &mut self.hosts[host].disk.lock().sides {
-            side.decayed.clear();
+            side.corrupted.clear();
         }
     }
 

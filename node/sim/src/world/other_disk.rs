@@ -186,14 +186,14 @@ impl World {
             // What it holds was written by an attach that was begun since.
             OtherDisk::Empty => {}
             OtherDisk::OtherVolume => {
-                Invariant::OneVolumeOneState.broken("data of another volume is taken for this one's")
+                Invariant::OneVolumeOneState.broken("data of another volume is mistaken for this one's")
             }
             OtherDisk::Copy(age) => {
                 Invariant::OlderStateIsNeverUploaded.check(!self.writers.have_passed(age), || {
                     format!("{} commits are newer than the disk", self.writers.commits() - age.commits)
                 });
                 Invariant::FencedIsKept.check(self.writers.is_last(age.host), || {
-                    "what a writer that was replaced since left is taken for the volume's".into()
+                    "what a writer that was replaced since left is mistaken for the volume's".into()
                 });
             }
             // Only where the log has all that the disk does not call dirty.

@@ -8,13 +8,13 @@ use super::{Attach, Faults, World};
 use crate::calls::StoreAsk;
 use crate::drive;
 
-const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, most_bytes: 2 << 20, max_age_ms: 1000 };
+const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1000 };
 
 /// A process that dies with its detach record in flight, and its successor, which has read the log. `None`
 /// where the record was lost with the process.
 fn detach_in_flight(seed: u64) -> Option<World> {
     let mut world = World::new(seed, 2, 1000, LIMITS, Faults::default());
-    assert_eq!(world.attach(0, false, None), Attach::Won);
+    assert_eq!(world.attach(0, false, None), Attach::Acquired);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     world.request(0, Op::Write, SectorRange::new(3, 4)).expect("the device is idle");
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
@@ -114,7 +114,7 @@ fn a_log_that_was_set_back_needs_permission() {
     for seed in 0..8 {
         let mut world = backed_up(seed, 2);
         assert_eq!(world.attach(0, false, None), Attach::Refused, "the node's data is newer than the log");
-        assert_eq!(world.attach(0, true, None), Attach::Won);
+        assert_eq!(world.attach(0, true, None), Attach::Acquired);
         drive::check_everywhere(&mut world, 0, 1);
     }
 }
@@ -125,7 +125,7 @@ fn a_log_that_was_set_back_beneath_dirty_data_is_continued() {
     let mut continued = 0;
     for seed in 0..8 {
         let mut world = backed_up(seed, 0);
-        continued += usize::from(world.attach(0, false, None) == Attach::Won);
+        continued += usize::from(world.attach(0, false, None) == Attach::Acquired);
         drive::check_everywhere(&mut world, 0, 1);
     }
     assert!(continued > 0, "in some the map names the write dirty");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
-use holdfast_ring::{Errno, FileRange, FileSlot, Outcome, RingOptions, Waker};
+use holdfast_ring::{Errno, FileRange, FileSlot, IoResult, RingOptions, Waker};
 use holdfast_ublk::{
     CharDevice, Command, Device, Operation, Part, QueueEvent, QueueSpec, Request, SECTOR_BYTES,
     become_io_flusher,
@@ -259,7 +259,7 @@ impl RingThread {
         Ok(())
     }
 
-    fn on_command(&mut self, command: Command<u16>, outcome: Outcome) -> Result<()> {
+    fn on_command(&mut self, command: Command<u16>, outcome: IoResult) -> Result<()> {
         let Command { owner: index, queue_id: _, tag } = command;
         let served = self.served[usize::from(index)].as_mut().context("a completion of a closed device")?;
         match served.queue.on_completion(&mut self.ring, tag, outcome) {

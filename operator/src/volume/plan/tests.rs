@@ -14,8 +14,8 @@ fn spec() -> VolumeSpec {
 }
 
 /// A new volume whose store is Ready.
-fn new_volume() -> Facts {
-    Facts {
+fn new_volume() -> ClusterFacts {
+    ClusterFacts {
         uid: "uid-1".to_owned(),
         generation: 3,
         spec: spec(),
@@ -33,9 +33,9 @@ fn new_volume() -> Facts {
 }
 
 /// A volume that exists in its store and is wanted on `desired`, granted to `assigned`, served by `serving`.
-fn existing(desired: &str, assigned: &str, serving: &str) -> Facts {
+fn existing(desired: &str, assigned: &str, serving: &str) -> ClusterFacts {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let mut facts = Facts { finalizer: true, ..new_volume() };
+    let mut facts = ClusterFacts { finalizer: true, ..new_volume() };
     facts.spec.node_name = text(desired);
     facts.status = VolumeStatus {
         volume_id: Some(facts.uid.clone()),
@@ -48,22 +48,24 @@ fn existing(desired: &str, assigned: &str, serving: &str) -> Facts {
     facts
 }
 
-fn names(steps: &[Step]) -> Vec<&'static str> {
+fn names(steps: &[OperatorStep]) -> Vec<&'static str> {
     steps
         .iter()
         .map(|step| match step {
-            Step::AddFinalizer => "finalizer+",
-            Step::Report(_) => "report",
-            Step::Provision { .. } => "provision",
-            Step::RemoveObjects => "remove",
-            Step::RemoveFinalizer => "finalizer-",
+            OperatorStep::AddFinalizer => "finalizer+",
+            OperatorStep::Report(_) => "report",
+            OperatorStep::Provision { .. } => "provision",
+            OperatorStep::RemoveObjects => "remove",
+            OperatorStep::RemoveFinalizer => "finalizer-",
         })
         .collect()
 }
 
-fn last_report(steps: &[Step]) -> &VolumeStatus {
-    let reports =
-        steps.iter().rev().find_map(|step| if let Step::Report(status) = step { Some(status) } else { None });
+fn last_report(steps: &[OperatorStep]) -> &VolumeStatus {
+    let reports = steps
+        .iter()
+        .rev()
+        .find_map(|step| if let OperatorStep::Report(status) = step { Some(status) } else { None });
     reports.expect("a report")
 }
 
@@ -76,10 +78,10 @@ fn reason_of<'a>(status: &'a VolumeStatus, type_: &str) -> (&'a str, &'a str) {
 fn a_new_volume_is_recorded_before_it_is_created() {
     let steps = plan(&new_volume(), &now());
     assert_eq!(names(&steps), ["finalizer+", "report", "provision", "report"]);
-    let Step::Report(intent) = &steps[1] else { panic!("a report") };
+    let OperatorStep::Report(intent) = &steps[1] else { panic!("a report") };
     assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
     assert_eq!(intent.phase, Some(VolumePhase::Pending));
-    assert_eq!(steps[2], Step::Provision { size_bytes: 1 << 30 });
+    assert_eq!(steps[2], OperatorStep::Provision { size_bytes: 1 << 30 });
     let done = last_report(&steps);
     assert_eq!(done.phase, Some(VolumePhase::Ready));
     assert_eq!(done.observed_generation, Some(3));
@@ -106,7 +108,7 @@ fn provisioning_needs_a_fit_store_and_names_the_field() {
         (StoreFact::Unprobed, VolumePhase::Pending, "ObjectStoreUnprobed"),
         (not_ready, VolumePhase::Pending, "ObjectStoreNotReady"),
     ] {
-        let facts = Facts { store: store.clone(), ..new_volume() };
+        let facts = ClusterFacts { store: store.clone(), ..new_volume() };
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"], "{store:?}");
         let status = last_report(&steps);
@@ -171,13 +173,13 @@ fn a_claim_without_a_device_is_attaching() {
 
 #[test]
 fn an_unreachable_store_changes_nothing_for_an_existing_volume() {
-    let facts = Facts { store: StoreFact::Missing, ..existing("a", "a", "a") };
+    let facts = ClusterFacts { store: StoreFact::Missing, ..existing("a", "a", "a") };
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
 }
 
 #[test]
 fn an_unknown_node_is_granted_with_a_hint() {
-    let facts = Facts { node_known: false, ..existing("typo", "", "") };
+    let facts = ClusterFacts { node_known: false, ..existing("typo", "", "") };
     let steps = plan(&facts, &now());
     let condition = find_condition(&last_report(&steps).conditions, ASSIGNED).expect("assigned");
     assert!(condition.message.contains("spec.nodeName"), "{}", condition.message);
@@ -194,7 +196,7 @@ fn growth_is_reported_until_the_device_has_it() {
 
 #[test]
 fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
-    let deleting = |serving: &str| Facts { deleting: true, ..existing("a", "a", serving) };
+    let deleting = |serving: &str| ClusterFacts { deleting: true, ..existing("a", "a", serving) };
     let waiting = plan(&deleting("a"), &now());
     assert_eq!(names(&waiting), ["report"]);
     assert_eq!(last_report(&waiting).assigned_node.as_deref(), Some("a"));
@@ -209,7 +211,7 @@ fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
 fn deletion_without_a_store_waits_and_says_what_helps() {
     for store in [StoreFact::Missing, StoreFact::NotReady { reason: "R".to_owned(), message: "m".to_owned() }]
     {
-        let facts = Facts { deleting: true, store, ..existing("", "", "") };
+        let facts = ClusterFacts { deleting: true, store, ..existing("", "", "") };
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
         let condition = find_condition(&last_report(&steps).conditions, PROVISIONED).expect("provisioned");
@@ -220,12 +222,12 @@ fn deletion_without_a_store_waits_and_says_what_helps() {
 
 #[test]
 fn deletion_of_absent_or_retained_objects_needs_no_store() {
-    let never = Facts { deleting: true, finalizer: true, store: StoreFact::Missing, ..new_volume() };
+    let never = ClusterFacts { deleting: true, finalizer: true, store: StoreFact::Missing, ..new_volume() };
     assert_eq!(names(&plan(&never, &now())), ["finalizer-"]);
-    let mut retained = Facts { deleting: true, store: StoreFact::Missing, ..existing("", "", "") };
+    let mut retained = ClusterFacts { deleting: true, store: StoreFact::Missing, ..existing("", "", "") };
     retained.spec.deletion_policy = DeletionPolicy::Retain;
     assert_eq!(names(&plan(&retained, &now())), ["finalizer-"]);
-    let released = Facts { deleting: true, ..new_volume() };
+    let released = ClusterFacts { deleting: true, ..new_volume() };
     assert_eq!(names(&plan(&released, &now())), [""; 0]);
 }
 
@@ -245,15 +247,15 @@ fn a_plan_made_again_writes_the_same_status() {
 fn only_what_the_plan_depends_on_is_looked_up() {
     assert!(new_volume().needs_store());
     assert!(!existing("a", "a", "a").needs_store());
-    assert!(Facts { deleting: true, ..existing("a", "a", "a") }.needs_store());
+    assert!(ClusterFacts { deleting: true, ..existing("a", "a", "a") }.needs_store());
     assert_eq!(existing("a", "a", "a").node_in_question(), None);
     assert_eq!(existing("b", "a", "a").node_in_question(), Some("b"));
-    let facts = Facts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
+    let facts = ClusterFacts { store: StoreFact::NotLooked, ..existing("a", "a", "a") };
     assert_eq!(last_report(&plan(&facts, &now())).phase, Some(VolumePhase::Attached));
 }
 
 /// Node `a` serves with something dirty and is lost; the volume is wanted on `b`.
-fn lost(force_detach: &str) -> Facts {
+fn lost(force_detach: &str) -> ClusterFacts {
     let mut facts = existing("b", "a", "a");
     facts.force_detach = (!force_detach.is_empty()).then(|| force_detach.to_owned());
     facts.status.dirty_bytes = Some(8192);
@@ -263,7 +265,7 @@ fn lost(force_detach: &str) -> Facts {
 }
 
 /// Takes the operator's part of what the plan reports as reported, the rest as it was.
-fn report(facts: &mut Facts) -> VolumeStatus {
+fn report(facts: &mut ClusterFacts) -> VolumeStatus {
     let reported = last_report(&plan(facts, &now())).clone();
     facts.status = VolumeStatus {
         node: facts.status.node.clone(),
@@ -400,8 +402,8 @@ fn a_node_without_an_epoch_is_force_detached_by_log() {
 }
 
 /// Node `a` is lost by its signs while the volume is wanted on `b`.
-fn lost_by_signs() -> Facts {
-    let mut facts = Facts { lost: Some(DetachCause::OutOfService), ..lost("") };
+fn lost_by_signs() -> ClusterFacts {
+    let mut facts = ClusterFacts { lost: Some(DetachCause::OutOfService), ..lost("") };
     facts.log_writer = Some(AttachedWriter { node: "a".to_owned(), epoch: 4 });
     facts
 }
@@ -410,7 +412,7 @@ fn lost_by_signs() -> Facts {
 fn a_node_is_in_doubt_while_it_is_to_release_the_volume() {
     assert_eq!(existing("b", "a", "a").node_in_doubt(), Some("a"));
     assert_eq!(existing("", "a", "a").node_in_doubt(), Some("a"));
-    let deleting = Facts { deleting: true, ..existing("a", "a", "a") };
+    let deleting = ClusterFacts { deleting: true, ..existing("a", "a", "a") };
     assert_eq!(deleting.node_in_doubt(), Some("a"));
     assert_eq!(existing("a", "a", "a").node_in_doubt(), None, "it is to serve");
     assert_eq!(existing("b", "b", "").node_in_doubt(), None, "no node claims it");
@@ -449,7 +451,7 @@ fn a_lost_node_is_cut_off_without_a_person() {
 /// The node lives: it made its final commit after it had been cut off, and before another node attached.
 #[test]
 fn a_node_that_released_the_volume_after_all_lost_nothing() {
-    let mut facts = Facts { log_writer: None, ..lost_by_signs() };
+    let mut facts = ClusterFacts { log_writer: None, ..lost_by_signs() };
     facts.spec.node_name = None;
     let status = report(&mut facts);
     assert_eq!(status.assigned_node, None);
@@ -490,6 +492,6 @@ fn unreported_data_of_a_lost_node_is_not_called_nothing() {
 
 #[test]
 fn a_volume_is_deleted_without_its_lost_node() {
-    let facts = Facts { deleting: true, ..lost("a") };
+    let facts = ClusterFacts { deleting: true, ..lost("a") };
     assert_eq!(names(&plan(&facts, &now())), ["report", "remove", "finalizer-"]);
 }

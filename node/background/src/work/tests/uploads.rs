@@ -42,7 +42,7 @@ impl Sides for Full {
 /// Time that does not pass.
 struct Still;
 
-impl TimeAndChance for Still {
+impl Environment for Still {
     async fn sleep(&self, _time: Duration) {
         std::future::pending().await
     }

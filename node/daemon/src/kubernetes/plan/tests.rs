@@ -11,9 +11,9 @@ fn now() -> Time {
 }
 
 /// A volume that is granted to node `a`, requested there, and not here yet.
-fn granted() -> Facts {
+fn granted() -> NodeFacts {
     let spec = json!({ "size": "1Gi", "objectStore": "main", "nodeName": "a" });
-    Facts {
+    NodeFacts {
         me: "a".to_owned(),
         generation: Some(4),
         spec: serde_json::from_value(spec).unwrap(),
@@ -30,14 +30,15 @@ fn granted() -> Facts {
 }
 
 /// The same volume, served and reported.
-fn served() -> Facts {
-    let mut facts = Facts { here: Some(attached("v")), last: Some(Outcome::Attached), ..granted() };
+fn served() -> NodeFacts {
+    let mut facts =
+        NodeFacts { here: Some(attached("v")), last: Some(OperationOutcome::Attached), ..granted() };
     reported(&mut facts);
     facts
 }
 
 /// Takes what the plan reports as reported.
-fn reported(facts: &mut Facts) {
+fn reported(facts: &mut NodeFacts) {
     if let Some(status) = written(&plan(facts, &now())) {
         facts.status = VolumeStatus { assigned_node: facts.status.assigned_node.clone(), ..status };
         facts.since_report = Some(Duration::ZERO);
@@ -46,8 +47,8 @@ fn reported(facts: &mut Facts) {
 
 fn written(plan: &Plan) -> Option<VolumeStatus> {
     plan.steps.iter().find_map(|step| match step {
-        Step::Claim(status) | Step::Report(status) => Some(status.as_ref().clone()),
-        Step::Attach { .. } | Step::Detach | Step::Clear => None,
+        NodeStep::Claim(status) | NodeStep::Report(status) => Some(status.as_ref().clone()),
+        NodeStep::Attach { .. } | NodeStep::Detach | NodeStep::Clear => None,
     })
 }
 
@@ -60,21 +61,21 @@ fn acts(plan: &Plan) -> Vec<&'static str> {
     plan.steps
         .iter()
         .map(|step| match step {
-            Step::Claim(_) => "claim",
-            Step::Report(status) if status.node.is_none() => "clear",
-            Step::Report(_) => "report",
-            Step::Attach { replaces: Some(_), .. } => "replace",
-            Step::Attach { grow: true, replaces: None } => "attach",
-            Step::Attach { grow: false, replaces: None } => "attach as it is",
-            Step::Detach => "detach",
-            Step::Clear => "remove the files",
+            NodeStep::Claim(_) => "claim",
+            NodeStep::Report(status) if status.node.is_none() => "clear",
+            NodeStep::Report(_) => "report",
+            NodeStep::Attach { replaces: Some(_), .. } => "replace",
+            NodeStep::Attach { grow: true, replaces: None } => "attach",
+            NodeStep::Attach { grow: false, replaces: None } => "attach as it is",
+            NodeStep::Detach => "detach",
+            NodeStep::Clear => "remove the files",
         })
         .collect()
 }
 
-fn failed(reason: &'static str) -> Option<Outcome> {
+fn failed(reason: &'static str) -> Option<OperationOutcome> {
     let message = format!("because of {reason}");
-    Some(Outcome::Failed(OperationFailure { reason, message, retry: Retry::Later }))
+    Some(OperationOutcome::Failed(OperationFailure { reason, message, retry: Retry::Later }))
 }
 
 fn me() -> Option<String> {
@@ -88,21 +89,21 @@ fn other() -> Option<String> {
 const WAIT: Duration = Duration::from_secs(3);
 
 /// A volume that is not here.
-fn absent(change: impl FnOnce(&mut Facts)) -> Facts {
+fn absent(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = granted();
     change(&mut facts);
     facts
 }
 
 /// A volume that is here.
-fn present(change: impl FnOnce(&mut Facts)) -> Facts {
+fn present(change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     let mut facts = served();
     change(&mut facts);
     facts
 }
 
 /// A volume that is here in another state than served.
-fn present_as(state: VolumeState, change: impl FnOnce(&mut Facts)) -> Facts {
+fn present_as(state: VolumeState, change: impl FnOnce(&mut NodeFacts)) -> NodeFacts {
     present(|f| {
         f.here.as_mut().unwrap().state = state;
         change(f);
@@ -110,14 +111,14 @@ fn present_as(state: VolumeState, change: impl FnOnce(&mut Facts)) -> Facts {
 }
 
 /// The host was lost while it served the volume, which is wanted elsewhere now.
-fn left_behind(facts: &mut Facts) {
+fn left_behind(facts: &mut NodeFacts) {
     facts.status.node = me();
     facts.status.epoch = Some(3);
     facts.spec.node_name = other();
 }
 
 /// For each case: words, the facts, and what is done.
-fn check<const N: usize>(cases: [(&str, Facts, &[&str]); N]) {
+fn check<const N: usize>(cases: [(&str, NodeFacts, &[&str]); N]) {
     for (name, facts, expected) in cases {
         assert_eq!(acts(&plan(&facts, &now())), expected, "{name}");
     }
@@ -310,7 +311,7 @@ fn a_claim_left_behind_is_ended() {
             "detached",
             absent(|f| {
                 left_behind(f);
-                f.last = Some(Outcome::Detached);
+                f.last = Some(OperationOutcome::Detached);
             }),
             &["clear"],
         ),
@@ -318,7 +319,7 @@ fn a_claim_left_behind_is_ended() {
             "fenced and preserved",
             absent(|f| {
                 left_behind(f);
-                f.last = Some(Outcome::Preserve);
+                f.last = Some(OperationOutcome::Preserve);
             }),
             &["clear"],
         ),
@@ -352,7 +353,7 @@ fn files_of_another_nodes_volume_are_cleared_away() {
 
 #[test]
 fn a_served_volume_is_reported_in_full() {
-    let status = written(&plan(&Facts { here: Some(attached("v")), ..granted() }, &now())).unwrap();
+    let status = written(&plan(&NodeFacts { here: Some(attached("v")), ..granted() }, &now())).unwrap();
     assert_eq!(status.node.as_deref(), Some("a"));
     assert_eq!(status.device_path.as_deref(), Some("/dev/ublkb0"));
     assert_eq!(status.transport.as_deref(), Some("ublk-zero-copy"));
@@ -411,7 +412,7 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
         let message = format!("{kind:?}. Do this");
         let failure = OperationFailure::from(Failure { kind, message: message.clone() });
         let mut facts = granted();
-        (facts.last, facts.wait) = (Some(Outcome::Failed(failure)), Duration::from_secs(3));
+        (facts.last, facts.wait) = (Some(OperationOutcome::Failed(failure)), Duration::from_secs(3));
         let told = written(&plan(&facts, &now())).unwrap().conditions[0].clone();
         assert_eq!(
             (told.status.as_str(), told.reason.as_str(), &told.message),
@@ -424,7 +425,7 @@ fn every_failure_stays_told_until_the_volume_is_attached() {
         assert_eq!(written(&retry).unwrap().conditions, [told], "{kind:?}");
         facts.doing = Some(Doing::Attaching);
         assert_eq!(acts(&plan(&facts, &now())), [""; 0], "{kind:?}: what stands there stays");
-        (facts.doing, facts.last, facts.here) = (None, Some(Outcome::Attached), Some(attached("v")));
+        (facts.doing, facts.last, facts.here) = (None, Some(OperationOutcome::Attached), Some(attached("v")));
         let served = written(&plan(&facts, &now())).unwrap();
         assert_eq!(reason(&plan(&facts, &now())), ("True".to_owned(), "Attached".to_owned()), "{kind:?}");
         assert!(!served.conditions[0].message.contains("Do this"));
@@ -450,7 +451,7 @@ fn clearing_leaves_only_the_condition() {
     facts.status.node = Some("a".to_owned());
     facts.status.epoch = Some(3);
     facts.spec.node_name = None;
-    facts.last = Some(Outcome::Detached);
+    facts.last = Some(OperationOutcome::Detached);
     let status = written(&plan(&facts, &now())).unwrap();
     assert_eq!(status.conditions[0].reason, "Detached");
     assert_eq!(VolumeStatus { conditions: Vec::new(), ..status }, VolumeStatus::default());
@@ -463,13 +464,13 @@ fn nothing_of_another_nodes_volume_is_written() {
     facts.status.node = Some("b".to_owned());
     for doing in [None, Some(Doing::Attaching), Some(Doing::Detaching)] {
         for here in [None, Some(attached("v"))] {
-            let facts = Facts { doing, here, ..facts.clone() };
+            let facts = NodeFacts { doing, here, ..facts.clone() };
             assert_eq!(written(&plan(&facts, &now())), None, "{doing:?}");
         }
     }
 }
 
-fn turned(facts: &Facts, type_: &str) -> (String, String, String) {
+fn turned(facts: &NodeFacts, type_: &str) -> (String, String, String) {
     let status = written(&plan(facts, &now())).expect("a status is written");
     let condition = find_condition(&status.conditions, type_).expect(type_).clone();
     (condition.status, condition.reason, condition.message)
@@ -682,7 +683,7 @@ fn what_is_durable_is_not_written_again_while_nothing_is_dirty() {
     let mut facts = served();
     assert_eq!(facts.status.durable_through, Some(Time("2023-11-14T22:13:20Z".parse().unwrap())));
     assert_eq!(facts.status.durability, Some(holdfast_crds::Durability::Object));
-    let here = |facts: &mut Facts, dirty, seconds| {
+    let here = |facts: &mut NodeFacts, dirty, seconds| {
         let here = facts.here.as_mut().unwrap();
         here.dirty_bytes = Some(dirty);
         here.oldest_dirty = (dirty > 0).then_some(Duration::from_secs(1));

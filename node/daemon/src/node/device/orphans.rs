@@ -1,4 +1,4 @@
-//! Devices of this installation that no record of the run directory speaks of.
+//! Devices of this installation that no record of the run directory refers to.
 //!
 //! A daemon that ends between adding a device and noting it leaves one that is DEAD: no program can have used
 //! it, it is deleted. A device that served may be mounted, so one whose record is missing is named and left

@@ -96,7 +96,7 @@ impl Writer {
             synced_generation: 0,
         };
         map.write_all_at(&header.encode(1), header_offset(1)).unwrap();
-        let limits = DirtyLimits { seal_bytes: 8192, most_bytes: 1 << 30, max_age_ms: 1 << 40 };
+        let limits = DirtyLimits { seal_bytes: 8192, max_bytes: 1 << 30, max_age_ms: 1 << 40 };
         let durability = Durability::Local;
         let setup =
             Setup { requests: 4, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };

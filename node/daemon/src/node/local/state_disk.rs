@@ -20,7 +20,7 @@ const PHYSICAL_BLOCK_SIZE: &str = "queue/physical_block_size";
 /// The devices that a device is made of, such as those of a RAID.
 const PARTS: &str = "slaves";
 /// Layers of stacked devices, at most.
-const MOST_LAYERS: u32 = 16;
+const MAX_LAYERS: u32 = 16;
 
 /// The block device that holds the state directory; of a stack of devices, the one that promises least.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl StateDisk {
     fn find(block_devices: &Path, directory: &Path) -> io::Result<Self> {
         let device = rustix::fs::stat(directory)?.st_dev;
         let numbers = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-        Self::least(&block_devices.join(numbers), MOST_LAYERS)
+        Self::least(&block_devices.join(numbers), MAX_LAYERS)
     }
 
     /// Of a device and those it is made of, the one with the smallest blocks. A stack announces the largest

@@ -164,7 +164,7 @@ impl Local {
         NodeError::TooLarge {
             volume: self.volume.clone(),
             bytes,
-            limit_bytes: most_bytes(side, bytes),
+            limit_bytes: max_bytes(side, bytes),
             state_dir: self.state_dir.clone(),
         }
     }
@@ -420,7 +420,7 @@ pub(crate) fn volumes_under(dir: &Path) -> Result<Vec<VolumeId>, NodeError> {
 
 /// Largest size in bytes that the filesystem allows for a file of holes, found by trying; less than
 /// `refused_bytes`.
-fn most_bytes(path: &Path, refused_bytes: u64) -> u64 {
+fn max_bytes(path: &Path, refused_bytes: u64) -> u64 {
     let Ok(handle) = OpenOptions::new().write(true).open(path) else { return 0 };
     let length = handle.metadata().map_or(0, |metadata| metadata.len());
     let (mut fits, mut too_large) = (length, refused_bytes);

@@ -32,7 +32,7 @@ pub(crate) struct ServedCounts {
     /// Requests that failed.
     pub(crate) errors: u64,
     /// Pieces of background work that waited to be begun at a time, at most.
-    pub(crate) most_waiting_work: u64,
+    pub(crate) max_waiting_work: u64,
 }
 
 /// One volume's board.

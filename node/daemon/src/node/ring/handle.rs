@@ -18,17 +18,17 @@ use crate::node::ring::message::Message;
 /// Figures of a ring thread since it was started.
 #[derive(Debug, Default)]
 pub(in crate::node) struct RingFigures {
-    most_messages: AtomicU64,
+    max_messages: AtomicU64,
     full_inbox: AtomicU64,
     late_completions: AtomicU64,
-    most_operations: AtomicU64,
+    max_operations: AtomicU64,
 }
 
 impl RingFigures {
     /// Publishes what the ring thread counts itself.
-    pub(super) fn show(&self, late_completions: u64, most_operations: u32) {
+    pub(super) fn show(&self, late_completions: u64, max_operations: u32) {
         self.late_completions.store(late_completions, Ordering::Relaxed);
-        self.most_operations.store(most_operations.into(), Ordering::Relaxed);
+        self.max_operations.store(max_operations.into(), Ordering::Relaxed);
     }
 }
 
@@ -36,14 +36,14 @@ impl RingFigures {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RingStatus {
     /// Messages that waited for the thread at a time, at most.
-    pub(crate) most_messages: u64,
+    pub(crate) max_messages: u64,
     /// Times that the inbox was full, and the sender of a message waited or dropped it.
     pub(crate) full_inbox: u64,
     /// Completions that came for an operation that had ended, a queue that was closed, or a volume that was
     /// gone: bugs, dropped.
     pub(crate) late_completions: u64,
     /// Operations in flight at a time, at most.
-    pub(crate) most_operations: u64,
+    pub(crate) max_operations: u64,
 }
 
 /// A ring thread, seen from elsewhere.
@@ -81,7 +81,7 @@ impl RingHandle {
             return Some(message);
         }
         let waiting = self.inbox.max_capacity() - self.inbox.capacity();
-        self.figures.most_messages.fetch_max(waiting as u64, Ordering::Relaxed);
+        self.figures.max_messages.fetch_max(waiting as u64, Ordering::Relaxed);
         self.waker.wake();
         None
     }
@@ -100,12 +100,12 @@ impl RingHandle {
     }
 
     pub(in crate::node) fn status(&self) -> RingStatus {
-        let RingFigures { most_messages, full_inbox, late_completions, most_operations } = &*self.figures;
+        let RingFigures { max_messages, full_inbox, late_completions, max_operations } = &*self.figures;
         RingStatus {
-            most_messages: most_messages.load(Ordering::Relaxed),
+            max_messages: max_messages.load(Ordering::Relaxed),
             full_inbox: full_inbox.load(Ordering::Relaxed),
             late_completions: late_completions.load(Ordering::Relaxed),
-            most_operations: most_operations.load(Ordering::Relaxed),
+            max_operations: max_operations.load(Ordering::Relaxed),
         }
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
         sent.await.unwrap();
-        assert_eq!(ring.status(), RingStatus { most_messages: 2, full_inbox: 2, ..RingStatus::default() });
+        assert_eq!(ring.status(), RingStatus { max_messages: 2, full_inbox: 2, ..RingStatus::default() });
         assert!(matches!(messages.try_recv(), Ok(Message::Tick)));
         assert!(matches!(messages.try_recv(), Ok(Message::Leave)));
     }

@@ -204,7 +204,7 @@ impl RingThread {
                     served.tick(&mut self.ring, now);
                 }
                 let late = self.late + self.ring.late_completions();
-                self.figures.show(late, self.ring.most_operations());
+                self.figures.show(late, self.ring.max_operations());
             }
             Message::Leave => {
                 for served in self.volumes.iter_mut() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use holdfast_background::{AttachError, Background, FoundMap, Preserved, StoreKey, Won, Work, win};
+use holdfast_background::{Acquired, AttachError, Background, FoundMap, Preserved, StoreKey, Work, acquire};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
 use holdfast_engine::durable_map::{FoundPage, holds_dirty};
@@ -32,18 +32,18 @@ struct Writer {
 }
 
 impl Writer {
-    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, won: Won<AttachFiles>) -> Self {
-        let limits = DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 1000 };
+    fn over(dirs: &Dirs, objects: &Arc<MemoryStore>, acquired: Acquired<AttachFiles>) -> Self {
+        let limits = DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 1000 };
         let setup = Setup {
             requests: 4,
             limits,
             durability: Durability::Local,
-            header: won.header,
-            header_generation: won.header_generation,
+            header: acquired.header,
+            header_generation: acquired.header_generation,
             unix_ms_at_zero: 0,
         };
         let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
-        let sides = won.files.files.sides.map(Arc::new);
+        let sides = acquired.files.files.sides.map(Arc::new);
         let objects = Arc::clone(objects) as Arc<dyn ObjectStore>;
         let sides = LocalSides { local: dirs.local(), sides };
         let pools = Pools {
@@ -53,8 +53,15 @@ impl Writer {
         };
         let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);
         let mut actions = Vec::new();
-        let served =
-            Volume::attach(setup, memory, won.manifest, &won.found, won.trust_clean, 0, &mut actions);
+        let served = Volume::attach(
+            setup,
+            memory,
+            acquired.manifest,
+            &acquired.found,
+            acquired.trust_clean,
+            0,
+            &mut actions,
+        );
         assert!(
             actions.iter().any(|action| matches!(action, Action::Report(Report::Ready))),
             "nothing is dirty"
@@ -160,9 +167,13 @@ async fn store_with(identity: u8) -> Arc<MemoryStore> {
     store
 }
 
-async fn attach(dirs: &Dirs, store: &MemoryStore, claim: &Claim) -> Result<Won<AttachFiles>, AttachRefused> {
-    match win(store, &volume(), &dirs.local(), claim).await {
-        Ok(won) => Ok(won),
+async fn attach(
+    dirs: &Dirs,
+    store: &MemoryStore,
+    claim: &Claim,
+) -> Result<Acquired<AttachFiles>, AttachRefused> {
+    match acquire(store, &volume(), &dirs.local(), claim).await {
+        Ok(acquired) => Ok(acquired),
         Err(AttachError::Refused(refused)) => Err(refused),
         Err(other) => panic!("{other}"),
     }
@@ -207,8 +218,8 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
     alone(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
-        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, won);
+        let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, acquired);
         writer.write_and_commit().await;
         // Its map still calls the first version dirty: the commit fell after the round.
         let snapshot = tempfile::tempdir().unwrap();
@@ -227,9 +238,9 @@ fn a_disk_that_was_set_back_overwrites_no_newer_commit() {
             panic!("{refused:?}")
         };
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
-        let won = attach(&dirs, &store, &accepted).await.unwrap();
-        assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::Older }));
-        assert!(won.found.is_empty() && won.displaced.is_some());
+        let acquired = attach(&dirs, &store, &accepted).await.unwrap();
+        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::Older }));
+        assert!(acquired.found.is_empty() && acquired.displaced.is_some());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
         assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
     });
@@ -253,8 +264,8 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
         let store = store_with(9).await;
         let dirs = Dirs::new();
         let never_attached = backup(&store).await;
-        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, won);
+        let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, acquired);
         writer.write_and_commit().await;
         let attached = backup(&store).await;
         writer.write_and_commit().await;
@@ -271,13 +282,13 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
         for (store, claim) in [(never_attached, claim("a", 3)), (attached, accepted)] {
             let restored = Dirs::new();
             copy(&dirs.local().dir(), &restored.local().dir());
-            let won = attach(&restored, &store, &claim).await.unwrap();
-            assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogSetBack }));
-            assert_eq!(won.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
-            assert_eq!((won.header.epoch, won.found.is_empty()), (Epoch(2), true));
+            let acquired = attach(&restored, &store, &claim).await.unwrap();
+            assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogSetBack }));
+            assert_eq!(acquired.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
+            assert_eq!((acquired.header.epoch, acquired.found.is_empty()), (Epoch(2), true));
             let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
             kept.contents().unwrap();
-            let mut writer = Writer::over(&restored, &store, won);
+            let mut writer = Writer::over(&restored, &store, acquired);
             writer.write_and_commit().await;
             drop(writer);
             let log = read_manifest(&*store, &volume()).await.unwrap();
@@ -294,8 +305,8 @@ fn a_list_that_is_behind_sets_no_log_back() {
     alone(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
-        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, won);
+        let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, acquired);
         for _ in 0..3 {
             writer.write_and_commit().await;
         }
@@ -304,9 +315,9 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
         assert_eq!(worth(&seen, Some(&found.header)), LocalData::Foreign(Foreign::LogSetBack));
-        let won = win(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
-        assert_eq!((won.preserved, won.header.epoch), (None, Epoch(2)));
-        assert!(!won.found.is_empty());
+        let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
+        assert_eq!((acquired.preserved, acquired.header.epoch), (None, Epoch(2)));
+        assert!(!acquired.found.is_empty());
     });
 }
 
@@ -363,7 +374,7 @@ fn a_takeover_is_reported_after_a_lost_answer() {
                 }
                 store.fail_next(Verb::Get, Fault::Before(holdfast_objects::ErrorKind::Unavailable));
             }
-            let first = win(&*store, &volume(), &dirs.local(), &over).await;
+            let first = acquire(&*store, &volume(), &dirs.local(), &over).await;
             // Else the process dies before it can report.
             assert_eq!(first.is_err(), is_doubtful);
             drop(first);
@@ -383,8 +394,8 @@ fn outdated_files_are_not_moved_below_an_attach() {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
         node.create(&volume(), SECTORS * SECTOR_BYTES, "main", &bucket.config).await.unwrap();
-        let won = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
-        Writer::over(&dirs, &bucket.objects, won).write_and_commit().await;
+        let acquired = attach(&dirs, &bucket.objects, &claim("a", 1)).await.unwrap();
+        Writer::over(&dirs, &bucket.objects, acquired).write_and_commit().await;
         dirs.local().forget_attached().unwrap();
         let over = Claim { replaces: Some(Epoch(1)), ..claim("b", 2) };
         attach(&Dirs::new(), &bucket.objects, &over).await.unwrap();
@@ -457,8 +468,8 @@ fn a_disk_as_its_last_commit_left_it_is_trusted() {
     alone(async {
         let store = store_with(9).await;
         let dirs = Dirs::new();
-        let won = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &store, won);
+        let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &store, acquired);
         for _ in 0..3 {
             writer.write_and_commit().await;
             let found = dirs.local().read_map().unwrap().unwrap();
@@ -508,8 +519,8 @@ impl LocalState for Slow {
     }
 }
 
-/// An attach that stood still while its volume went to another node won it back from there, and fenced that
-/// node.
+/// An attach that stood still while its volume went to another node acquired it back from there, and fenced
+/// that node.
 #[test]
 fn an_attach_that_stood_still_fences_no_successor() {
     alone(async {
@@ -527,23 +538,23 @@ fn an_attach_that_stood_still_fences_no_successor() {
                     unix_ms: 0,
                     body: Body::Detach,
                 };
-                assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Won);
+                assert_eq!(create_record(&*store, &detach).await.unwrap(), CreateOutcome::Created);
             }
             let (dirs, successor) = (Dirs::new(), Dirs::new());
             let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
             let late_claim = Claim { replaces: permitted, ..claim("a", 2) };
             let at = volume();
-            let late = win(&*store, &at, &slow, &late_claim);
+            let late = acquire(&*store, &at, &slow, &late_claim);
             let takes_over = async {
                 slow.reached.notified().await;
                 let claim = Claim { replaces: permitted, ..claim("b", 3) };
-                let won = attach(&successor, &store, &claim).await.unwrap();
+                let acquired = attach(&successor, &store, &claim).await.unwrap();
                 slow.resume.notify_one();
-                won
+                acquired
             };
-            let (late, won) = tokio::join!(late, takes_over);
-            assert_eq!(won.header.epoch, Epoch(2));
-            match late.map(|won| won.header.epoch) {
+            let (late, acquired) = tokio::join!(late, takes_over);
+            assert_eq!(acquired.header.epoch, Epoch(2));
+            match late.map(|acquired| acquired.header.epoch) {
                 Err(AttachError::Refused(AttachRefused::AttachedElsewhere { epoch, node, .. })) => {
                     assert_eq!((permitted, epoch, node.as_str()), (None, Epoch(2), "b"));
                 }
@@ -564,13 +575,13 @@ fn local_state_of_another_store_is_never_trusted() {
     alone(async {
         let (main, other) = (store_with(1).await, store_with(2).await);
         let dirs = Dirs::new();
-        let won = attach(&dirs, &main, &claim("a", 1)).await.unwrap();
-        let mut writer = Writer::over(&dirs, &main, won);
+        let acquired = attach(&dirs, &main, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::over(&dirs, &main, acquired);
         writer.write_and_commit().await;
         drop(writer);
-        let won = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
-        assert!(won.found.is_empty() && !won.trust_clean);
-        assert_eq!(won.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::OtherVolume }));
+        let acquired = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
+        assert!(acquired.found.is_empty() && !acquired.trust_clean);
+        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::OtherVolume }));
         let AttachRefused::LocalStateMissing { missing, .. } =
             attach(&dirs, &main, &claim("a", 3)).await.err().unwrap()
         else {

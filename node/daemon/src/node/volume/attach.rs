@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use holdfast_background::{Background, Preserved, StoreKey, Won, win};
+use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::record::Displaced;
@@ -185,32 +185,32 @@ impl Node {
         let shape = new_device(transport);
         // What the node lacks shows before a writer is fenced.
         let (ring, place) = self.0.rings.reserve(shape.need())?;
-        let won = win(&*objects, &volume, &local, &claim).await?;
-        log_won(&volume, &won);
-        let epoch = won.header.epoch.0;
+        let acquired = acquire(&*objects, &volume, &local, &claim).await?;
+        log_acquired(&volume, &acquired);
+        let epoch = acquired.header.epoch.0;
         tracing::Span::current().record("epoch", epoch);
         let max_age = max_dirty_age.unwrap_or(self.0.config.max_dirty_age);
         let max_age_ms = u64::try_from(max_age.as_millis()).unwrap_or(u64::MAX);
-        let log = OwnLog::of(&won.header, epoch, None).up_to(Some(won.manifest.seq()));
+        let log = OwnLog::of(&acquired.header, epoch, None).up_to(Some(acquired.manifest.seq()));
         let terms = WriterTerms {
             tag: self.0.installation.tag(&volume, epoch),
-            sectors: won.header.sectors,
+            sectors: acquired.header.sectors,
             epoch,
             max_age_ms,
             durability,
-            displaced: won.displaced,
+            displaced: acquired.displaced,
         };
         let setup = Setup {
             requests: shape.requests(),
             limits: self.limits(max_age_ms),
             durability,
-            header: won.header,
-            header_generation: won.header_generation,
+            header: acquired.header,
+            header_generation: acquired.header_generation,
             unix_ms_at_zero: unix_ms_at_zero(),
         };
-        let manifest = Box::new(won.manifest);
-        let start = Start::Attach { manifest, found: won.found, trust_clean: won.trust_clean };
-        let AttachFiles { files, live_map } = won.files;
+        let manifest = Box::new(acquired.manifest);
+        let start = Start::Attach { manifest, found: acquired.found, trust_clean: acquired.trust_clean };
+        let AttachFiles { files, live_map } = acquired.files;
         let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
         Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
     }
@@ -315,8 +315,8 @@ enum Reserved {
 }
 
 /// Logs what an attach lost or preserved.
-fn log_won(volume: &VolumeId, won: &Won<AttachFiles>) {
-    if let Some(Displaced { epoch, node, since_unix_ms }) = &won.displaced {
+fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
+    if let Some(Displaced { epoch, node, since_unix_ms }) = &acquired.displaced {
         tracing::warn!(
             %volume,
             replaced_epoch = epoch.0,
@@ -325,7 +325,7 @@ fn log_won(volume: &VolumeId, won: &Won<AttachFiles>) {
             "replaced a writer that was attached: what it had not uploaded is not in the volume"
         );
     }
-    if let Some(Preserved { epoch, why }) = won.preserved {
+    if let Some(Preserved { epoch, why }) = acquired.preserved {
         match why {
             Foreign::LogSetBack => tracing::error!(
                 %volume, %epoch,

@@ -117,8 +117,8 @@ fn every_event_in_every_state() {
 #[test]
 fn only_the_key_itself_says_who_won() {
     let own = record(NONCE);
-    assert!(matches!(at(2).create_answered(CreateAnswer::Created, &mut Vec::new()), LogNews::Won(_)));
-    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Won(own.clone()));
+    assert!(matches!(at(2).create_answered(CreateAnswer::Created, &mut Vec::new()), LogNews::Created(_)));
+    assert_eq!(read(&mut at(3), Some(own.clone())), LogNews::Created(own.clone()));
     assert_eq!(read(&mut at(3), None), LogNews::Nothing);
     let known = Seq(own.seq.0 - 1);
     assert_eq!(read(&mut at(3), Some(record(Nonce([9; 16])))), LogNews::Fenced(known));

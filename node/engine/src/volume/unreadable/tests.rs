@@ -32,9 +32,9 @@ fn the_wait_between_tries_doubles() {
     let [first, longest] = READ_AGAIN_AFTER_MS;
     assert_eq!(
         (unreadable.retry(ONE, first - 1), unreadable.retry(ONE, first)),
-        (Retry::NotYet, Retry::SameSides)
+        (ReadRetry::NotYet, ReadRetry::SameSides)
     );
-    assert_eq!(unreadable.retry(SideSet::BOTH, first), Retry::BothSides);
+    assert_eq!(unreadable.retry(SideSet::BOTH, first), ReadRetry::BothSides);
     for _ in 0..9 {
         unreadable.found(vec![range], ONE, &core(1), &mut out);
     }
@@ -47,7 +47,7 @@ fn what_is_overwritten_is_no_longer_waited_for() {
     assert!(unreadable.is_overwritten_by(SectorRange::new(11, 8)));
     unreadable.stored(SectorRange::new(9, 2));
     assert_eq!(unreadable.ranges, [SectorRange::new(8, 1), SectorRange::new(11, 1)]);
-    assert_eq!(unreadable.retry(ONE, 0), Retry::NotYet);
+    assert_eq!(unreadable.retry(ONE, 0), ReadRetry::NotYet);
     unreadable.stored(SectorRange::new(0, 64));
-    assert_eq!(unreadable.retry(ONE, 0), Retry::BothSides);
+    assert_eq!(unreadable.retry(ONE, 0), ReadRetry::BothSides);
 }

@@ -43,7 +43,7 @@ fn no_changed_byte_of_what_is_remembered_of_an_attached_volume_is_believed() {
     }
 }
 
-/// The live map says more than the pages: a decayed one must not keep a device without its daemon.
+/// The live map says more than the pages: a corrupted one must not keep a device without its daemon.
 #[test]
 fn a_takeover_reads_the_header_and_not_a_damaged_page() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,8 +66,8 @@ fn a_takeover_reads_the_header_and_not_a_damaged_page() {
         invalidated: SideSet::NONE,
     };
     local.write_header(&files.map, &header, 5).unwrap();
-    let decayed = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
-    files.map.write_all_at(&decayed, page_offset(1, 0)).unwrap();
+    let corrupted = HeapBuffer::from_slice(&[0xff; SLOT_BYTES]);
+    files.map.write_all_at(&corrupted, page_offset(1, 0)).unwrap();
     assert_eq!(local.read_header().unwrap(), Some((5, header)));
     let Err(NodeError::Damaged { path, source }) = local.read_map() else {
         panic!("an attach reads the pages");

@@ -2,7 +2,7 @@
 //! event for the planner.
 
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
-use holdfast_ring::{HeapBuffer, Outcome};
+use holdfast_ring::{HeapBuffer, IoResult};
 use holdfast_types::{BLOCK_SECTORS, Chunk, Millis, SECTOR_BYTES, SectorRange};
 use holdfast_ublk::{Operation, Part, QueueEvent, Request};
 
@@ -18,7 +18,7 @@ impl Served {
         &mut self,
         ring: &mut Ring,
         (queue, tag): (u16, u16),
-        outcome: Outcome,
+        outcome: IoResult,
         now: Millis,
     ) -> bool {
         let Some(event) = self.queues.on_command(ring, queue, tag, outcome) else {
@@ -76,7 +76,7 @@ impl Served {
         &mut self,
         ring: &mut Ring,
         operation: FileOperation,
-        (outcome, buffer): (Outcome, Option<HeapBuffer>),
+        (outcome, buffer): (IoResult, Option<HeapBuffer>),
         now: Millis,
     ) {
         self.operations -= 1;
@@ -123,7 +123,7 @@ impl Served {
     }
 
     /// The copy out of the slab ended: what the planner hears, unless the block is fetched again.
-    fn copied(&mut self, mut read: Box<ColdRead>, outcome: Outcome) -> Option<Event> {
+    fn copied(&mut self, mut read: Box<ColdRead>, outcome: IoResult) -> Option<Event> {
         let result = exactly(outcome, bytes(read.range));
         if result.is_err() && !read.again {
             read.again = true;
@@ -161,18 +161,18 @@ impl Served {
 }
 
 /// A write that ended early found no room for the rest: the next try hears what is amiss.
-fn moved(outcome: Outcome, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
+fn moved(outcome: IoResult, expected_bytes: u32, is_write: bool) -> Result<(), Errno> {
     match outcome.result() {
         Ok(bytes) if is_write && bytes < expected_bytes => Err(Errno::ENOSPC),
         Ok(_) | Err(_) => exactly(outcome, expected_bytes),
     }
 }
 
-fn exactly(outcome: Outcome, expected_bytes: u32) -> Result<(), Errno> {
+fn exactly(outcome: IoResult, expected_bytes: u32) -> Result<(), Errno> {
     outcome.exactly(expected_bytes).map_err(|errno| known(errno.number()))
 }
 
-fn plain(outcome: Outcome) -> Result<(), Errno> {
+fn plain(outcome: IoResult) -> Result<(), Errno> {
     outcome.result().map(|_| ()).map_err(|errno| known(errno.number()))
 }
 
@@ -197,8 +197,8 @@ mod tests {
             (-libc::EIO, true, Err(Errno::EIO)),
             (4096, false, Err(Errno::EIO)),
         ] {
-            assert_eq!(moved(Outcome(outcome), 8192, is_write), expected, "{outcome} {is_write}");
+            assert_eq!(moved(IoResult(outcome), 8192, is_write), expected, "{outcome} {is_write}");
         }
-        assert_eq!(plain(Outcome(-libc::EDQUOT)), Err(Errno::ENOSPC));
+        assert_eq!(plain(IoResult(-libc::EDQUOT)), Err(Errno::ENOSPC));
     }
 }

@@ -94,7 +94,7 @@ impl Served {
         match self.work.try_send(work) {
             Ok(()) => {
                 let waiting = self.work.max_capacity() - self.work.capacity();
-                self.tally.most_waiting_work = self.tally.most_waiting_work.max(waiting as u64);
+                self.tally.max_waiting_work = self.tally.max_waiting_work.max(waiting as u64);
             }
             // The receiver lives as long as this sender, unless the runtime is shutting down: then no task
             // waits any more.

@@ -4,7 +4,7 @@
 //! tag.
 
 use holdfast_engine::event::RequestId;
-use holdfast_ring::{Errno, Outcome};
+use holdfast_ring::{Errno, IoResult};
 use holdfast_ublk::{QueueEvent, Request};
 
 use crate::node::ring::message::{Reply, RingRefusal};
@@ -57,7 +57,7 @@ impl Queues {
         ring: &mut Ring,
         queue: u16,
         tag: u16,
-        outcome: Outcome,
+        outcome: IoResult,
     ) -> Option<QueueEvent> {
         Some(self.queues.get_mut(usize::from(queue))?.on_completion(ring, tag, outcome))
     }

@@ -77,7 +77,7 @@ fn new_volume() -> NewVolume {
     };
     let setup = Setup {
         requests: 2,
-        limits: DirtyLimits { seal_bytes: 4 << 20, most_bytes: 64 << 20, max_age_ms: 30_000 },
+        limits: DirtyLimits { seal_bytes: 4 << 20, max_bytes: 64 << 20, max_age_ms: 30_000 },
         durability: Durability::Local,
         header,
         header_generation: 1,

@@ -1,5 +1,5 @@
-//! Something in the store decays, at the end of a run: a scrub names it and says which volumes it affects,
-//! and so it is.
+//! Something in the store is corrupted, at the end of a run: a scrub names it and says which volumes it
+//! affects, and so it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,12 +29,12 @@ impl World {
         let truth = self.store.manifest();
         let written = self.written(&truth);
         let whole = self.store.replace(&key, None).expect("it is one of the keys there");
-        self.store.replace(&key, decayed(&mut rng, &key, &whole));
+        self.store.replace(&key, corrupted(&mut rng, &key, &whole));
 
         let report = self.scrub();
         let names_it = report.findings.iter().all(|finding| finding.key == key);
-        Invariant::DecayIsNamed
-            .check(names_it, || format!("{key} decayed, a scrub finds {:?}", report.findings));
+        Invariant::CorruptionIsNamed
+            .check(names_it, || format!("{key} corrupted, a scrub finds {:?}", report.findings));
         self.check_effect(&key, &report, &truth, &written);
         let volume = self.store.volume().clone();
         let removed = self.ask_soundly(|objects| async move {
@@ -91,8 +91,8 @@ impl World {
             }
             Err(_) => false,
         };
-        Invariant::DecayIsNamed.check(as_it_was, || {
-            format!("{key} decayed: a scrub finds {:?}, an attach {:?}", report.findings, read.err())
+        Invariant::CorruptionIsNamed.check(as_it_was, || {
+            format!("{key} corrupted: a scrub finds {:?}, an attach {:?}", report.findings, read.err())
         });
         if !attaches {
             return;
@@ -111,8 +111,8 @@ impl World {
                 let found = self.read_sound(truth, &indexes, SectorRange::new(sector, 1));
                 let found = found.map(|block| block[(sector - first) as usize]);
                 let due = (!named(sector)).then_some(*stamp);
-                Invariant::DecayIsNamed.check(found == due, || {
-                    format!("{key} decayed: sector {sector} reads as {found:?} and not as {due:?}; a scrub finds {:?}", report.findings)
+                Invariant::CorruptionIsNamed.check(found == due, || {
+                    format!("{key} corrupted: sector {sector} reads as {found:?} and not as {due:?}; a scrub finds {:?}", report.findings)
                 });
             }
         }
@@ -145,7 +145,7 @@ impl World {
 }
 
 /// Corrupts an object; `None` if it is lost.
-fn decayed(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
+fn corrupted(rng: &mut Rng, key: &str, whole: &Bytes) -> Option<Bytes> {
     let is_segment = matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..)));
     match rng.below(4) {
         0 if is_segment => None,
