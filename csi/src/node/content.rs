@@ -48,7 +48,8 @@ pub(super) struct DeviceFacts {
     pub(super) wanted: FileSystem,
     /// Signature on the device.
     pub(super) content: Content,
-    /// False if every byte is zero, as the node daemon says; none while it does not know.
+    /// False if every byte is zero and no writer was ever replaced, as the node daemon says; none while it
+    /// does not know.
     pub(super) holds_data: Option<bool>,
     /// A format of this attach was begun and not finished.
     pub(super) is_half_formatted: bool,
@@ -97,8 +98,8 @@ pub(super) fn plan(facts: &DeviceFacts) -> Result<Plan, Status> {
         (Content::Nothing, Some(false)) => Ok(Plan::Format { is_zero: true }),
         (Content::Nothing, Some(true)) if *may_format => Ok(Plan::Format { is_zero: false }),
         (Content::Nothing, Some(true)) => Err(refused(&format!(
-            "the volume holds data without a known signature. It was not formatted. If the data may be lost, annotate the \
-             Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
+            "the volume holds data without a known signature, or lost it with a replaced writer (UnuploadedDataLost). It was not \
+             formatted. If the data may be lost, annotate the Volume with {FORMAT_UNKNOWN_CONTENT}={epoch}"
         ))),
         (Content::Nothing, None) => Err(Status::unavailable(
             "it is not known yet whether the volume holds data. It was not formatted; it is tried again",

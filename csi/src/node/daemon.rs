@@ -39,7 +39,7 @@ pub(super) struct Served {
     pub(super) bytes: u64,
     /// The writer's fencing number.
     pub(super) epoch: u64,
-    /// False if every byte reads as zero; none while unknown.
+    /// False if every byte reads as zero and no writer was ever replaced; none while unknown.
     pub(super) holds_data: Option<bool>,
     /// The user allows to format it during this attach, whatever it holds.
     pub(super) may_format: bool,

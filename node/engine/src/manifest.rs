@@ -7,7 +7,7 @@
 //!
 //! Checkpoint payload inside the envelope (`wire`):
 //! ```text
-//! u8 length + text volume id   u64 seq   u64 data seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated)   u8 deleted
+//! u8 length + text volume id   u64 seq   u64 data seq   u64 sectors   u8 flags (1 attached, 2 A invalidated, 4 B invalidated, 8 replaced)   u8 deleted
 //! u8[16] identity   u8 length + text node of the newest attach   u64 its unix milliseconds
 //! the writer that attach displaced, as in a record
 //! u8[16] nonce of the newest commit   u64 its generation
@@ -34,6 +34,8 @@ use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
+/// Flag of a checkpoint: a writer was ever replaced.
+const REPLACED: u8 = 8;
 
 /// A volume's state as of a seq.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct Manifest {
     node: String,
     attached_unix_ms: u64,
     displaced: Option<Displaced>,
+    /// A writer was ever replaced.
+    replaced: bool,
     covered: Covered,
     checkpointed: Seq,
     attaches: VecDeque<Attach>,
@@ -197,6 +201,7 @@ impl Manifest {
             node: String::new(),
             attached_unix_ms: 0,
             displaced: None,
+            replaced: false,
             covered: Covered::default(),
             checkpointed: Seq(0),
             attaches: VecDeque::new(),
@@ -264,6 +269,12 @@ impl Manifest {
     /// The writer that the newest attach displaced, or that one before it of the same node and data.
     pub fn displaced(&self) -> Option<&Displaced> {
         self.displaced.as_ref()
+    }
+
+    /// Returns true if any writer was replaced: what it had not uploaded is not in the volume, however empty
+    /// that is.
+    pub fn was_replaced(&self) -> bool {
+        self.replaced
     }
 
     /// The nonce of the volume's create record.
@@ -389,6 +400,7 @@ impl Manifest {
                 self.node.clone_from(node);
                 self.attached_unix_ms = record.unix_ms;
                 self.displaced.clone_from(displaced);
+                self.replaced |= displaced.is_some();
                 // An attach has moved away what was invalidated.
                 self.invalidated = SideSet::NONE;
                 self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
@@ -495,7 +507,8 @@ impl Manifest {
         out.extend_from_slice(&self.seq.0.to_le_bytes());
         out.extend_from_slice(&self.data_seq.0.to_le_bytes());
         out.extend_from_slice(&self.sectors.to_le_bytes());
-        out.push(u8::from(self.attached) | (self.invalidated.bits() << 1));
+        let replaced = if self.replaced { REPLACED } else { 0 };
+        out.push(u8::from(self.attached) | (self.invalidated.bits() << 1) | replaced);
         out.push(u8::from(self.deleted));
         out.extend_from_slice(&self.identity.0);
         wire::put_text(&mut out, &self.node);
@@ -539,8 +552,9 @@ impl Manifest {
         }
         let flags = fields.u8()?;
         manifest.attached = flags & 1 != 0;
-        manifest.invalidated =
-            SideSet::from_bits(flags >> 1).ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
+        manifest.replaced = flags & REPLACED != 0;
+        manifest.invalidated = SideSet::from_bits((flags & !REPLACED) >> 1)
+            .ok_or_else(|| fields.bad("flags", u64::from(flags)))?;
         manifest.deleted = fields.u8()? != 0;
         manifest.identity = Nonce(fields.array()?);
         manifest.node = fields.text()?;

@@ -125,7 +125,7 @@ pub struct Volume {
     /// Every write that completed before then is committed; absent while unknown.
     #[prost(message, optional, tag = "10")]
     pub durable_through: ::core::option::Option<::prost_types::Timestamp>,
-    /// False if every byte of the volume reads as zero; true if some may not; absent while unknown.
+    /// False if every byte of the volume reads as zero and nothing was lost with a replaced writer; absent while unknown.
     #[prost(bool, optional, tag = "11")]
     pub holds_data: ::core::option::Option<bool>,
 }

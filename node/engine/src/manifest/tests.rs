@@ -57,6 +57,21 @@ fn runs_stand_newest_first_and_a_checkpoint_keeps_them() {
     assert_eq!(read, Manifest { checkpointed: Seq(4), ..manifest });
 }
 
+/// A replaced writer may have written what the log never had: a detach and a checkpoint do not hide it.
+#[test]
+fn a_replaced_writer_is_remembered() {
+    let mut manifest = attached();
+    manifest.apply(&attach(3, 2)).unwrap();
+    assert!(!manifest.was_replaced(), "its own node came back");
+    let displaced = Some(Displaced { epoch: Epoch(2), node: "n".into(), since_unix_ms: 0 });
+    manifest.apply(&record(4, 3, Body::Attach { sectors: 1 << 20, node: "m".into(), displaced })).unwrap();
+    manifest.apply(&record(5, 3, Body::Detach)).unwrap();
+    manifest.apply(&attach(6, 4)).unwrap();
+    assert!(manifest.was_replaced() && manifest.displaced().is_none());
+    let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert!(read.was_replaced() && read.is_attached());
+}
+
 #[test]
 fn a_stale_writer_cannot_commit() {
     let mut manifest = attached();

@@ -116,10 +116,11 @@ impl<M: Memory> Core<M> {
         if safeguard(PlaceBeyondRecord) { Seq(known.next().0 + ahead) } else { known }
     }
 
-    /// False if every sector reads as zeros; none while the manifest is not loaded.
+    /// False if every sector reads as zeros, and none was ever lost with a writer; none while the manifest is
+    /// not loaded.
     pub(super) fn holds_data(&self) -> Option<bool> {
         let manifest = self.manifest.as_ref()?;
-        Some(!manifest.runs().is_empty() || self.map.is_any_prepared())
+        Some(!manifest.runs().is_empty() || manifest.was_replaced() || self.map.is_any_prepared())
     }
 
     /// Returns true if a sync of a side failed since the attach (`volume/durability.rs`).

@@ -21,8 +21,8 @@ pub struct Status {
     pub durable_until_unix_ms: Option<u64>,
     /// The last record in the log; none while the manifest is not loaded.
     pub committed: Option<Seq>,
-    /// False if every sector reads as zeros: no segment is in the log, and nothing was written here. None
-    /// while the manifest is not loaded.
+    /// False if every sector reads as zeros and nothing was lost: no segment is in the log, no writer was
+    /// replaced, and nothing was written here. None while the manifest is not loaded.
     pub holds_data: Option<bool>,
     /// Another writer holds the volume.
     pub fenced: bool,

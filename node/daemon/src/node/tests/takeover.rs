@@ -457,6 +457,8 @@ fn an_attach_without_room_fences_no_writer() {
         assert_eq!(attached.displaced.as_ref(), Some(&displaced));
         let again = node.attach(AttachRequest { replaces: None, ..over() }).await.unwrap();
         assert_eq!(again.displaced, Some(displaced), "it is said of the attach, not of the request");
+        let known = wait(&node, |status| status.holds_data.is_some()).await;
+        assert_eq!(known.holds_data, Some(true), "b may have written what is in no log");
         node.shutdown().await;
         kernel.bury();
     });

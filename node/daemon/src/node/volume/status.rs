@@ -63,7 +63,7 @@ pub(crate) struct VolumeStatus {
     pub(crate) attached: Option<Attached>,
     /// The last record in the log.
     pub(crate) committed_seq: Option<u64>,
-    /// False if every byte reads as zero; none while unknown.
+    /// False if every byte reads as zero and no writer was replaced; none while unknown.
     pub(crate) holds_data: Option<bool>,
     /// Bytes not yet committed; none while unknown.
     pub(crate) dirty_bytes: Option<u64>,
