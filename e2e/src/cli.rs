@@ -11,7 +11,7 @@ use holdfast_lab::pins::{KERNEL, OLDER_KERNEL};
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 
-use crate::{images, shell, suite};
+use crate::{cluster, images, shell, suite};
 
 /// Holdfast on real parts: a real kernel in test machines, a real Kubernetes API, a real S3 server.
 #[derive(Debug, Parser)]
@@ -41,6 +41,8 @@ enum Order {
     List,
     /// Fetch and build everything that runs need, and run nothing
     Setup,
+    /// Start a whole Kubernetes cluster with the chart installed, until Ctrl-C
+    Cluster,
     /// Build the OCI images of the programs, for this machine's architecture
     Images,
     /// Start everything and give a prompt: kubectl is set up, test machines are reached by vm-a
@@ -85,6 +87,7 @@ pub fn run() -> Result<ExitCode> {
             Toolbox::open()?.prepare(&[KERNEL, OLDER_KERNEL], true)?;
             Ok(ExitCode::SUCCESS)
         }
+        Order::Cluster => cluster::run().map(|()| ExitCode::SUCCESS),
         Order::Images => images::run().map(|()| ExitCode::SUCCESS),
         Order::Shell => shell::run().map(|()| ExitCode::SUCCESS),
         Order::VmExec { port, command } => shell::vm_exec(port, &command),
@@ -104,6 +107,11 @@ fn list() {
     let about = "cargo test --workspace, with the real S3 server; not with a filter";
     entry(suite::HOST_TESTS, suite::HOST_TESTS_EXPECTED, about);
     for scenario in holdfast_scenarios::ALL {
+        entry(scenario.name, scenario.expected, scenario.about);
+    }
+    for scenario in holdfast_scenarios::BY_NAME {
+        let command = format!("cargo e2e test {}, which nothing else runs", scenario.name);
+        report::line(&command);
         entry(scenario.name, scenario.expected, scenario.about);
     }
     report::line("cargo e2e bench");

@@ -4,6 +4,7 @@
 //! that they use are crates of their own below `e2e`.
 
 pub mod cli;
+pub mod cluster;
 pub mod images;
 pub mod shell;
 pub mod suite;

@@ -20,7 +20,7 @@ use holdfast_lab::report;
 use holdfast_lab::run_dir;
 use holdfast_lab::setup::{Profile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{ALL, Scenario};
+use holdfast_scenarios::{ALL, BY_NAME, Scenario};
 
 /// Name of the lane that runs the workspace's own tests.
 pub const HOST_TESTS: &str = "host-tests";
@@ -69,7 +69,7 @@ impl Tally {
 
 /// Runs the workspace's own tests, then every scenario whose name contains `filter`: first those that may run
 /// beside others, then each of the rest alone. Returns whether all of it passed. With a filter only scenarios
-/// run.
+/// run, and those of [`BY_NAME`] only with it.
 ///
 /// # Errors
 /// If the host cannot be set up.
@@ -83,10 +83,16 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     } else {
         lock(&tally).skipped += 1;
     }
-    let chosen = |scenario: &&Scenario| filter.is_none_or(|filter| scenario.name.contains(filter));
+    for scenario in BY_NAME.iter().filter(|_| filter.is_none()) {
+        report::line(format_args!("SKIP {0}: takes long to set up; cargo e2e test {0}", scenario.name));
+    }
+    let chosen = |scenario: &&Scenario| match filter {
+        Some(filter) => scenario.name.contains(filter),
+        None => BY_NAME.iter().all(|other| other.name != scenario.name),
+    };
     let (alone, beside): (Vec<&Scenario>, Vec<&Scenario>) =
-        ALL.iter().filter(chosen).partition(|scenario| scenario.alone);
-    lock(&tally).skipped += u32::try_from(ALL.len() - alone.len() - beside.len())?;
+        everything().filter(chosen).partition(|scenario| scenario.alone);
+    lock(&tally).skipped += u32::try_from(everything().count() - alone.len() - beside.len())?;
     let places = places(beside.len());
     beside_each_other(places, beside, |scenario| {
         record(&tally, scenario.name, || start(&toolbox, scenario, places > 1));
@@ -163,8 +169,12 @@ pub fn play(name: &str) -> Result<bool> {
     Ok(false)
 }
 
+fn everything() -> impl Iterator<Item = &'static Scenario> {
+    ALL.iter().chain(BY_NAME)
+}
+
 fn find(name: &str) -> Result<&'static Scenario> {
-    ALL.iter().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}"))
+    everything().find(|scenario| scenario.name == name).with_context(|| format!("no scenario {name:?}"))
 }
 
 /// Plays a scenario in a process of its own. What it says is shown as it comes, or as a whole when it is

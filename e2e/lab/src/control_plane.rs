@@ -1,7 +1,7 @@
 //! etcd and kube-apiserver on the host's loopback.
 //!
 //! Owns: the two processes, their certificates and the kubeconfigs.
-//! Does not own: any controller but ours: there is no kubelet, scheduler or controller manager.
+//! Does not own: any controller: scheduler, controller manager and kubelets are a [`crate::cluster`]'s.
 //! On failure: the log of either is in the run directory.
 
 use std::fs;
@@ -26,6 +26,8 @@ mod kubeconfig;
 const READY_LIMIT: Duration = Duration::from_secs(120);
 /// Addresses of services; nothing routes them here.
 const SERVICES: &str = "10.96.0.0/16";
+/// Address of the service that is the API itself.
+pub const API_SERVICE: &str = "10.96.0.1";
 
 /// A running Kubernetes API.
 #[derive(Debug)]
@@ -46,7 +48,10 @@ impl ControlPlane {
     /// If one cannot be built or started, or the API is not ready in time.
     pub fn start(toolbox: &Toolbox, dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        let authority = Authority::create(dir, &["127.0.0.1", vm::HOST, "10.96.0.1"])?;
+        let authority = Authority::create(dir, &["127.0.0.1", vm::HOST, API_SERVICE])?;
+        let (certificate, key) = authority.client("kube-apiserver", "system:masters")?;
+        fs::write(dir.join("kubelet-client.crt"), certificate).context("write the kubelets' client")?;
+        fs::write(dir.join("kubelet-client.key"), key).context("write the kubelets' client")?;
         let (client, peer, port) = (free_port()?, free_port()?, free_port()?);
         let client = format!("http://127.0.0.1:{client}");
         let peer = format!("http://127.0.0.1:{peer}");
@@ -65,12 +70,17 @@ impl ControlPlane {
             .arg(format!("--secure-port={port}"))
             .arg(format!("--service-cluster-ip-range={SERVICES}"))
             .args(["--authorization-mode=Node,RBAC", "--allow-privileged=true"])
+            .args(["--enable-admission-plugins=NodeRestriction"])
+            .arg("--kubelet-preferred-address-types=InternalIP")
             .arg("--service-account-issuer=https://kubernetes.default.svc")
             .arg("--profiling=false");
         for (flag, file) in [
             ("tls-cert-file", "server.crt"),
             ("tls-private-key-file", "server.key"),
             ("client-ca-file", "ca.crt"),
+            ("kubelet-certificate-authority", "ca.crt"),
+            ("kubelet-client-certificate", "kubelet-client.crt"),
+            ("kubelet-client-key", "kubelet-client.key"),
             ("service-account-key-file", "service-accounts.pub"),
             ("service-account-signing-key-file", "service-accounts.key"),
         ] {
@@ -109,6 +119,39 @@ impl ControlPlane {
     /// The administrator's kubeconfig on the host.
     pub fn admin_kubeconfig(&self) -> PathBuf {
         self.dir.join("admin.kubeconfig")
+    }
+
+    /// Directory of its certificates and keys.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its port of the host's loopback.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Text of a kubeconfig for a component of Kubernetes, by its user and group.
+    ///
+    /// # Errors
+    /// If no certificate can be made.
+    pub(crate) fn component_kubeconfig(&self, user: &str, group: &str, host: &str) -> Result<String> {
+        let (certificate, key) = self.authority.client(user, group)?;
+        let server = format!("https://{host}:{}", self.port);
+        Ok(kubeconfig::with_certificate(&self.authority.certificate(), &server, &certificate, &key))
+    }
+
+    /// Certificate and key (PEM) of a server at these addresses, and the authority's certificate.
+    ///
+    /// # Errors
+    /// If no certificate can be made.
+    pub(crate) fn server_certificate(
+        &self,
+        name: &str,
+        addresses: &[&str],
+    ) -> Result<(String, String, String)> {
+        let (certificate, key) = self.authority.server(name, addresses)?;
+        Ok((certificate, key, self.authority.certificate()))
     }
 
     /// Text of a kubeconfig for a service account that exists, with exactly the rights its role bindings

@@ -24,7 +24,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// User and group of a program that needs no rights on its node.
 const UNPRIVILEGED: &str = "65532:65532";
 /// A program that opens devices and mounts file systems.
-const ROOT: &str = "0:0";
+pub const ROOT: &str = "0:0";
 /// Accounts: files with a name for each user that an image runs as.
 const PASSWD: &str =
     "root:x:0:0:root:/root:/usr/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/usr/sbin/nologin\n";

@@ -296,7 +296,7 @@ impl Vm {
     pub fn logs(&self, lines: usize) -> String {
         let console = tail(&self.console(), lines);
         let script = format!(
-            "shopt -s nullglob; for log in /var/log/holdfast/*.log; do echo \"--- $log\"; tail -n {lines} $log; done"
+            "shopt -s nullglob; for log in /var/log/holdfast/*.log /var/log/pods/*/*/*.log; do echo \"--- $log\"; tail -n {lines} $log; done"
         );
         let programs = self
             .run(&bash(&script), Duration::from_secs(60))

@@ -2,10 +2,28 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use tokio::runtime::Builder;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Waits until a person or another process asks this one to end: SIGINT, as Ctrl-C sends it, or SIGTERM.
+///
+/// # Errors
+/// If the signals cannot be awaited.
+pub fn asked_to_end() -> Result<()> {
+    let runtime = Builder::new_current_thread().enable_io().build().context("start a runtime")?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate()).context("await SIGTERM")?;
+        tokio::select! {
+            interrupted = ctrl_c() => interrupted.context("await SIGINT"),
+            _ = terminate.recv() => Ok(()),
+        }
+    })
+}
 
 /// Calls `ask` until it returns a value.
 ///

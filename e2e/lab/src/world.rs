@@ -182,16 +182,16 @@ impl World {
     /// # Errors
     /// If it cannot be copied.
     pub fn share(&self, file: &Path, path: &str) -> Result<()> {
-        let mut parts = self.lock();
-        let share = match &parts.share {
-            Some(share) => share.clone(),
-            None => parts.share.insert(self.make_share()?).clone(),
-        };
-        let to = share.join(path);
-        if let Some(parent) = to.parent() {
-            fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
-        }
-        strip(file, &to)
+        strip(file, &self.place_in_share(path)?)
+    }
+
+    /// Adds a file as it is to what test machines booted later see at `/holdfast/<path>`.
+    ///
+    /// # Errors
+    /// If it cannot be copied.
+    pub fn share_file(&self, file: &Path, path: &str) -> Result<()> {
+        let to = self.place_in_share(path)?;
+        fs::copy(file, &to).map(drop).with_context(|| format!("copy {}", file.display()))
     }
 
     /// Runs kubectl with administrator's rights and returns what it printed.
@@ -311,6 +311,20 @@ impl World {
             }
         }
         text
+    }
+
+    /// The path of a new file of the share, whose directory exists.
+    fn place_in_share(&self, path: &str) -> Result<PathBuf> {
+        let mut parts = self.lock();
+        let share = match &parts.share {
+            Some(share) => share.clone(),
+            None => parts.share.insert(self.make_share()?).clone(),
+        };
+        let to = share.join(path);
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
+        }
+        Ok(to)
     }
 
     /// Makes the directory that test machines see at `/holdfast`: the programs under test, without debug

@@ -8,6 +8,7 @@ use holdfast_lab::world::World;
 mod api_rules;
 mod cache_disk;
 mod chart;
+pub mod cluster;
 mod control_plane;
 mod csi_controller;
 mod csi_node;
@@ -62,7 +63,7 @@ impl Scenario {
     }
 }
 
-/// All scenarios, in the order in which they run.
+/// All scenarios that run when none is named, in their order.
 pub const ALL: &[Scenario] = &[
     Scenario {
         name: "smoke",
@@ -310,3 +311,12 @@ pub const ALL: &[Scenario] = &[
         run: story::user_copy,
     },
 ];
+
+/// Scenarios that run only when they are named: what they need takes long to build.
+pub const BY_NAME: &[Scenario] = &[Scenario {
+    name: "cluster",
+    about: "the chart runs under a real kubelet; a claim is written by one pod, read by the next, deleted, and its data with it",
+    expected: Duration::from_secs(300),
+    alone: true,
+    run: cluster::run,
+}];

@@ -29,12 +29,8 @@ impl Authority {
         fs::write(dir.join("ca.crt"), &certificate)?;
         let authority = Self { issuer: Issuer::new(parameters, key), certificate };
 
-        let mut names: Vec<String> = addresses.iter().map(|&name| name.to_owned()).collect();
-        names.extend(["localhost", "kubernetes", "kubernetes.default.svc"].map(str::to_owned));
-        let mut server = CertificateParams::new(names).context("name the API server")?;
-        server.distinguished_name.push(DnType::CommonName, "kube-apiserver");
-        server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let (certificate, key) = authority.sign(server)?;
+        let names = [addresses, &["localhost", "kubernetes", "kubernetes.default.svc"]].concat();
+        let (certificate, key) = authority.server("kube-apiserver", &names)?;
         fs::write(dir.join("server.crt"), certificate)?;
         fs::write(dir.join("server.key"), key)?;
 
@@ -47,6 +43,15 @@ impl Authority {
     /// The authority's own certificate (PEM).
     pub(super) fn certificate(&self) -> String {
         self.certificate.clone()
+    }
+
+    /// Certificate and key (PEM) of a server at these addresses.
+    pub(super) fn server(&self, name: &str, addresses: &[&str]) -> Result<(String, String)> {
+        let names: Vec<String> = addresses.iter().map(|&name| name.to_owned()).collect();
+        let mut server = CertificateParams::new(names).with_context(|| format!("name {name}"))?;
+        server.distinguished_name.push(DnType::CommonName, name);
+        server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(server)
     }
 
     /// Certificate and key (PEM) of a user in a group.

@@ -38,6 +38,8 @@ pub struct Options {
     /// One guest second is 1e9 guest instructions, whatever the host does: for benchmarks. One processor,
     /// always emulated.
     pub count_instructions: bool,
+    /// TCP ports of the host's loopback that lead to the same ports of the machine.
+    pub ports: Vec<u16>,
     /// Modules the agent loads before it answers.
     pub modules: Vec<String>,
 }
@@ -64,7 +66,21 @@ impl Options {
             state: State::Empty(16 << 30),
             state_block_bytes: PHYSICAL_BLOCK_BYTES,
             count_instructions: false,
+            ports: Vec::new(),
             modules: vec!["ublk_drv".to_owned()],
+        }
+    }
+
+    /// A node of a cluster: the same with room for pods, and with what runs them. Its kubelet listens at
+    /// `port`.
+    pub fn cluster_node(port: u16) -> Self {
+        let modules = ["ublk_drv", "overlay", "bridge", "br_netfilter", "veth"];
+        Self {
+            user_space: UserSpace::Containers,
+            memory_mib: 4096,
+            ports: vec![port],
+            modules: modules.map(str::to_owned).into(),
+            ..Self::node()
         }
     }
 
@@ -93,7 +109,7 @@ pub(super) fn launch(
         .arg(&boot.initramfs)
         .args(["-append", &kernel_options(name, options)])
         .args(["-serial", "stdio"])
-        .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{}", wire::PORT)])
+        .args(["-netdev", &network(port, &options.ports)])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
     // ERMS and FSRM make the kernel copy byte by byte under TCG: four times slower.
     let emulated = "max,-erms,-fsrm";
@@ -121,6 +137,15 @@ pub(super) fn launch(
     qemu.stdin(Stdio::null());
     let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
     Ok((process, port))
+}
+
+/// QEMU's own network, in which ports of the host lead to the agent and to `ports` of the machine.
+fn network(agent: u16, ports: &[u16]) -> String {
+    let mut network = format!("user,id=net,hostfwd=tcp:127.0.0.1:{agent}-:{}", wire::PORT);
+    for port in ports {
+        network += &format!(",hostfwd=tcp:127.0.0.1:{port}-:{port}");
+    }
+    network
 }
 
 fn kernel_options(name: &str, options: &Options) -> String {

@@ -1,0 +1,217 @@
+//! A whole Kubernetes cluster of one node.
+//!
+//! Owns: controller manager and scheduler on the host, the node's machine and its kubelet.
+//! Does not own: the API server, which is the [`World`]'s.
+//! Invariants: no image is ever fetched: all that pods need were put into the node's container runtime.
+//! On failure: the node's logs, those of its pods among them, are in [`Vm::logs`].
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::command::output;
+use crate::images::{self, Image};
+use crate::operator::NAMESPACE;
+use crate::pins::SIDECARS;
+use crate::report;
+use crate::setup::{Profile, Toolbox};
+use crate::vm::Vm;
+use crate::vm::machine::{Options, free_port};
+use crate::world::World;
+use controllers::Controllers;
+
+mod controllers;
+mod node;
+
+/// Image with a shell and its tools, for pods of tests; the first container of every pod too.
+pub const TOOLS_IMAGE: &str = "docker.io/library/busybox:e2e";
+/// Name of the node.
+const NODE: &str = "a";
+/// Longest wait for the chart's pods, in helm's words.
+const INSTALL_LIMIT: &str = "20m";
+
+/// A running cluster.
+#[derive(Debug)]
+pub struct Cluster<'a> {
+    world: &'a World,
+    node: Arc<Vm>,
+    // Dropped before the world's API server.
+    _controllers: Controllers,
+}
+
+impl<'a> Cluster<'a> {
+    /// Builds the images, starts all parts and waits until the node is Ready.
+    ///
+    /// # Errors
+    /// If one cannot be built or does not start.
+    pub fn start(world: &'a World) -> Result<Self> {
+        share_images(world)?;
+        world.share(&world.toolbox().kubernetes("kubelet")?, "bin/kubelet")?;
+        let control_plane = world.control_plane()?;
+        report::step("start controller manager and scheduler");
+        let controllers = Controllers::start(world.toolbox(), &control_plane)?;
+        let port = free_port()?;
+        let node = world.vm_with(NODE, || Options::cluster_node(port))?;
+        report::step("start containerd and kubelet, import the images");
+        node::start(&node, &control_plane, port)?;
+        let cluster = Self { world, node, _controllers: controllers };
+        node::admit(world, NODE)?;
+        Ok(cluster)
+    }
+
+    /// The node's machine.
+    pub fn node(&self) -> &Vm {
+        &self.node
+    }
+
+    /// Installs the chart with these values beside those that a cluster of one small node needs, and waits
+    /// until all pods are ready.
+    ///
+    /// # Errors
+    /// If they are not; the error shows pods and events.
+    pub fn install(&self, store: &Store) -> Result<()> {
+        report::step("helm install the chart, wait until all pods are ready");
+        let values = self.world.dir().join("values.json");
+        fs::write(&values, store.values().to_string()).context("write the chart's values")?;
+        let installed = self.helm(&[
+            "install".as_ref(),
+            "holdfast".as_ref(),
+            self.world.chart().as_os_str(),
+            "--create-namespace".as_ref(),
+            "--wait".as_ref(),
+            "--timeout".as_ref(),
+            INSTALL_LIMIT.as_ref(),
+            "--values".as_ref(),
+            values.as_os_str(),
+        ]);
+        installed.with_context(|| self.describe())?;
+        self.world.kubectl([
+            "create",
+            "secret",
+            "generic",
+            store.name,
+            &format!("--namespace={NAMESPACE}"),
+            &format!("--from-literal=accessKeyId={}", crate::s3::ACCESS_KEY),
+            &format!("--from-literal=secretAccessKey={}", crate::s3::SECRET_KEY),
+        ])?;
+        let file = self.world.dir().join("store.json");
+        fs::write(&file, store.object().to_string()).context("write the ObjectStore")?;
+        self.world.kubectl(["apply".as_ref(), "--filename".as_ref(), file.as_os_str()])?;
+        self.world.wait_for(&format!("objectstore/{}", store.name), "condition=Ready")
+    }
+
+    /// Removes the release.
+    ///
+    /// # Errors
+    /// If helm fails.
+    pub fn uninstall(&self) -> Result<()> {
+        self.helm(&["uninstall".as_ref(), "holdfast".as_ref(), "--wait".as_ref()])
+    }
+
+    /// Pods, claims and events, for a person who looks for a fault.
+    pub fn describe(&self) -> String {
+        let ask = |what: &[&str]| {
+            let shown = self.world.kubectl(what.iter().copied().chain(["--all-namespaces"]));
+            shown.unwrap_or_else(|error| format!("{error:#}"))
+        };
+        let pods = ask(&["get", "pods,pvc,volumeattachments,volumes", "--output=wide"]);
+        let events = ask(&["get", "events", "--sort-by=.metadata.creationTimestamp"]);
+        format!("{pods}\n{events}")
+    }
+
+    fn helm(&self, arguments: &[&std::ffi::OsStr]) -> Result<()> {
+        let home = self.world.dir().join("helm");
+        let mut helm = Command::new(self.world.toolbox().helm()?);
+        helm.args(arguments)
+            .args(["--namespace", NAMESPACE])
+            .env("KUBECONFIG", self.world.control_plane()?.admin_kubeconfig())
+            // Nothing of a person's own settings, and nothing left behind.
+            .env("HELM_CACHE_HOME", &home)
+            .env("HELM_CONFIG_HOME", &home)
+            .env("HELM_DATA_HOME", &home);
+        output(&mut helm).map(drop)
+    }
+}
+
+/// A bucket of the S3 server, and the StorageClass of the same name.
+#[derive(Debug)]
+pub struct Store<'a> {
+    /// Name of ObjectStore, Secret and StorageClass.
+    pub name: &'a str,
+    /// The bucket, which exists.
+    pub bucket: &'a str,
+    /// Its server, as pods reach it.
+    pub endpoint: &'a str,
+}
+
+impl Store<'_> {
+    /// The chart's values.
+    fn values(&self) -> Value {
+        let tag = |name: &str| {
+            let version = SIDECARS.iter().find(|(sidecar, _)| *sidecar == name).map(|(_, version)| version);
+            json!({ "tag": version.map(|version| format!("v{version}")) })
+        };
+        json!({
+            "node": { "slabSize": "256Mi", "cacheSize": "4Gi", "maxDirty": "512Mi" },
+            "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
+            "csi": {
+                "sidecars": {
+                    "provisioner": tag("csi-provisioner"),
+                    "attacher": tag("csi-attacher"),
+                    "resizer": tag("csi-resizer"),
+                },
+            },
+        })
+    }
+
+    fn object(&self) -> Value {
+        json!({
+            "apiVersion": "storage.holdfast.dev/v1alpha1",
+            "kind": "ObjectStore",
+            "metadata": { "name": self.name },
+            "spec": {
+                "bucket": self.bucket,
+                "endpoint": self.endpoint,
+                "region": crate::s3::REGION,
+                "pathStyle": true,
+                "credentials": { "secretRef": { "name": self.name, "namespace": NAMESPACE } },
+            },
+        })
+    }
+}
+
+/// Makes all images that pods of the cluster use, in the share of the machines.
+fn share_images(world: &World) -> Result<()> {
+    let directory = world.dir().join("images");
+    let toolbox = world.toolbox();
+    let mut archives = Vec::new();
+    for built in images::build(toolbox, Profile::Dev, &directory)? {
+        archives.push(built.path);
+    }
+    for (name, version) in SIDECARS {
+        let reference = format!("registry.k8s.io/sig-storage/{name}:v{version}");
+        archives.push(Image::of_static(&reference, name, &toolbox.sidecar(name)?)?.write(&directory)?.0);
+    }
+    archives.push(tools(toolbox)?.write(&directory)?.0);
+    for archive in archives {
+        let name = archive.file_name().context("an archive has a name")?;
+        world.share_file(&archive, &Path::new("images").join(name).display().to_string())?;
+    }
+    Ok(())
+}
+
+/// The image of [`TOOLS_IMAGE`]: it waits unless a pod says what it does.
+fn tools(toolbox: &Toolbox) -> Result<Image> {
+    let program = toolbox.busybox()?;
+    let mut image = Image::of_static(TOOLS_IMAGE, "bin/busybox", &program)?;
+    image.user = images::ROOT;
+    image.entrypoint.extend(["sleep", "inf"].map(str::to_owned));
+    for applet in output(Command::new(&program).arg("--list"))?.lines().filter(|name| *name != "busybox") {
+        image.layers[0].link(&format!("bin/{applet}"), "busybox");
+    }
+    Ok(image)
+}

@@ -1,0 +1,111 @@
+//! Claims on a real cluster: scheduler, controllers, kubelet, sidecars and our own pods, installed by helm.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::cluster::{Cluster, Store, TOOLS_IMAGE};
+use holdfast_lab::report;
+use holdfast_lab::world::World;
+use serde_json::{Value, json};
+
+use super::provisioning::expect_removed;
+
+const BUCKET: &str = "cluster";
+/// Name of ObjectStore and StorageClass.
+const STORE: &str = "main";
+/// A claim with a file system, and one that is a raw device.
+const CLAIMS: [(&str, &str); 2] = [("files", "Filesystem"), ("raw", "Block")];
+/// Prints a sum of each, the same in every pod.
+const SUM: &str = "head -c 1048576 /dev/raw | sha256sum; sha256sum < /data/file";
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let cluster = Cluster::start(world)?;
+    cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
+    play(world, &cluster).with_context(|| cluster.describe())?;
+    expect_removed(&s3, BUCKET, CLAIMS.len())?;
+    report::step("helm uninstall");
+    cluster.uninstall()
+}
+
+fn play(world: &World, cluster: &Cluster) -> Result<()> {
+    report::step("apply two claims and a pod that writes to both");
+    for (name, mode) in CLAIMS {
+        apply(world, &claim(name, mode))?;
+    }
+    let write = "head -c 4194304 /dev/urandom > /data/file
+                 head -c 1048576 /dev/urandom | dd of=/dev/raw bs=4096 conv=fsync 2>/dev/null; sync";
+    let written = pod(world, "writer", &format!("{write}; {SUM}"))?;
+    ensure!(written.lines().count() == 2, "the writer printed {written:?}");
+    cluster.node().exec("! ls /dev/ublkb* 2>/dev/null").context("the devices are gone from the node")?;
+
+    report::step("a second pod reads the same bytes");
+    let read = pod(world, "reader", SUM)?;
+    ensure!(read == written, "written was {written}, read {read}");
+
+    report::step("delete the claims");
+    for (name, _) in CLAIMS {
+        world.kubectl(["delete", "pvc", name, "--timeout=600s"])?;
+    }
+    world.kubectl(["wait", "pv", "--all", "--for=delete", "--timeout=600s"])?;
+    let left = world.kubectl(["get", "volumes", "--output=name"])?;
+    ensure!(left.is_empty(), "volumes are left: {left}");
+    Ok(())
+}
+
+/// Runs a pod on the claims to its end, waits until its volumes are detached, and returns what it printed.
+fn pod(world: &World, name: &str, script: &str) -> Result<String> {
+    apply(world, &job(name, script))?;
+    world.kubectl([
+        "wait",
+        &format!("pod/{name}"),
+        "--for=jsonpath={.status.phase}=Succeeded",
+        "--timeout=900s",
+    ])?;
+    let printed = world.kubectl(["logs", name])?;
+    world.kubectl(["delete", "pod", name, "--timeout=600s"])?;
+    world.kubectl(["wait", "volumeattachment", "--all", "--for=delete", "--timeout=600s"])?;
+    Ok(printed)
+}
+
+fn claim(name: &str, mode: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": { "name": name },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": mode,
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    })
+}
+
+fn job(name: &str, script: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name },
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [{
+                "name": "shell",
+                "image": TOOLS_IMAGE,
+                "command": ["/bin/sh", "-euc", script],
+                "volumeMounts": [{ "name": "files", "mountPath": "/data" }],
+                "volumeDevices": [{ "name": "raw", "devicePath": "/dev/raw" }],
+            }],
+            "volumes": CLAIMS.map(|(claim, _)| json!({
+                "name": claim,
+                "persistentVolumeClaim": { "claimName": claim },
+            })),
+        },
+    })
+}
+
+fn apply(world: &World, object: &Value) -> Result<()> {
+    let file = world.dir().join("object.json");
+    fs::write(&file, object.to_string()).context("write an object")?;
+    world.kubectl(["apply".as_ref(), "--filename".as_ref(), file.as_os_str()]).map(drop)
+}

@@ -1,0 +1,34 @@
+//! `cargo e2e cluster`: a Kubernetes cluster with Holdfast in it, for a person.
+
+use anyhow::Result;
+use holdfast_lab::cluster::{Cluster, Store};
+use holdfast_lab::report;
+use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::wait::asked_to_end;
+use holdfast_lab::world::World;
+
+/// Name of the bucket, the ObjectStore and the StorageClass.
+const STORE: &str = "holdfast";
+
+/// Starts a cluster, installs the chart and keeps both until Ctrl-C.
+///
+/// # Errors
+/// If a part does not start.
+pub fn run() -> Result<()> {
+    let toolbox = Toolbox::open()?;
+    let world = World::new(&toolbox, "cluster", Profile::Dev)?;
+    let s3 = world.s3()?;
+    s3.create_bucket(STORE)?;
+    let cluster = Cluster::start(&world)?;
+    cluster.install(&Store { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
+    report::line(cluster.describe());
+    report::line(format_args!("export KUBECONFIG={}", world.control_plane()?.admin_kubeconfig().display()));
+    report::line(format_args!("alias kubectl={}", toolbox.kubectl()?.display()));
+    report::step(format_args!("StorageClass {STORE} is the default; the bucket is at {}", s3.endpoint()));
+    report::step(format_args!(
+        "image {} has a shell; no other image can be fetched",
+        holdfast_lab::cluster::TOOLS_IMAGE
+    ));
+    report::step(format_args!("logs are in {}; Ctrl-C ends everything", world.dir().display()));
+    asked_to_end()
+}
