@@ -158,7 +158,10 @@ impl Store<'_> {
         json!({
             "node": { "slabSize": "256Mi", "cacheSize": "4Gi", "maxDirty": "512Mi" },
             "storageClasses": [{ "name": self.name, "objectStore": self.name, "default": true }],
+            // There is one node to run on.
+            "operator": { "replicas": 1 },
             "csi": {
+                "controller": { "replicas": 1 },
                 "sidecars": {
                     "provisioner": tag("csi-provisioner"),
                     "attacher": tag("csi-attacher"),
