@@ -9,14 +9,24 @@ use holdfast_proto::csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     ProbeRequest, ProbeResponse,
 };
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 /// The driver's name, as StorageClasses and CSINodes write it.
 pub(crate) const NAME: &str = "csi.holdfast.dev";
 
 /// The Identity service.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity;
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    ready: watch::Receiver<bool>,
+}
+
+impl Identity {
+    /// Of a driver that is ready while `ready` holds true.
+    pub(crate) const fn new(ready: watch::Receiver<bool>) -> Self {
+        Self { ready }
+    }
+}
 
 #[tonic::async_trait]
 impl identity_server::Identity for Identity {
@@ -35,6 +45,6 @@ impl identity_server::Identity for Identity {
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        Ok(Response::new(probe::answer(request.into_inner())))
+        Ok(Response::new(probe::answer(request.into_inner(), *self.ready.borrow())))
     }
 }

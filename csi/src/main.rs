@@ -14,6 +14,7 @@ mod registration;
 mod settings;
 mod topology;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -26,13 +27,14 @@ use holdfast_proto::pluginregistration::v1::registration_server::RegistrationSer
 use holdfast_service::shutdown::Shutdown;
 use holdfast_service::{chain, telemetry};
 use kube::Client;
+use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::controller::Controller;
 use crate::identity::Identity;
 use crate::node::{Daemon, Node};
 use crate::registration::Registration;
-use crate::settings::{Command, Listen, NodeSettings, Settings};
+use crate::settings::{Command, Listen, NodeSettings, Probe, Settings};
 
 /// Longest wait at the end for programs that still work on a device. In a pod this process is the first of
 /// its PID namespace, and the kernel kills them with it.
@@ -65,7 +67,7 @@ async fn run(settings: Settings) -> anyhow::Result<()> {
     match settings.command {
         Command::Controller(listen) => serve_controller(listen).await,
         Command::Node(settings) => serve_node(settings).await,
-        Command::Probe(Listen { endpoint }) => probe::ask(&endpoint.path).await,
+        Command::Probe(Probe { listen, ready }) => probe::ask(&listen.endpoint.path, ready).await,
     }
 }
 
@@ -73,7 +75,7 @@ async fn serve_controller(Listen { endpoint }: Listen) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let socket = endpoint::listen(&endpoint.path)?;
-    let services = Routes::new(IdentityServer::new(Identity))
+    let services = Routes::new(IdentityServer::new(Identity::new(watch::channel(true).1)))
         .add_service(ControllerServer::new(Controller::new(client)));
     tracing::info!(socket = %endpoint.path.display(), name = identity::NAME, "controller listens");
     socket.serve(services, shutdown.requested()).await.context("the socket failed")
@@ -87,9 +89,10 @@ async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
     let daemon = Daemon::new(daemon_socket);
     let socket = endpoint::listen(&listen.endpoint.path)?;
     let node = Node::new(node_name, daemon.clone(), directory);
-    let services = Routes::new(IdentityServer::new(Identity)).add_service(NodeServer::new(node));
+    let (registered, ready) = watch::channel(false);
+    let services = Routes::new(IdentityServer::new(Identity::new(ready))).add_service(NodeServer::new(node));
     let serve = socket.serve(services, std::future::pending());
-    let register = register(&daemon, &registration.path, kubelet_endpoint);
+    let register = register(&daemon, &registration.path, Registration::new(kubelet_endpoint, registered));
     tokio::select! {
         ended = serve => ended.context("the socket failed"),
         ended = register => ended,
@@ -98,7 +101,7 @@ async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
 }
 
 /// Lets the kubelet find the driver once the node can serve volumes.
-async fn register(daemon: &Daemon, path: &std::path::Path, kubelet_endpoint: String) -> anyhow::Result<()> {
+async fn register(daemon: &Daemon, path: &Path, registration: Registration) -> anyhow::Result<()> {
     let mut said = String::new();
     while let Err(status) = daemon.usable().await {
         if said != status.message() {
@@ -108,7 +111,6 @@ async fn register(daemon: &Daemon, path: &std::path::Path, kubelet_endpoint: Str
         tokio::time::sleep(DAEMON_RETRY).await;
     }
     let socket = endpoint::listen(path)?;
-    let registration = Registration::new(kubelet_endpoint);
     let services = Routes::new(RegistrationServer::new(registration.clone()));
     tracing::info!(socket = %path.display(), name = identity::NAME, "kubelet can register the driver");
     tokio::select! {

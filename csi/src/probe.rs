@@ -1,4 +1,4 @@
-//! The probe of a pod: asks the driver on its own socket.
+//! The probes of a pod: they ask the driver on its own socket.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use tonic::transport::Endpoint;
 /// Longest wait for the answer.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Asks the driver that listens on `socket` if it is ready.
+/// Asks the driver that listens on `socket` if it is alive, and `ready` too.
 ///
 /// # Errors
-/// It does not answer, or is not ready.
-pub(crate) async fn ask(socket: &Path) -> anyhow::Result<()> {
+/// It does not answer, or is not ready although it must be.
+pub(crate) async fn ask(socket: &Path, ready: bool) -> anyhow::Result<()> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
     let asked = async {
         let channel = endpoint.connect().await?;
@@ -23,6 +23,6 @@ pub(crate) async fn ask(socket: &Path) -> anyhow::Result<()> {
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;
     let answer = answer.context("the driver does not answer")?.context("the driver refused")?;
-    ensure!(answer.ready != Some(false), "the driver is not ready");
+    ensure!(!ready || answer.ready == Some(true), "the driver is not registered with the kubelet yet");
     Ok(())
 }

@@ -23,13 +23,14 @@ const VERSIONS: [&str; 1] = ["1.0.0"];
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     endpoint: String,
+    registered: watch::Sender<bool>,
     refused: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Registration {
-    /// Of the driver that the kubelet reaches at `endpoint`.
-    pub(crate) fn new(endpoint: String) -> Self {
-        Self { endpoint, refused: Arc::new(watch::Sender::new(None)) }
+    /// Of the driver that the kubelet reaches at `endpoint`; `registered` hears what the kubelet says.
+    pub(crate) fn new(endpoint: String, registered: watch::Sender<bool>) -> Self {
+        Self { endpoint, registered, refused: Arc::new(watch::Sender::new(None)) }
     }
 
     /// Ends once the kubelet has refused the driver, with its reason.
@@ -56,6 +57,7 @@ impl registration_server::Registration for Registration {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        self.registered.send_replace(plugin_registered);
         if plugin_registered {
             tracing::info!("driver registered with the kubelet");
         } else {

@@ -20,8 +20,8 @@ pub(crate) enum Command {
     Controller(Listen),
     /// Answers for one node: makes and mounts file systems, and registers with the kubelet
     Node(NodeSettings),
-    /// Asks the process that listens on the endpoint if it is ready: the probe of its pod
-    Probe(Listen),
+    /// Asks the process that listens on the endpoint if it is alive, or ready: the probes of its pod
+    Probe(Probe),
 }
 
 /// A socket of the driver.
@@ -30,6 +30,17 @@ pub(crate) struct Listen {
     /// Address of the CSI services: unix:// and the absolute path of a socket.
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
     pub(crate) endpoint: Endpoint,
+}
+
+/// What a probe asks.
+#[derive(Debug, Args)]
+pub(crate) struct Probe {
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+
+    /// The driver must also be ready: on a node, registered with the kubelet.
+    #[arg(long)]
+    pub(crate) ready: bool,
 }
 
 /// Settings of the Node service.

@@ -3,11 +3,12 @@
 use holdfast_proto::csi::v1::identity_client::IdentityClient;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tonic::transport::Endpoint;
 
 use super::*;
 use crate::identity::Identity;
+use crate::probe;
 
 #[tokio::test]
 async fn the_driver_identifies_itself_and_removes_its_socket() {
@@ -15,7 +16,7 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     let path = directory.path().join("csi.sock");
     let (stop, stopped) = oneshot::channel::<()>();
     let socket = listen(&path).expect("listens");
-    let services = Routes::new(IdentityServer::new(Identity));
+    let services = Routes::new(IdentityServer::new(Identity::new(watch::channel(true).1)));
     let driver = tokio::spawn(socket.serve(services, async { stopped.await.expect("the stop signal") }));
 
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
@@ -34,6 +35,22 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     stop.send(()).expect("the driver listens");
     driver.await.expect("ends").expect("without an error");
     assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn a_driver_is_alive_before_it_is_ready() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("csi.sock");
+    let socket = listen(&path).expect("listens");
+    let (registered, ready) = watch::channel(false);
+    let services = Routes::new(IdentityServer::new(Identity::new(ready)));
+    let driver = tokio::spawn(socket.serve(services, std::future::pending()));
+    probe::ask(&path, false).await.expect("alive");
+    let unready = probe::ask(&path, true).await.expect_err("not registered");
+    assert!(unready.to_string().contains("kubelet"), "{unready}");
+    registered.send_replace(true);
+    probe::ask(&path, true).await.expect("ready");
+    driver.abort();
 }
 
 #[tokio::test]

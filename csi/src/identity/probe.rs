@@ -2,7 +2,7 @@
 
 use holdfast_proto::csi::v1::{ProbeRequest, ProbeResponse};
 
-/// Ready as soon as it answers: the Identity service depends on nothing.
-pub(super) fn answer(ProbeRequest {}: ProbeRequest) -> ProbeResponse {
-    ProbeResponse { ready: Some(true) }
+/// An answer alone says that the process is alive; `ready` says whether the cluster can use the driver.
+pub(super) fn answer(ProbeRequest {}: ProbeRequest, ready: bool) -> ProbeResponse {
+    ProbeResponse { ready: Some(ready) }
 }

@@ -110,6 +110,16 @@ impl CsiNode {
         })
     }
 
+    /// What the pod's readiness probe finds; its liveness probe must succeed.
+    ///
+    /// # Errors
+    /// If the liveness probe fails.
+    pub fn is_ready(&self) -> Result<bool> {
+        let probe = format!("holdfast-csi probe --endpoint=unix://{SOCKET}");
+        let found = self.vm.exec(&format!("{probe} && if {probe} --ready; then echo ready; fi"))?;
+        Ok(found.contains("ready"))
+    }
+
     /// Asks on the registration socket as the kubelet does, and says that it took the driver.
     ///
     /// # Errors

@@ -67,7 +67,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 fn register(node: &CsiNode) -> Result<()> {
     report::step("register the driver as the kubelet would");
+    ensure!(!node.is_ready()?, "ready before the kubelet took the driver");
     let info = node.register()?;
+    ensure!(node.is_ready()?, "not ready although the kubelet took the driver");
     ensure!(info.r#type == "CSIPlugin" && info.name == "csi.holdfast.dev", "{info:?}");
     ensure!(info.endpoint.ends_with("/csi.sock"), "{info:?}");
     let info = granted("info", node.info()?)?;
