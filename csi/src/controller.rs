@@ -2,9 +2,9 @@
 //!
 //! Owns: the answers; one file for each request. The plans in them are pure functions of what the API server
 //! says.
-//! Does not own: any state. A request reads what is so, writes one wish, and watches until it holds; a
-//! process that is killed between any two of these leaves nothing but a wish, and the same request again
-//! continues.
+//! Does not own: any state. A request reads the Volume, writes one field of its spec, and watches until
+//! the status matches. A process that is killed between any two of these leaves nothing but the desired
+//! state, and the same request again continues.
 //! Invariants: writes the spec of Volumes only, never a status, and only over the version it has read.
 //! On failure: a status whose message is the condition that the operator or the node wrote. `ABORTED` while
 //! something is still waited for.

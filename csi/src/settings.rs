@@ -32,7 +32,7 @@ pub(crate) struct Listen {
     pub(crate) endpoint: Endpoint,
 }
 
-/// What a probe asks.
+/// Arguments of a probe.
 #[derive(Debug, Args)]
 pub(crate) struct Probe {
     #[command(flatten)]

@@ -142,10 +142,17 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
             DeviceNumber::of(Path::new(&device.path)).is_ok_and(|found| found == number)
         })
     };
-    let waits = |volume: &Volume| volume.state() == VolumeState::Quiesced;
+    let waits = |volume: &Volume| match volume.state() {
+        VolumeState::Recovering | VolumeState::Quiesced => true,
+        VolumeState::Unspecified
+        | VolumeState::Attaching
+        | VolumeState::Attached
+        | VolumeState::Detaching
+        | VolumeState::Fenced => false,
+    };
     let waiting = match volumes.iter().find(is_it) {
         Some(volume) => waits(volume).then_some(volume),
-        // A volume whose recovery failed is listed without its device: this may be it.
+        // A volume that is not recovered is listed without its device: this may be it.
         None => volumes.iter().find(|volume| waits(volume) && volume.device.is_none()),
     };
     waiting.map_or(Ok(()), |volume| {
@@ -189,6 +196,7 @@ mod tests {
         check_touchable(&[serving.clone(), volume(VolumeState::Quiesced, None)], zero).expect("served");
         for volumes in [
             vec![volume(VolumeState::Quiesced, Some("/dev/zero"))],
+            vec![serving.clone(), volume(VolumeState::Recovering, None)],
             vec![serving, volume(VolumeState::Quiesced, None)],
         ] {
             let number = if volumes.len() == 1 { zero } else { null };

@@ -110,7 +110,7 @@ impl CsiNode {
         })
     }
 
-    /// What the pod's readiness probe finds; its liveness probe must succeed.
+    /// Result of the readiness probe of the pod. The liveness probe must succeed.
     ///
     /// # Errors
     /// If the liveness probe fails.

@@ -2,11 +2,11 @@
 //!
 //! Owns: the parts of indexes kept in memory, the fetching of frames, the retries. Bytes that fail their
 //! checksum are never handed out (invariant 3). Does not own: the place where a block's bytes are kept.
-//! On failure: a request is retried while the store is unreachable, refuses, or sends a senseless answer.
+//! On failure: a request is retried while the store is unreachable, refuses, or sends an invalid response.
 //! Only two findings fail a read: the store says that the object does not exist, or the bytes are not those
 //! that were written. A finding is final when a second read some seconds later finds the same. A failed read
-//! makes a file system read-only, and bytes that a network changed, or a failover in progress, heal in
-//! between.
+//! makes a file system read-only, and bytes that a network changed, or a failover in progress, are
+//! transient.
 
 use std::error::Error;
 use std::io;

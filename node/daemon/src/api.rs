@@ -3,8 +3,8 @@
 //! Owns: the socket, the conversion of messages into typed values and back.
 //! Does not own: what an operation does.
 //! Runs on: the daemon's tokio runtime.
-//! Invariants: an operation that was begun runs to its end even if its caller hangs up (a scrub ends: the
-//! caller that hears of nothing needs none); only root may connect.
+//! Invariants: an operation that was begun runs to its end even if its caller disconnects (a scrub ends
+//! then); only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
 mod await_served;

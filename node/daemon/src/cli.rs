@@ -200,13 +200,13 @@ fn finish(outcome: Result<(), Failure>, text: &str) -> ExitCode {
     }
 }
 
-/// Tells a person why, on standard error.
-/// Tells a person of something beside the answer.
+/// Prints something beside the answer on standard error.
 #[expect(clippy::print_stderr, reason = "standard output has the answer alone")]
 fn note(message: &str) {
     eprintln!("holdfast-node: {message}");
 }
 
+/// Prints why the command failed on standard error.
 #[expect(clippy::print_stderr, reason = "the command line's own message")]
 fn fail(code: u8, message: &str) -> ExitCode {
     eprintln!("holdfast-node: {message}");

@@ -7,8 +7,9 @@
 //! On failure: requests to the API server are repeated with jitter; failed operations are shown in the
 //! condition `Attached` and tried again.
 
+mod conditions;
 mod event;
-mod fault;
+mod facts;
 mod heartbeat;
 mod object_store;
 mod operations;
@@ -17,15 +18,14 @@ mod plan;
 mod retry;
 mod storage_node;
 mod store_renewal;
+mod transport;
 mod volume;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_crds::TransportName;
 use holdfast_service::chain;
 use holdfast_types::Backoff;
-use holdfast_ublk::Transport;
 use kube::Client;
 use kube::runtime::reflector;
 
@@ -66,17 +66,12 @@ async fn connect() -> Client {
         match Client::try_default().await {
             Ok(client) => return client,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "no Kubernetes configuration; running standalone");
+                tracing::warn!(
+                    error = chain(&error),
+                    "no Kubernetes client configuration; recovered volumes stay served; retrying"
+                );
                 tokio::time::sleep(CONNECT_RETRY.delay(1, fastrand::f64())).await;
             }
         }
-    }
-}
-
-/// The name of a transport in the Kubernetes API.
-fn transport_name(transport: Transport) -> TransportName {
-    match transport {
-        Transport::ZeroCopy => TransportName::UblkZeroCopy,
-        Transport::UserCopy => TransportName::UblkUserCopy,
     }
 }

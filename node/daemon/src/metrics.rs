@@ -1,7 +1,7 @@
 //! The daemon's metrics: one table, read off the data plane at each scrape.
 //!
 //! Owns: names, units and labels of all metrics.
-//! Invariants: asking changes nothing and waits for nothing but a look at the volumes.
+//! Invariants: asking changes nothing and reads a snapshot of each volume; it never blocks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -185,7 +185,7 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
     counter("holdfast_volume_write_requests", None, "Writes received, those that failed included", |v| {
         Some(v.served.writes as f64)
     }),
-    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes that writes brought", |v| {
+    counter("holdfast_volume_written", Some(Unit::Bytes), "Bytes written", |v| {
         Some(v.served.written_bytes as f64)
     }),
     counter("holdfast_volume_flush_requests", None, "Flushes received, those that failed included", |v| {
@@ -210,9 +210,9 @@ const VOLUME_METRICS: [VolumeMetric; 30] = [
         Some(v.served.errors as f64)
     }),
     gauge(
-        "holdfast_volume_waiting_work_most",
+        "holdfast_volume_waiting_work_max",
         None,
-        "Pieces of background work that waited to be begun at a time, at most",
+        "Highest number of pieces of background work that waited to be begun, since the process started",
         |v| Some(v.served.max_waiting_work as f64),
     ),
 ];
@@ -228,9 +228,9 @@ struct RingMetric {
 /// Metrics of each ring thread.
 const RING_METRICS: [RingMetric; 4] = [
     RingMetric {
-        name: "holdfast_ring_waiting_messages_most",
+        name: "holdfast_ring_waiting_messages_max",
         kind: Kind::Gauge,
-        help: "Messages that waited for the ring thread at a time, at most; its inbox holds 1024",
+        help: "Highest number of messages that waited for the ring thread, since the process started; its inbox holds 1024",
         value: |ring| ring.max_messages,
     },
     RingMetric {
@@ -240,9 +240,9 @@ const RING_METRICS: [RingMetric; 4] = [
         value: |ring| ring.full_inbox,
     },
     RingMetric {
-        name: "holdfast_ring_operations_most",
+        name: "holdfast_ring_operations_max",
         kind: Kind::Gauge,
-        help: "Operations that were in flight in the ring at a time, at most",
+        help: "Highest number of operations in flight in the ring, since the process started",
         value: |ring| ring.max_operations,
     },
     RingMetric {
@@ -253,8 +253,8 @@ const RING_METRICS: [RingMetric; 4] = [
     },
 ];
 
-/// Name of the metric of requests to stores; the label `operation` tells them apart, because they cost
-/// different sums.
+/// Name of the metric of requests to stores; the label `operation` tells them apart, because they are
+/// billed differently.
 const STORE_REQUESTS: &str = "holdfast_store_requests";
 /// Name of the metric of deletes that stores denied.
 const STORE_REFUSED_DELETES: &str = "holdfast_store_refused_deletes";
@@ -361,7 +361,7 @@ mod tests {
         for line in [
             "# TYPE holdfast_volume_dirty_bytes gauge",
             "# UNIT holdfast_volume_dirty_bytes bytes",
-            "holdfast_ring_waiting_messages_most{ring=\"1\"} 4.0",
+            "holdfast_ring_waiting_messages_max{ring=\"1\"} 4.0",
             "holdfast_ring_full_inbox_total{ring=\"1\"} 2.0",
             "holdfast_volume_attached{volume=\"vol-1\"} 1.0",
             "holdfast_volume_dirty_bytes{volume=\"vol-1\"} 8192.0",

@@ -80,8 +80,6 @@ pub(crate) const PART_BYTES: usize = 16 << 20;
 const START_WITHIN: Duration = Duration::from_secs(5);
 /// Interval at which volumes check their limits and publish their figures.
 const TICK: Duration = Duration::from_millis(250);
-/// Reason of a volume's recovery until its first try has ended.
-const FIRST_TRY: &str = "its device is being recovered";
 
 /// Transport of new devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -385,9 +383,10 @@ impl Entry {
 fn refusal(volume: &VolumeId, state: &State) -> NodeError {
     let volume = volume.clone();
     match state {
-        State::Recovering { error, .. } => {
-            NodeError::RecoveryFailed { volume, why: error.clone().unwrap_or_else(|| FIRST_TRY.to_owned()) }
-        }
+        State::Recovering { error, .. } => match error {
+            None => NodeError::Recovering(volume),
+            Some(why) => NodeError::RecoveryFailed { volume, why: why.clone() },
+        },
         State::Detaching { .. } => NodeError::Busy { volume, doing: "being detached" },
         State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } if state.is_fenced() => {
             NodeError::Fenced(volume)

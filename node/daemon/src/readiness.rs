@@ -73,7 +73,7 @@ impl<V: Volumes> Program for Readiness<V> {
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
                     .to_owned(),
             ],
-            Stage::Recovers => vec!["the devices of the last daemon are being recovered".to_owned()],
+            Stage::Recovers => vec!["the devices of the previous process are being recovered".to_owned()],
             Stage::Serves(_) => Vec::new(),
         };
         own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
@@ -86,7 +86,7 @@ impl<V: Volumes> Program for Readiness<V> {
 
 fn not_served(volume: VolumeStatus) -> Option<String> {
     match volume.state {
-        VolumeState::Quiesced => {
+        VolumeState::Recovering | VolumeState::Quiesced => {
             Some(volume.message.unwrap_or_else(|| format!("volume {} was not recovered", volume.volume)))
         }
         VolumeState::Attaching | VolumeState::Attached | VolumeState::Detaching | VolumeState::Fenced => None,

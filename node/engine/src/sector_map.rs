@@ -3,7 +3,7 @@
 //! It lies in memory that outlives the process (a tmpfs file) and dies with the host. Layout:
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 union (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
+//!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
 //!              dirty, milliseconds since the host started, u64 epoch
 //! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)

@@ -1,6 +1,6 @@
 //! One volume: events in, actions out.
 //!
-//! Owns: the way of an event through the owners of the volume's state, each of which has its file in
+//! Owns: routing of each event to the owners of the volume's state, each of which has its file in
 //! `volume/` and knows nothing of the steps of another. Does not own: files, sockets, clocks, threads,
 //! request memory. It only says which file range goes with which request.
 //! Runs on: the ring thread that owns the volume, alone. It is made elsewhere, since that reads the whole

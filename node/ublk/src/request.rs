@@ -81,7 +81,7 @@ impl Request {
         self.is_fua
     }
 
-    /// Gives the request up without completing it. Right only when the ring is about to be closed: the
+    /// Abandons the request without completing it. Right only when the ring is about to be closed: the
     /// kernel then hands the request to the process that recovers the device.
     pub fn leave_to_successor(self) {
         std::mem::forget(self);

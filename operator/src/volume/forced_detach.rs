@@ -1,13 +1,12 @@
 //! Takes a volume from a node that is lost, and reports what is missing because of it.
 //!
-//! The signs of the node say so (`failover.rs`), or a person does:
-//! the user puts the annotation [`FORCE_DETACH`] with the node's name on the Volume. It counts once:
-//! `status.forcedDetach` remembers the node until the annotation is gone and another attach has followed, so
-//! that an old one never takes the volume from a node that got it back later, and a permission is not lost
-//! before it is used. The node may be the one that is to serve the volume: then its disk is lost, and it
-//! attaches without it. `status.forcedDetach.epoch` is the permission of the next attach, which replaces the
-//! writer of that epoch and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written
-//! here may be stale.
+//! The signs of the node say so (`failover.rs`), or a person does: the user puts the annotation
+//! [`FORCE_DETACH`] with the node's name on the Volume. It counts once: `status.forcedDetach` remembers the
+//! node until the annotation is gone and another attach has followed, so that an old one never takes the
+//! volume from a node that got it back later, and a permission is not lost before it is used. The node may be
+//! the one that is to serve the volume: then its disk is lost, and it attaches without it.
+//! `status.forcedDetach.epoch` is the permission of the next attach, which replaces the writer of that epoch
+//! and no other. The log decides (invariant 19 in `docs/invariants.md`): what is written here may be stale.
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, Condition, ConditionStatus, DetachCause, Durability, FORCE_DETACH, ForcedDetach, Time,

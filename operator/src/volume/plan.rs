@@ -40,7 +40,7 @@ pub(crate) enum OperatorStep {
     },
     /// Leave a tombstone and remove the volume's other objects.
     RemoveObjects,
-    /// Let the object go.
+    /// Allow the API server to delete the object.
     RemoveFinalizer,
 }
 

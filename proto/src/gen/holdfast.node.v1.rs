@@ -388,6 +388,8 @@ pub enum VolumeState {
     Fenced = 4,
     /// Requests to its device wait: recovery after a daemon restart failed and is retried.
     Quiesced = 5,
+    /// Requests to its device wait: recovery after a daemon restart is in progress.
+    Recovering = 6,
 }
 impl VolumeState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -402,6 +404,7 @@ impl VolumeState {
             Self::Detaching => "VOLUME_STATE_DETACHING",
             Self::Fenced => "VOLUME_STATE_FENCED",
             Self::Quiesced => "VOLUME_STATE_QUIESCED",
+            Self::Recovering => "VOLUME_STATE_RECOVERING",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -413,6 +416,7 @@ impl VolumeState {
             "VOLUME_STATE_DETACHING" => Some(Self::Detaching),
             "VOLUME_STATE_FENCED" => Some(Self::Fenced),
             "VOLUME_STATE_QUIESCED" => Some(Self::Quiesced),
+            "VOLUME_STATE_RECOVERING" => Some(Self::Recovering),
             _ => None,
         }
     }

@@ -1,5 +1,6 @@
 //! S3 requests of each step of a volume's life, counted by the server.
 
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -22,6 +23,8 @@ const SCATTERED: u32 = 500;
 const BLOCK_BYTES: u64 = 128 << 10;
 /// Longest wait for a checkpoint: it is made after tens of commits.
 const CHECKPOINT_LIMIT: Duration = Duration::from_secs(900);
+/// A merge that is due begins sooner after an attach, and has no longer pauses between its requests.
+const MERGE_PAUSE: Duration = Duration::from_secs(20);
 /// A LIST may look for the checkpoint, and one for the records after it.
 const MAX_LISTS: usize = 2;
 const MAX_RECORDS: usize = 64;
@@ -119,6 +122,7 @@ fn write_cold(bench: &Bench, device: &str) -> Result<()> {
 /// The requests of one upload of scattered blocks.
 fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     let device = bench.attach(VOLUME, &["--max-dirty-age", "1s"])?;
+    let_merges_end(bench)?;
     let seq = bench.committed_seq(VOLUME)?;
     let ((), flushed) = asked(bench, || {
         let job = Job {
@@ -140,6 +144,19 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
     })?;
     bench.detach(VOLUME)?;
     Ok(flushed)
+}
+
+/// Waits until the merges of index runs are stored that earlier commits made due. The next commit names them.
+fn let_merges_end(bench: &Bench) -> Result<()> {
+    let runs = format!("volumes/{VOLUME}/runs/");
+    let requests = || -> Result<usize> {
+        Ok(bench.s3.requests()?.iter().filter(|request| request.key.contains(&runs)).count())
+    };
+    until("the merges of earlier commits", COMMIT_LIMIT, || {
+        let before = requests()?;
+        thread::sleep(MERGE_PAUSE);
+        Ok((requests()? == before).then_some(()))
+    })
 }
 
 /// The figure of an attach: its bar is what the bars of its kinds of requests leave of it.

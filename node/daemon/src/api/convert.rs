@@ -156,6 +156,7 @@ fn state(state: VolumeState) -> i32 {
         VolumeState::Attached => wire::VolumeState::Attached,
         VolumeState::Detaching => wire::VolumeState::Detaching,
         VolumeState::Fenced => wire::VolumeState::Fenced,
+        VolumeState::Recovering => wire::VolumeState::Recovering,
         VolumeState::Quiesced => wire::VolumeState::Quiesced,
     };
     state.into()

@@ -254,6 +254,7 @@ fn state_name(state: VolumeState) -> &'static str {
         VolumeState::Attached => "Attached",
         VolumeState::Detaching => "Detaching",
         VolumeState::Fenced => "Fenced",
+        VolumeState::Recovering => "Recovering",
         VolumeState::Quiesced => "Quiesced",
     }
 }

@@ -4,13 +4,13 @@ use holdfast_cluster::event::{event, turned};
 use holdfast_crds::{Condition, find_condition};
 use kube::runtime::events::{Event, EventType};
 
-use super::fault;
+use super::conditions;
 
 /// The events between two lists of conditions. A condition that is fine at first is no event.
 pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
     let is_told = |new: &&Condition| {
         let is_fine_at_first = new.status == "True" && find_condition(before, &new.type_).is_none();
-        fault::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
+        conditions::ALL.contains(&new.type_.as_str()) && !is_fine_at_first
     };
     turned(before, after)
         .filter(is_told)
@@ -23,7 +23,7 @@ mod tests {
     use holdfast_crds::{ConditionBuilder, ConditionStatus, Time};
 
     use super::*;
-    use crate::kubernetes::fault::WRITABLE;
+    use crate::kubernetes::conditions::WRITABLE;
 
     #[test]
     fn a_fault_has_events_when_it_begins_changes_and_ends() {
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(told(&full, &fine), [(EventType::Normal, "Serving".to_owned())]);
         assert_eq!(told(&full, &[]), []);
         // Each of the conditions is told of.
-        for type_ in fault::ALL {
+        for type_ in conditions::ALL {
             let one = |status, reason| {
                 vec![
                     ConditionBuilder { previous: &[], observed_generation: Some(1), now: &now }

@@ -127,7 +127,9 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
         VolumeState::Attached | VolumeState::Fenced => true,
-        VolumeState::Attaching | VolumeState::Detaching | VolumeState::Quiesced => false,
+        VolumeState::Attaching | VolumeState::Detaching | VolumeState::Recovering | VolumeState::Quiesced => {
+            false
+        }
     };
     volumes.list().into_iter().filter(|here| is_idle(here.state)).map(|here| here.volume).collect()
 }
@@ -279,6 +281,7 @@ mod tests {
             ("attaching", VolumeState::Attaching),
             ("detaching", VolumeState::Detaching),
             ("fenced", VolumeState::Fenced),
+            ("recovering", VolumeState::Recovering),
             ("quiesced", VolumeState::Quiesced),
         ] {
             fake.put(crate::node::VolumeStatus { state, ..attached(name) });

@@ -15,19 +15,14 @@
 
 use std::time::Duration;
 
-use holdfast_crds::{
-    Condition, ConditionBuilder, ConditionStatus, DeletionPolicy, Time, VolumeSpec, VolumeStatus,
-    find_condition,
-};
+use holdfast_crds::{Condition, ConditionStatus, Time, VolumeStatus, find_condition};
 
+use super::conditions::{self, ATTACHED};
+use super::facts::NodeFacts;
 use super::operations::{Doing, OperationOutcome};
-use super::retry::HELD_ELSEWHERE;
-use super::{fault, transport_name};
+use super::transport::transport_name;
 use crate::node::{self, VolumeState};
 use holdfast_engine::volume::Durability;
-
-/// Condition: a node serves the volume.
-pub(crate) const ATTACHED: &str = "Attached";
 
 /// Interval at which figures that always change (dirty bytes, commits) are written.
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
@@ -35,35 +30,6 @@ pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
 const AGE_EVERY: Duration = Duration::from_secs(60);
 /// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
-
-/// One volume as seen at one moment.
-#[derive(Clone, Debug)]
-pub(crate) struct NodeFacts {
-    /// Name of this node.
-    pub(crate) me: String,
-    /// `metadata.generation`.
-    pub(crate) generation: Option<i64>,
-    /// The wish.
-    pub(crate) spec: VolumeSpec,
-    /// True if deletion was requested.
-    pub(crate) deleting: bool,
-    /// Status reported so far, by all its writers.
-    pub(crate) status: VolumeStatus,
-    /// The volume on this node, if it is here.
-    pub(crate) here: Option<node::VolumeStatus>,
-    /// True if this node has files of the volume without serving it.
-    pub(crate) kept: bool,
-    /// Operation of this process on the volume that is in progress.
-    pub(crate) doing: Option<Doing>,
-    /// Outcome of this process's last operation on the volume.
-    pub(crate) last: Option<OperationOutcome>,
-    /// Time until what failed may be tried again.
-    pub(crate) wait: Duration,
-    /// Namespace and name of the Secret with its store's credentials.
-    pub(crate) secret: Option<String>,
-    /// Time since this process last wrote the status.
-    pub(crate) since_report: Option<Duration>,
-}
 
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,46 +70,6 @@ impl Plan {
     }
 }
 
-impl NodeFacts {
-    /// For the conditions of a report at this time.
-    pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
-        ConditionBuilder { previous: &self.status.conditions, observed_generation: self.generation, now }
-    }
-
-    fn granted(&self) -> bool {
-        self.status.assigned_node.as_deref() == Some(&self.me)
-    }
-
-    fn granted_to_another(&self) -> bool {
-        self.status.assigned_node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
-    }
-
-    fn claimed(&self) -> bool {
-        self.status.node.as_deref() == Some(&self.me)
-    }
-
-    /// True if another node has attached the volume: it reports its epoch.
-    fn served_elsewhere(&self) -> bool {
-        self.status.epoch.is_some()
-            && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
-    }
-
-    /// True if the log named another node as attached when this one last tried to attach.
-    fn is_held_elsewhere(&self) -> bool {
-        matches!(&self.last, Some(OperationOutcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
-    }
-
-    fn requested(&self) -> bool {
-        !self.deleting && self.spec.desired_node() == Some(&self.me)
-    }
-
-    /// True if un-uploaded data of the volume on this node is discardable: the data is deleted with the
-    /// volume.
-    fn is_discardable(&self) -> bool {
-        self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete
-    }
-}
-
 /// Plans the next steps.
 pub(crate) fn plan(facts: &NodeFacts, now: &Time) -> Plan {
     match (facts.doing, &facts.here) {
@@ -159,6 +85,7 @@ fn plan_present(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Pla
     let is_wanted = facts.requested() && !facts.granted_to_another();
     match (&here.state, &facts.last) {
         (VolumeState::Attached, _) if is_wanted => report(facts, ATTACHED, now),
+        (VolumeState::Recovering, _) if is_wanted => report(facts, "Recovering", now),
         (VolumeState::Quiesced, _) if is_wanted => report(facts, "RecoveryFailed", now),
         // The daemon retries by itself what the previous process began.
         (VolumeState::Detaching, None) => report(facts, "Detaching", now),
@@ -236,7 +163,7 @@ fn plan_absent(facts: &NodeFacts, now: &Time) -> Plan {
 /// Writes where the volume stands, if that is ours to write, and not more often than figures are worth it.
 fn report(facts: &NodeFacts, reason: &str, now: &Time) -> Plan {
     let is_moving =
-        facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(fault::is_near);
+        facts.doing.is_some() || reason != ATTACHED || facts.here.as_ref().is_some_and(conditions::is_near);
     let again = if is_moving { SOON } else { FIGURES_EVERY };
     let ours = facts.granted() || (facts.claimed() && !facts.granted_to_another());
     if !ours {
@@ -271,7 +198,7 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     let known = here.filter(|here| here.dirty_bytes.is_some());
     let mut conditions = vec![attached];
     if let Some(here) = here {
-        conditions.extend(fault::conditions(facts, here, now));
+        conditions.extend(conditions::of(facts, here, now));
     }
     VolumeStatus {
         node: Some(facts.me.clone()),
@@ -306,7 +233,7 @@ fn durable_through(facts: &NodeFacts, here: &node::VolumeStatus) -> Option<Time>
     let idle = here.dirty_bytes == Some(0)
         && reported.dirty_bytes == Some(0)
         && reported.committed_seq == here.committed_seq;
-    match here.durable_through.and_then(fault::seconds) {
+    match here.durable_through.and_then(conditions::seconds) {
         Some(now) if !(idle && before.is_some()) => Some(now),
         Some(_) | None => before,
     }
@@ -356,7 +283,7 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
 
 /// The daemon's part of a status.
 pub(crate) fn daemons_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = std::iter::once(ATTACHED).chain(fault::ALL);
+    let own = std::iter::once(ATTACHED).chain(conditions::ALL);
     let conditions: Vec<Condition> =
         own.filter_map(|type_| find_condition(&status.conditions, type_)).cloned().collect();
     VolumeStatus {

@@ -18,7 +18,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use serde_json::json;
 
-use super::transport_name;
+use super::transport::transport_name;
 use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, run_blocking};
 use crate::volumes::Volumes;
 

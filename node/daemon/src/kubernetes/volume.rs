@@ -22,10 +22,11 @@ use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::event::changes;
+use super::facts::NodeFacts;
 use super::object_store::{self, ObjectStoreError};
 use super::operations::{Doing, OperationOutcome, Operations};
 use super::orphan;
-use super::plan::{NodeFacts, NodeStep, daemons_part, plan};
+use super::plan::{NodeStep, daemons_part, plan};
 use super::retry::{OperationFailure, Retry};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
@@ -93,7 +94,11 @@ fn retry<V>(volume: Arc<Volume>, error: &ApiError, _context: Arc<Context<V>>) ->
         // The watch brings what changed.
         return Action::requeue(Duration::from_secs(1));
     }
-    tracing::warn!(volume = volume.name_any(), error = holdfast_service::chain(error), "volumes stay served");
+    tracing::warn!(
+        volume = volume.name_any(),
+        error = holdfast_service::chain(error),
+        "reconcile failed; served volumes are not affected"
+    );
     Action::requeue(API_RETRY.delay(1, fastrand::f64()))
 }
 

@@ -92,6 +92,12 @@ pub(crate) enum NodeError {
         /// Its data that cannot be read.
         lost: Unreadable,
     },
+    /// The previous process served the volume, and this one has not recovered it yet.
+    #[error(
+        "volume {0}: its device is being recovered after a restart of the daemon. Its requests wait, and no data is lost. Try \
+         again once it is served"
+    )]
+    Recovering(VolumeId),
     /// The previous process served the volume, and this one could not recover it yet.
     #[error(
         "volume {volume}: recovery after a daemon restart failed: {why}. Its device is paused and no data is lost; the daemon \
@@ -396,6 +402,7 @@ impl NodeError {
             Self::NotAttached(_) => ErrorKind::NotFound,
             Self::Refused(AttachRefused::NotFound(_)) => ErrorKind::NotFound,
             Self::Busy { .. }
+            | Self::Recovering(_)
             | Self::InUse { .. }
             | Self::OtherStore { .. }
             | Self::Unreadable { .. }

@@ -311,7 +311,7 @@ fn a_device_whose_recovery_failed_is_not_attached() {
         let one = node.recovery(volume());
         let present = node.resume(&one).await.unwrap().unwrap();
         assert!(present.device().is_none());
-        assert_eq!(only(&node).state, VolumeState::Quiesced);
+        assert_eq!(only(&node).state, VolumeState::Recovering);
         let held = NodeError::Busy { volume: volume(), doing: "held by another process" };
         one.failed(&held);
         let status = only(&node);

@@ -1,13 +1,13 @@
-//! Records of a running writer: change, detach, and the look whether another writer came.
+//! Records of a running writer: change, detach, and the check for another writer.
 //!
 //! 0. a record that the previous process had stored for the next place is sent before any other is made, with
 //!    the same bytes (`RecordRepeated`): it may be in the log already;
 //! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
 //!    successor repeats the same bytes;
 //! 2. `log/<seq>` is created once;
-//! 3. anything but a clear yes (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): what
-//!    this writer says there means won, anything else fenced (`Fenced`), nothing that it may be tried again
-//!    with the same bytes;
+//! 3. an ambiguous answer (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): this
+//!    writer's record there means committed, another one fenced (`Fenced`), none that it is sent again with
+//!    the same bytes;
 //! 4. the manifest takes the record (`RecordWon`).
 //!
 //! An idle writer looks at its next place (`LogLookedAt`); after enough records a checkpoint is made

@@ -1,4 +1,4 @@
-//! The way of requests that move data: what lets them start, and what their end changes.
+//! The data path: admission and completion of reads, writes and discards.
 //!
 //! Owns: the requests in flight, the eviction that makes room for them, and what is known to be unreadable,
 //! which a write may replace. Does not own: flushes, and the seal that writes wait for: a [`Gate`] says how

@@ -7,10 +7,10 @@
 //! 4. its dirty sectors are listed and become one segment (`SegmentBuilt`), which is stored
 //!    (`SegmentStored`);
 //! 5. the commit record is created (`volume/commit.rs`);
-//! 6. the sides' dirty marks fall (`SomeCleared`, `DirtyCleared`), and a volume that was recovering serves
-//!    (`Recovered`).
+//! 6. the sides' dirty bits are cleared (`SomeCleared`, `DirtyCleared`), and a volume that was recovering
+//!    serves (`Recovered`).
 //!
-//! The names are crash points. The sectors are listed, and the marks fall, `MAP_WRITE_PAGES` pages in each
+//! The names are crash points. The sectors are listed, and the bits cleared, `MAP_WRITE_PAGES` pages in each
 //! turn of the ring thread. Nothing is written to the sealed sides meanwhile; rounds and evictions continue.
 //! Pages that are clean already are in the commit, and those that are not yet are committed once more by a
 //! successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs

@@ -1,3 +1,4 @@
+use holdfast_crds::DeletionPolicy;
 use holdfast_engine::volume::Delay;
 use serde_json::json;
 
@@ -629,14 +630,14 @@ fn a_restarted_daemon_calls_no_store_reachable_that_has_not_answered_it() {
     });
     facts.here.as_mut().unwrap().store.health = away;
     reported(&mut facts);
-    let before = find_condition(&facts.status.conditions, fault::STORE_REACHABLE).unwrap().clone();
+    let before = find_condition(&facts.status.conditions, conditions::STORE_REACHABLE).unwrap().clone();
     for store in
         [StoreHealth::Unknown, StoreHealth::Unreachable(StoreUnreachable { since, error, is_denied: false })]
     {
         facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
-        let status = fault::conditions(&facts, facts.here.as_ref().unwrap(), &later);
-        let after = find_condition(&status, fault::STORE_REACHABLE).unwrap();
+        let status = conditions::of(&facts, facts.here.as_ref().unwrap(), &later);
+        let after = find_condition(&status, conditions::STORE_REACHABLE).unwrap();
         assert_eq!((&after.status, &after.reason), (&before.status, &before.reason));
         assert_eq!(after.last_transition_time, before.last_transition_time);
     }
@@ -674,8 +675,8 @@ fn a_volume_that_another_writer_holds_is_not_called_writable() {
     assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
     facts.here.as_mut().unwrap().state = VolumeState::Attaching;
     let status = written(&plan(&facts, &now())).unwrap();
-    assert!(find_condition(&status.conditions, fault::STORE_REACHABLE).is_some());
-    assert_eq!(find_condition(&status.conditions, fault::WRITABLE), None);
+    assert!(find_condition(&status.conditions, conditions::STORE_REACHABLE).is_some());
+    assert_eq!(find_condition(&status.conditions, conditions::WRITABLE), None);
 }
 
 #[test]
@@ -734,7 +735,7 @@ fn unknown_figures_leave_the_reported_ones() {
         (here.state, here.attached, here.dirty_bytes, here.durable_through) = (state, None, None, None);
         written(&plan(&facts, &now())).unwrap()
     };
-    for state in [VolumeState::Attaching, VolumeState::Quiesced] {
+    for state in [VolumeState::Attaching, VolumeState::Recovering, VolumeState::Quiesced] {
         let status = unknown(state);
         assert_eq!((status.epoch, status.dirty_bytes), (Some(3), Some(8192)), "{state:?}");
         assert!(status.durable_through.is_some(), "{state:?}");
@@ -747,9 +748,14 @@ fn a_device_that_waits_for_its_daemon_is_not_attached_and_the_condition_says_why
     let here = facts.here.as_mut().unwrap();
     (here.state, here.attached) = (VolumeState::Quiesced, None);
     here.message = Some("its device waits".to_owned());
+    let recovering = NodeFacts {
+        here: Some(node::VolumeStatus { state: VolumeState::Recovering, ..here.clone() }),
+        ..facts.clone()
+    };
+    assert_eq!(reason(&plan(&recovering, &now())), ("False".to_owned(), "Recovering".to_owned()));
     let quiesced = plan(&facts, &now());
     assert_eq!(reason(&quiesced), ("False".to_owned(), "RecoveryFailed".to_owned()));
     let status = written(&quiesced).unwrap();
     assert_eq!((status.conditions[0].message.as_str(), status.device_path), ("its device waits", None));
-    assert_eq!(find_condition(&status.conditions, fault::WRITABLE), None, "nothing is served");
+    assert_eq!(find_condition(&status.conditions, conditions::WRITABLE), None, "nothing is served");
 }

@@ -1,11 +1,11 @@
 //! The node's cache quota: how much the sides of each volume may hold.
 //!
 //! Owns: measuring the sides and dividing the quota. What a volume evicts is its engine's to choose; what
-//! detached volumes left goes first (`leftover`).
+//! detached volumes left goes first (`detached_cache`).
 //! Runs on: the runtime; asking the filesystem is done on its blocking threads, several times a second.
-//! The rule: everybody may have the same (the *level*, so chosen that all together stay at seven eighths of
-//! the quota); what some do not need, the others may have. What is free is handed out in equal parts at every
-//! measurement, so that all together never pass the quota.
+//! The rule: each volume has an equal share (the *level*, so chosen that all together stay at seven eighths
+//! of the quota); what some do not need, the others may have. What is free is handed out in equal parts at
+//! every measurement, so that all together never pass the quota.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -12,7 +12,7 @@
 //! <state>/fenced/<id>-<epoch>/      what a fenced writer never uploaded
 //! <run>/lock  owner                 see `owner.rs`
 //! <run>/volumes.d/<id>/map          the live map (tmpfs)
-//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to take the device up again (tmpfs)
+//! <run>/volumes.d/<id>/attached     what a restarted daemon needs to recover the device (tmpfs)
 //! <run>/volumes.d/<id>/attached.new room for its next form
 //! ```
 //! Nothing else below `<run>` is removed, and nothing else read but the records of earlier versions.
@@ -274,7 +274,7 @@ impl Local {
         copied.map_err(file(&path, "written"))
     }
 
-    /// Keeps the local files of a fenced writer aside. Returns where.
+    /// Preserves the local files of a fenced writer. Returns where.
     pub(crate) fn preserve(&self, epoch: Epoch) -> Result<PathBuf, NodeError> {
         let fenced = fenced_dir(&self.state_dir);
         fs::create_dir_all(&fenced).map_err(file(&fenced, "created"))?;

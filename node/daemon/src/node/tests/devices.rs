@@ -492,11 +492,12 @@ fn a_recovery_that_stalls_holds_up_no_other() {
     host.daemon(|node| async move {
         until(|| state_of(&node, "y") == Some(VolumeState::Attached)).await;
         let message = || node.list()[0].message.clone().unwrap();
-        assert_eq!(state_of(&node, "x"), Some(VolumeState::Quiesced));
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Recovering));
         assert!(message().contains("its device is being recovered"), "{}", message());
+        assert!(!message().contains("failed"), "nothing failed yet: {}", message());
         for refused in [node.attach(host.request("x")).await.map(drop), node.detach(&id("x")).await] {
             let refused = refused.unwrap_err();
-            assert!(matches!(refused, NodeError::RecoveryFailed { .. }), "{refused}");
+            assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
         // The kernel refuses what the queues of x offer it: nothing more is waited for.
         node.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
@@ -515,7 +516,7 @@ fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     });
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
-        assert!(matches!(node.present(&id("x")), Err(NodeError::RecoveryFailed { .. })));
+        assert!(matches!(node.present(&id("x")), Err(NodeError::Recovering(_))));
         host.kernel.release();
         settled(&node, |status| status.state == VolumeState::Attached).await;
         host.check(&node).await;

@@ -28,6 +28,8 @@ pub(crate) enum VolumeState {
     Detaching,
     /// Another writer holds it; all I/O fails.
     Fenced,
+    /// Recovery after a daemon restart did not end yet and has not failed: requests to its device wait.
+    Recovering,
     /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
 }
@@ -37,7 +39,8 @@ impl VolumeState {
     pub(in crate::node) fn of(state: &State) -> Option<Self> {
         let shown = match state {
             State::Evicting | State::Detached => return None,
-            State::Recovering { .. } => return Some(Self::Quiesced),
+            State::Recovering { error: None, .. } => return Some(Self::Recovering),
+            State::Recovering { error: Some(_), .. } => return Some(Self::Quiesced),
             State::Attaching { .. } | State::Unserved { .. } => Self::Attaching,
             State::Serving { .. } => Self::Attached,
             State::Detaching { .. } => Self::Detaching,

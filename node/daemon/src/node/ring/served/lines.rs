@@ -69,7 +69,7 @@ impl Lines {
                 );
             }
             Report::UploadReadable => self.label.span().in_scope(|| {
-                tracing::warn!("what the local disk could not read is committed, or written again");
+                tracing::warn!("unreadable range resolved: it was read again, overwritten or discarded");
             }),
             Report::Committed(seq) => {
                 self.label.span().in_scope(|| tracing::debug!(%seq, "committed"));

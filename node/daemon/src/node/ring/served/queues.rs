@@ -117,8 +117,7 @@ impl Queues {
     }
 
     /// Leaves every request to the successor, for the process to end: the kernel hands them to it. Unless the
-    /// volume
-    /// `is_still`, what moves their data may be in flight.
+    /// volume `is_still`, what moves their data may be in flight.
     pub(super) fn leave(&mut self, is_still: bool) {
         for place in &mut self.requests {
             let Some(OpenRequest { queue, request }) = place.take() else { continue };

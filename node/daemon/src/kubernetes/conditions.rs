@@ -1,10 +1,10 @@
 //! Conditions of a Volume that is served: whether its store answers, whether writes wait, whether its local
 //! data can be read, whether a sync of the local disk failed.
 //!
-//! Owns: the words. Each turns after [`REPORT_AFTER`], and back at once; the last turns at once, and back
-//! with the next attach. The first is there while the volume is on the node, the others while its device
-//! takes writes; none says anything of a volume that another writer holds. What was said of a store stays
-//! said until the store answers: a daemon that was restarted knows nothing of it at first.
+//! Owns: reasons and messages. A condition becomes False after [`REPORT_AFTER`] and True at once;
+//! `LocalDiskHealthy` becomes False at once and True with the next attach. `StoreReachable` is there while
+//! the volume is on the node, the others while its device takes writes; a volume that another writer holds
+//! has none. `StoreReachable` keeps its value after a restart of the daemon until the store answers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,9 +12,11 @@ use holdfast_crds::{Condition, ConditionStatus, FORCE_DETACH, Time, find_conditi
 use holdfast_engine::volume::{Delay, Durability, Unreadable};
 use k8s_openapi::jiff::Timestamp;
 
-use super::plan::NodeFacts;
+use super::facts::NodeFacts;
 use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
 
+/// Condition: a node serves the volume. `plan.rs` builds it.
+pub(crate) const ATTACHED: &str = "Attached";
 /// Condition: the object store answers the node.
 pub(crate) const STORE_REACHABLE: &str = "StoreReachable";
 /// Condition: writes do not wait.
@@ -23,16 +25,16 @@ pub(crate) const WRITABLE: &str = "Writable";
 pub(crate) const LOCAL_DATA_READABLE: &str = "LocalDataReadable";
 /// Condition: no sync of the local disk failed since the attach.
 pub(crate) const LOCAL_DISK_HEALTHY: &str = "LocalDiskHealthy";
-/// All of them.
+/// All but [`ATTACHED`].
 pub(crate) const ALL: [&str; 4] = [STORE_REACHABLE, WRITABLE, LOCAL_DATA_READABLE, LOCAL_DISK_HEALTHY];
 /// Shorter faults are not reported.
 const REPORT_AFTER: Duration = Duration::from_secs(5);
 
 /// The conditions of a volume that is here.
-pub(crate) fn conditions(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
+pub(crate) fn of(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
-        VolumeState::Attaching | VolumeState::Quiesced => {
+        VolumeState::Attaching | VolumeState::Recovering | VolumeState::Quiesced => {
             store_reachable(facts, here, now).into_iter().collect()
         }
         VolumeState::Attached | VolumeState::Detaching => {
@@ -187,13 +189,17 @@ fn writable(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Conditi
         Delay::DirtyLimit => (
             "DirtyLimit",
             format!(
-                "the volume has {bytes} bytes to upload, and data.max_dirty allows no more; writes resume as these are uploaded"
+                "the volume has {bytes} bytes to upload, and data.max_dirty allows no more. Writes resume as these are \
+                 uploaded. If that is too slow, raise data.max_dirty or check ObjectStore {}",
+                here.store.name
             ),
         ),
         Delay::CacheFull => (
             "CacheFull",
             format!(
-                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the volume are still to be uploaded; writes resume when there is room"
+                "the cache of node {me} is full (data.cache_size, or its disk), and {bytes} bytes of the \
+                 volume are still to be uploaded. Writes resume when there is room. Enlarge data.cache_size or the disk, or move \
+                 volumes to other nodes"
             ),
         ),
         Delay::Unreadable => (

@@ -1,0 +1,78 @@
+//! The facts that the plan for one volume is made from.
+
+use std::time::Duration;
+
+use holdfast_crds::{ConditionBuilder, DeletionPolicy, Time, VolumeSpec, VolumeStatus};
+
+use super::operations::{Doing, OperationOutcome};
+use super::retry::HELD_ELSEWHERE;
+use crate::node;
+
+/// One volume as seen at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeFacts {
+    /// Name of this node.
+    pub(crate) me: String,
+    /// `metadata.generation`.
+    pub(crate) generation: Option<i64>,
+    /// The desired state.
+    pub(crate) spec: VolumeSpec,
+    /// True if deletion was requested.
+    pub(crate) deleting: bool,
+    /// Status reported so far, by all its writers.
+    pub(crate) status: VolumeStatus,
+    /// The volume on this node, if it is here.
+    pub(crate) here: Option<node::VolumeStatus>,
+    /// True if this node has files of the volume without serving it.
+    pub(crate) kept: bool,
+    /// Operation of this process on the volume that is in progress.
+    pub(crate) doing: Option<Doing>,
+    /// Outcome of this process's last operation on the volume.
+    pub(crate) last: Option<OperationOutcome>,
+    /// Time until what failed may be tried again.
+    pub(crate) wait: Duration,
+    /// Namespace and name of the Secret with its store's credentials.
+    pub(crate) secret: Option<String>,
+    /// Time since this process last wrote the status.
+    pub(crate) since_report: Option<Duration>,
+}
+
+impl NodeFacts {
+    /// For the conditions of a report at this time.
+    pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
+        ConditionBuilder { previous: &self.status.conditions, observed_generation: self.generation, now }
+    }
+
+    pub(super) fn granted(&self) -> bool {
+        self.status.assigned_node.as_deref() == Some(&self.me)
+    }
+
+    pub(super) fn granted_to_another(&self) -> bool {
+        self.status.assigned_node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
+    pub(super) fn claimed(&self) -> bool {
+        self.status.node.as_deref() == Some(&self.me)
+    }
+
+    /// True if another node has attached the volume: it reports its epoch.
+    pub(super) fn served_elsewhere(&self) -> bool {
+        self.status.epoch.is_some()
+            && self.status.node.as_deref().is_some_and(|node| !node.is_empty() && node != self.me)
+    }
+
+    /// True if the log named another node as attached when this one last tried to attach.
+    pub(super) fn is_held_elsewhere(&self) -> bool {
+        matches!(&self.last, Some(OperationOutcome::Failed(failure)) if failure.reason == HELD_ELSEWHERE)
+    }
+
+    pub(super) fn requested(&self) -> bool {
+        !self.deleting && self.spec.desired_node() == Some(&self.me)
+    }
+
+    /// True if un-uploaded data of the volume on this node is discardable: the data is deleted with the
+    /// volume.
+    pub(super) fn is_discardable(&self) -> bool {
+        self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete
+    }
+}
