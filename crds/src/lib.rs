@@ -36,9 +36,9 @@ pub use storage_node::{
     TransportName, TransportSupport, heartbeat_lease,
 };
 pub use volume::{
-    ACKNOWLEDGE_LOSS, AccessMode, Backend, CloneSource, DeletionPolicy, DetachCause, Durability, Empty,
-    FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FailoverPolicy, ForcedDetach, ImageSource, SnapshotSource, Volume,
-    VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
+    ACKNOWLEDGE_LOSS, AccessMode, Backend, CLAIM, CloneSource, DeletionPolicy, DetachCause, Durability,
+    Empty, FORCE_DETACH, FORMAT_UNKNOWN_CONTENT, FS_TYPE, FailoverPolicy, ForcedDetach, ImageSource,
+    STORAGE_CLASS, SnapshotSource, Volume, VolumePhase, VolumeSource, VolumeSpec, VolumeStatus,
 };
 pub use volume_snapshot::{VolumeSnapshot, VolumeSnapshotSpec, VolumeSnapshotStatus};
 

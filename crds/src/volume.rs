@@ -2,7 +2,7 @@
 //!
 //! Writers of the fields:
 //! - the user (or CSI) writes `spec`; `spec.nodeName` requests that the node serves the volume;
-//! - the operator writes `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
+//! - the operator writes the finalizer and what the user left open of `spec.volumeID` and `spec.size`; `volumeId`, `assignedNode` (its grant: at most one node at a time), `phase`,
 //!   `observedGeneration` and its own conditions;
 //! - the daemon named by `assignedNode` writes `node`, the device fields and its own conditions, and clears them once its
 //!   final commit is done. Only then does the operator move the grant, or when the annotation [`FORCE_DETACH`] names that
@@ -31,6 +31,13 @@ pub const FORMAT_UNKNOWN_CONTENT: &str = "holdfast.dev/format-unknown-content";
 /// Annotation: the epoch of a node that was cut off, once a person has read what is missing because of it.
 pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
 
+/// Annotation: namespace and name of the PersistentVolumeClaim that the volume was made for.
+pub const CLAIM: &str = "holdfast.dev/persistentvolumeclaim";
+/// Annotation: name of the StorageClass of that claim.
+pub const STORAGE_CLASS: &str = "holdfast.dev/storageclass";
+/// Annotation: the file system that its pods ask for; absent for a raw device.
+pub const FS_TYPE: &str = "holdfast.dev/fstype";
+
 /// A virtual disk with its durable home in an object store.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[kube(
@@ -44,6 +51,8 @@ pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
     status = "VolumeStatus",
     derive = "PartialEq",
     selectable = ".spec.nodeName",
+    validation = kube::core::Rule::new("!has(self.spec.volumeID) || !has(self.status) || !has(self.status.volumeId) || self.spec.volumeID == self.status.volumeId")
+        .message("spec.volumeID must be the identity that the volume has in its object store: write the value of status.volumeId"),
     validation = kube::core::Rule::new("self.metadata.name.size() <= 63")
         .message("metadata.name must have at most 63 characters: choose a shorter name"),
     validation = kube::core::Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')")
@@ -66,10 +75,20 @@ pub const ACKNOWLEDGE_LOSS: &str = "holdfast.dev/acknowledge-loss";
         .message("spec.objectStore is required with spec.backend `object`: write the name of an ObjectStore"),
     validation = kube::core::Rule::new("has(self.objectStore) == has(oldSelf.objectStore) && (!has(self.objectStore) || self.objectStore == oldSelf.objectStore)")
         .message("spec.objectStore is immutable: restore the old value, or create another Volume"),
+    validation = kube::core::Rule::new("!has(oldSelf.volumeID) || (has(self.volumeID) && self.volumeID == oldSelf.volumeID)")
+        .message("spec.volumeID is immutable: restore the old value, or create another Volume"),
+    validation = kube::core::Rule::new("!has(self.source.existing) || has(self.volumeID)")
+        .message("spec.volumeID is required with spec.source.existing: write the id of the volume in the object store"),
+    validation = kube::core::Rule::new("has(self.size) || has(self.source.existing)")
+        .message("spec.size is required: write for example `10Gi`. Only with spec.source.existing the size may be left to the object store"),
+    validation = kube::core::Rule::new("has(self.size) || !has(oldSelf.size)")
+        .message("spec.size cannot be removed: restore the old value, or write a larger one"),
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSpec {
     /// Logical size: a whole number of bytes with an optional suffix (`1Gi`), a multiple of 4096. It can only grow.
+    /// Required, except with `source.existing`: then the operator writes the size that the object store knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 24))]
     #[x_kube(
         validation = kube::core::Rule::new("isQuantity(self) && self.matches('^[0-9]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$') && quantity(self).isInteger()")
@@ -83,7 +102,14 @@ pub struct VolumeSpec {
         validation = kube::core::Rule::new("!isQuantity(self) || quantity(self).compareTo(quantity(oldSelf)) >= 0")
             .message("spec.size cannot shrink: write the old size or a larger one"),
     )]
-    pub size: String,
+    pub size: Option<String>,
+    /// Identity of the volume in the object store: lower-case letters, digits and '-'. Immutable. Where it is absent the
+    /// operator writes the uid of the object, so that a saved Volume finds its data when it is created again.
+    #[serde(default, rename = "volumeID", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    #[x_kube(validation = kube::core::Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")
+        .message("spec.volumeID must consist of lower-case letters, digits and '-', begin and end with a letter or digit, and have at most 63 of them: remove other characters"))]
+    pub volume_id: Option<String>,
     /// Name of the ObjectStore that holds the volume. Required with backend `object`; immutable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
@@ -141,7 +167,10 @@ impl VolumeSpec {
     /// A [`FieldError`] naming `spec.size`. The API server refuses such values, so this happens only for objects that
     /// never passed it.
     pub fn size_bytes(&self) -> Result<u64, FieldError> {
-        volume_size_bytes("spec.size", &self.size)
+        match &self.size {
+            Some(size) => volume_size_bytes("spec.size", size),
+            None => Err(FieldError::new("spec.size", "is missing", "write for example `10Gi`")),
+        }
     }
 
     /// The limit on the age of un-uploaded data.
@@ -170,6 +199,8 @@ pub enum VolumeSource {
     Volume(CloneSource),
     /// The content of a disk image.
     Image(ImageSource),
+    /// The volume that the object store holds under `spec.volumeID`: it is adopted with its size and data.
+    Existing(Empty),
 }
 
 impl Default for VolumeSource {

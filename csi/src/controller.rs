@@ -22,6 +22,7 @@ mod reason;
 mod serving_node;
 mod unpublish_volume;
 mod validate_capabilities;
+mod volume_id;
 mod volumes;
 
 use holdfast_proto::csi::v1::{

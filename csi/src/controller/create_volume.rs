@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use holdfast_crds::{Volume, VolumePhase, VolumeSource, is_true};
+use holdfast_crds::{CLAIM, FS_TYPE, STORAGE_CLASS, Volume, VolumePhase, VolumeSource, is_true};
 use holdfast_proto::csi::v1::{self, CreateVolumeRequest, CreateVolumeResponse};
 use kube::ResourceExt;
 use tonic::{Request, Status};
@@ -11,12 +11,11 @@ use super::capacity::{Capacity, quantity, signed};
 use super::object_name::{CSI_NAME, ObjectName};
 use super::parameters::Parameters;
 use super::reason::first_unmet;
+use super::volume_id;
 use super::volumes::{TimedOut, Volumes};
-use crate::capability::Capability;
+use crate::capability::{Access, Capability, FileSystem};
 use crate::{deadline, topology};
 
-/// Annotation: namespace and name of the PersistentVolumeClaim that the volume was made for.
-const CLAIM: &str = "holdfast.dev/persistentvolumeclaim";
 /// Condition of the operator: the volume exists in its object store.
 const PROVISIONED: &str = "Provisioned";
 
@@ -26,6 +25,8 @@ struct Wanted {
     name: ObjectName,
     capacity: Capacity,
     parameters: Parameters,
+    /// The file system that its users ask for; none for a raw device.
+    file_system: Option<FileSystem>,
 }
 
 pub(super) async fn answer(
@@ -34,7 +35,11 @@ pub(super) async fn answer(
 ) -> Result<CreateVolumeResponse, Status> {
     let until = deadline::of(&request);
     let wanted = Wanted::try_from(request.into_inner())?;
-    let found = volumes.create(&wanted.volume()?).await?;
+    let storage_class = match wanted.parameters.claim.as_deref().and_then(|claim| claim.split_once('/')) {
+        Some((namespace, name)) => volumes.storage_class(namespace, name).await?,
+        None => None,
+    };
+    let found = volumes.create(&wanted.volume(storage_class)?).await?;
     if wanted.made_by_mistake(&found) {
         volumes.delete(&found).await?;
     }
@@ -72,9 +77,13 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
         if volume_capabilities.is_empty() {
             return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
         }
-        let mut least = Vec::new();
+        let (mut least, mut file_system) = (Vec::new(), None);
         for capability in volume_capabilities {
-            least.extend(Capability::try_from(Some(capability))?.least_bytes());
+            let capability = Capability::try_from(Some(capability))?;
+            least.extend(capability.least_bytes());
+            if let Access::Mount { file_system: named, .. } = capability.access {
+                file_system = Some(named);
+            }
         }
         if volume_content_source.is_some() {
             return Err(Status::invalid_argument(
@@ -93,17 +102,24 @@ impl TryFrom<CreateVolumeRequest> for Wanted {
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
                 capacity.with_room(bytes, file_system)
             })?;
-        Ok(Self { name, capacity, parameters })
+        Ok(Self { name, capacity, parameters, file_system })
     }
 }
 
 impl Wanted {
     /// The object to create.
-    fn volume(&self) -> Result<Volume, Status> {
+    fn volume(&self, storage_class: Option<String>) -> Result<Volume, Status> {
         let mut volume = Volume::new(&self.name.object, self.parameters.spec(quantity(self.capacity.bytes))?);
-        let name = self.name.csi.clone().map(|name| (CSI_NAME.to_owned(), name));
-        let claim = self.parameters.claim.clone().map(|claim| (CLAIM.to_owned(), claim));
-        let annotations: BTreeMap<String, String> = name.into_iter().chain(claim).collect();
+        volume.spec.volume_id = Some(volume_id::fresh());
+        let annotations: BTreeMap<String, String> = [
+            (CSI_NAME, self.name.csi.clone()),
+            (CLAIM, self.parameters.claim.clone()),
+            (STORAGE_CLASS, storage_class),
+            (FS_TYPE, self.file_system.map(|named| named.name().to_owned())),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect();
         volume.metadata.annotations = (!annotations.is_empty()).then_some(annotations);
         Ok(volume)
     }
@@ -145,7 +161,9 @@ impl Wanted {
 
     /// The first way in which a volume is not the one that is wanted.
     fn difference(&self, found: &Volume) -> Option<String> {
-        let Ok(bytes) = found.spec.size_bytes() else { return Some(format!("size `{}`", found.spec.size)) };
+        let Ok(bytes) = found.spec.size_bytes() else {
+            return Some(format!("size `{}`", found.spec.size.as_deref().unwrap_or_default()));
+        };
         if found.annotations().get(CSI_NAME) != self.name.csi.as_ref() {
             Some("another name in CSI".to_owned())
         } else if !self.capacity.allows(bytes) {

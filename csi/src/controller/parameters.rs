@@ -35,6 +35,7 @@ impl Parameters {
     /// `INVALID_ARGUMENT`, naming the key and the valid keys or values.
     pub(super) fn read(mut given: HashMap<String, String>) -> Result<Self, Status> {
         let claim = given.remove(CLAIM_NAMESPACE).zip(given.remove(CLAIM_NAME));
+        let claim = claim.map(|(namespace, name)| format!("{namespace}/{name}"));
         given.remove(VOLUME_NAME);
         let mut unknown: Vec<&str> =
             given.keys().map(String::as_str).filter(|key| !KEYS.contains(key)).collect();
@@ -63,7 +64,7 @@ impl Parameters {
             durability,
             failover_policy,
             max_dirty_age: given.remove("maxDirtyAge"),
-            claim: claim.map(|(namespace, name)| format!("{namespace}/{name}")),
+            claim,
         };
         match read.spec("4Ki".to_owned())?.max_dirty_age() {
             Ok(_age) => Ok(read),
@@ -134,7 +135,7 @@ mod tests {
         let spec = parameters.spec("1Gi".to_owned()).expect("a spec");
         assert_eq!((spec.object_store.as_deref(), spec.durability), (Some("main"), Durability::Object));
         assert_eq!(spec.failover_policy, FailoverPolicy::Manual);
-        assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_str()), ("5s", "1Gi"));
+        assert_eq!((spec.max_dirty_age.as_str(), spec.size.as_deref()), ("5s", Some("1Gi")));
         assert_eq!(parameters.difference(&spec), None);
         let least = read(&[("objectStore", "main")]).expect("parameters").spec("1Gi".to_owned());
         assert_eq!(least.expect("a spec").max_dirty_age, "30s");

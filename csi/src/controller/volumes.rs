@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_crds::{StorageNode, Volume};
 use holdfast_service::chain;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::{
     Api, DeleteParams, ListParams, ObjectList, Patch, PatchParams, PostParams, Preconditions, WatchEvent,
     WatchParams,
@@ -100,11 +101,12 @@ pub(super) struct TimedOut {
 pub(super) struct Volumes {
     volumes: Api<Volume>,
     nodes: Api<StorageNode>,
+    client: Client,
 }
 
 impl Volumes {
     pub(super) fn new(client: Client) -> Self {
-        Self { volumes: Api::all(client.clone()), nodes: Api::all(client) }
+        Self { volumes: Api::all(client.clone()), nodes: Api::all(client.clone()), client }
     }
 
     /// The volume of that name, if there is one.
@@ -123,6 +125,17 @@ impl Volumes {
     /// Returns true if a node of that name serves volumes, or did.
     pub(super) async fn has_node(&self, name: &str) -> Result<bool, ApiFailure> {
         Ok(call(self.nodes.get_opt(name)).await?.is_some())
+    }
+
+    /// Name of the StorageClass of a PersistentVolumeClaim; none if the claim is gone or names none.
+    pub(super) async fn storage_class(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<String>, ApiFailure> {
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.client.clone(), namespace);
+        let claim = call(claims.get_opt(name)).await?;
+        Ok(claim.and_then(|claim| claim.spec?.storage_class_name))
     }
 
     /// Creates a volume, or returns the one that has its name already.

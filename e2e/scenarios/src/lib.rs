@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use holdfast_lab::world::World;
 
+mod adoption;
 mod api_rules;
 mod cache_disk;
 mod chart;
@@ -120,6 +121,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(25),
         alone: false,
         run: provisioning::run,
+    },
+    Scenario {
+        name: "adoption",
+        about: "a Volume finds its data again after it was saved and deleted; another one's data is neither overwritten nor removed, and adopted only when meant",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: adoption::run,
     },
     Scenario {
         name: "csi-controller",

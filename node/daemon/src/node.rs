@@ -30,6 +30,7 @@ use futures::future::join_all;
 use holdfast_background::{Indexes, Pools, UploadMemory};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
+use holdfast_log::Creation;
 use holdfast_s3::S3Config;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
@@ -280,8 +281,8 @@ impl Node {
     ) -> Result<(), NodeError> {
         let sectors = sectors_of(bytes)?;
         let objects = self.probed_store(name, store).await?;
-        Ok(holdfast_log::provision(&*objects, volume, sectors, holdfast_types::Nonce(random()), unix_ms())
-            .await?)
+        let creation = Creation::plain(sectors, holdfast_types::Nonce(random()), unix_ms());
+        Ok(holdfast_log::provision(&*objects, volume, creation).await?)
     }
 
     /// The volumes on this node.

@@ -354,7 +354,7 @@ mod tests {
     }
 
     fn create() -> (u64, Nonce, Body) {
-        (0, Nonce::default(), Body::Create { sectors: 100 })
+        (0, Nonce::default(), Body::create(100))
     }
 
     fn attach(epoch: u64, nonce: Nonce) -> (u64, Nonce, Body) {

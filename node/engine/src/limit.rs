@@ -14,6 +14,8 @@ pub const REMEMBERED_ATTACHES: usize = 256;
 pub const REMEMBERED_NONCES: usize = 21;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).
 pub const MAX_SECTORS: u64 = (1 << 32) * holdfast_types::BLOCK_SECTORS;
+/// Bytes of the labels of a create record: so that no record of a volume is large because of names.
+pub const MAX_LABEL_BYTES: usize = 1 << 10;
 /// Largest request in bytes that moves data.
 pub const MAX_IO_BYTES: u32 = 1 << 20;
 /// Milliseconds that background work waits after a failed round before it asks for another.

@@ -257,7 +257,12 @@ impl Manifest {
 
     /// The writer that is attached; `None` after its detach.
     pub fn attached(&self) -> Option<Writer> {
-        let newest = self.attaches.back().filter(|_| self.attached)?;
+        self.newest_writer().filter(|_| self.attached)
+    }
+
+    /// The writer of the newest attach, whether it was detached or not.
+    pub fn newest_writer(&self) -> Option<Writer> {
+        let newest = self.attaches.back()?;
         Some(Writer {
             epoch: newest.epoch,
             nonce: newest.nonce,
@@ -380,10 +385,10 @@ impl Manifest {
         let current = self.epoch();
         let wrong_epoch = LogError::Epoch { seq, found: record.epoch, current };
         match &record.body {
-            Body::Create { sectors } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
+            Body::Create { sectors, .. } | Body::Attach { sectors, .. } if *sectors > MAX_SECTORS => {
                 return Err(LogError::TooLarge { seq, sectors: *sectors });
             }
-            Body::Create { sectors } => {
+            Body::Create { sectors, labels: _ } => {
                 self.sectors = *sectors;
                 self.identity = record.nonce;
                 self.data_seq = seq;

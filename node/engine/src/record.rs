@@ -4,7 +4,7 @@
 //! ```text
 //! u8 length + text   volume id
 //! u64 seq   u64 epoch   u8[16] nonce   u64 unix milliseconds   u8 body kind
-//! create (1): u64 sectors
+//! create (1): u64 sectors, n x (u8 length + text name, u8 length + text value) to the end: labels (`labels`)
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
 //!             set of chunks (`chunk_set`), u32 m, m x merge
@@ -24,6 +24,10 @@ use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Kind, Reader};
+
+pub use labels::{Labels, Origin};
+
+mod labels;
 
 const WHAT: &str = "log record";
 
@@ -53,6 +57,8 @@ pub enum Body {
     Create {
         /// Logical size.
         sectors: u64,
+        /// Purpose of the volume: for people and for a new cluster, never for the engine.
+        labels: Labels,
     },
     /// A writer took the volume; every older writer is fenced.
     Attach {
@@ -143,6 +149,13 @@ impl Displaced {
     }
 }
 
+impl Body {
+    /// The creation of a volume of that many sectors, without labels.
+    pub fn create(sectors: u64) -> Self {
+        Self::Create { sectors, labels: Labels::default() }
+    }
+}
+
 impl Record {
     /// The bytes to store.
     pub fn encode(&self) -> Vec<u8> {
@@ -153,9 +166,10 @@ impl Record {
         out.extend_from_slice(&self.nonce.0);
         out.extend_from_slice(&self.unix_ms.to_le_bytes());
         match &self.body {
-            Body::Create { sectors } => {
+            Body::Create { sectors, labels } => {
                 out.push(1);
                 out.extend_from_slice(&sectors.to_le_bytes());
+                labels.put(&mut out);
             }
             Body::Attach { sectors, node, displaced } => {
                 out.push(2);
@@ -199,7 +213,7 @@ impl Record {
         let nonce = Nonce(fields.array()?);
         let unix_ms = fields.u64()?;
         let body = match fields.u8()? {
-            1 => Body::Create { sectors: take_sectors(&mut fields)? },
+            1 => Body::Create { sectors: take_sectors(&mut fields)?, labels: Labels::take(&mut fields)? },
             2 => Body::Attach {
                 sectors: take_sectors(&mut fields)?,
                 node: fields.text()?,
@@ -287,8 +301,11 @@ mod tests {
         let displaced = Displaced { epoch: Epoch(1), node: "b".into(), since_unix_ms: 5 };
         let mut chunks = ChunkSet::default();
         chunks.add(Chunk(300));
+        let mut labels = Labels::default();
+        assert!(labels.insert("volume", "data"));
         for body in [
-            Body::Create { sectors: 3 },
+            Body::create(3),
+            Body::Create { sectors: 3, labels },
             Body::Attach { sectors: 4, node: "a".into(), displaced: None },
             Body::Attach { sectors: 4, node: "a".into(), displaced: Some(displaced) },
             commit(segment()),
@@ -317,8 +334,7 @@ mod tests {
     #[test]
     fn sizes_that_no_volume_has_are_refused() {
         let sectors = MAX_SECTORS + 1;
-        for body in [Body::Create { sectors }, Body::Attach { sectors, node: String::new(), displaced: None }]
-        {
+        for body in [Body::create(sectors), Body::Attach { sectors, node: String::new(), displaced: None }] {
             let refused = Record::decode(&record(body).encode()).unwrap_err();
             assert_eq!(refused.to_string(), "log record: sectors cannot be 137438953473");
         }

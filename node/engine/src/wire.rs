@@ -244,6 +244,11 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// Bytes not read yet.
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     pub(crate) fn bad(&self, field: &'static str, value: u64) -> DecodeError {
         DecodeError::Field { what: self.what, field, value }
     }

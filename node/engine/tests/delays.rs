@@ -19,7 +19,7 @@ fn volume() -> Volume<Vec<u8>> {
     let (volume, nonce): (VolumeId, _) = ("disk".parse().unwrap(), Nonce([7; 16]));
     let mut manifest = Manifest::empty(volume.clone());
     for (epoch, body) in [
-        (0, Body::Create { sectors: SECTORS }),
+        (0, Body::create(SECTORS)),
         (1, Body::Attach { sectors: SECTORS, node: "a".to_owned(), displaced: None }),
     ] {
         let seq = manifest.seq().next();

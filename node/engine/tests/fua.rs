@@ -30,7 +30,7 @@ impl Bench {
     fn new(durability: Durability) -> Self {
         let mut manifest = Manifest::empty("v".parse().unwrap());
         let attach = Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None };
-        for (epoch, body) in [(0, Body::Create { sectors: SECTORS }), (1, attach)] {
+        for (epoch, body) in [(0, Body::create(SECTORS)), (1, attach)] {
             let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
             manifest
                 .apply(&Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body })

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use holdfast_engine::manifest::LogError;
-use holdfast_engine::record::{Body, Record};
+use holdfast_engine::record::{Body, Labels, Record};
 use holdfast_objects::{CreateError, MAX_PAGE_ENTRIES, ObjectStore, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
@@ -45,41 +45,72 @@ pub async fn create_record(objects: &dyn ObjectStore, record: &Record) -> Result
     }
 }
 
-/// Creates the volume: one PUT. Again with the same size it changes nothing, whatever nonce and time it
-/// brings; that reads the log, whose end says that the volume was not removed.
+/// The creation of a volume.
+#[derive(Debug, Clone)]
+pub struct Creation {
+    /// Logical size.
+    pub sectors: u64,
+    /// The object and claim that it is made for.
+    pub labels: Labels,
+    /// Its identity.
+    pub nonce: Nonce,
+    /// Time of the request, milliseconds since 1970.
+    pub unix_ms: u64,
+}
+
+impl Creation {
+    /// The creation of a volume without labels.
+    pub fn plain(sectors: u64, nonce: Nonce, unix_ms: u64) -> Self {
+        Self { sectors, labels: Labels::default(), nonce, unix_ms }
+    }
+}
+
+/// Creates the volume: one PUT. Again with the same size for the same [origin](Labels::origin) it changes
+/// nothing, whatever nonce and time it brings; that reads the log, whose end says that the volume was not
+/// removed.
 ///
 /// # Errors
-/// [`LogFailure::ExistsOtherwise`] or [`LogFailure::WasDeleted`] when the id is taken; [`LogFailure::Broken`]
-/// when the record there is of another volume; else why the store did not do it, or cannot be read.
+/// [`LogFailure::ExistsOtherwise`], [`LogFailure::CreatedElsewhere`] or [`LogFailure::WasDeleted`] when the
+/// id is taken; [`LogFailure::Broken`] when the record there is of another volume; else why the store did not
+/// do it, or cannot be read.
 pub async fn provision(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    sectors: u64,
-    nonce: Nonce,
-    unix_ms: u64,
+    creation: Creation,
 ) -> Result<(), LogFailure> {
-    let record = Record {
-        volume: volume.clone(),
-        seq: Seq::FIRST,
-        epoch: Epoch(0),
-        nonce,
-        unix_ms,
-        body: Body::Create { sectors },
-    };
+    let Creation { sectors, labels, nonce, unix_ms } = creation;
+    let origin = labels.origin();
+    let body = Body::Create { sectors, labels };
+    let record = Record { volume: volume.clone(), seq: Seq::FIRST, epoch: Epoch(0), nonce, unix_ms, body };
     if create_record(objects, &record).await? == CreateOutcome::Created {
         return Ok(());
     }
-    let there = read_record(objects, volume, Seq::FIRST).await?;
-    if there.volume != *volume {
-        let source = LogError::Volume { seq: Seq::FIRST, found: there.volume, expected: volume.clone() };
-        return Err(LogFailure::Broken { volume: volume.clone(), source });
-    }
-    if read_manifest_to_end(objects, volume).await?.is_deleted() {
+    let there = read_creation(objects, volume).await?;
+    let manifest = read_manifest_to_end(objects, volume).await?;
+    if manifest.is_deleted() {
         return Err(LogFailure::WasDeleted(volume.clone()));
     }
-    match there.body {
-        Body::Create { sectors: there } if there == sectors => Ok(()),
-        Body::Create { sectors } => Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors }),
+    if there.labels.origin() != origin {
+        return Err(LogFailure::CreatedElsewhere { volume: volume.clone(), origin: there.labels.origin() });
+    }
+    if manifest.sectors() != sectors {
+        return Err(LogFailure::ExistsOtherwise { volume: volume.clone(), sectors: manifest.sectors() });
+    }
+    Ok(())
+}
+
+/// Reads the creation of the volume: one GET. Its record is there as long as any object of the volume is.
+///
+/// # Errors
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] where the volume does not exist; as for any record.
+pub async fn read_creation(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Creation, LogFailure> {
+    let Record { volume: found, nonce, unix_ms, body, .. } = read_record(objects, volume, Seq::FIRST).await?;
+    if found != *volume {
+        let source = LogError::Volume { seq: Seq::FIRST, found, expected: volume.clone() };
+        return Err(LogFailure::Broken { volume: volume.clone(), source });
+    }
+    match body {
+        Body::Create { sectors, labels } => Ok(Creation { sectors, labels, nonce, unix_ms }),
         Body::Attach { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {
             Err(LogFailure::WasDeleted(volume.clone()))
         }

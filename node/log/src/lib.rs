@@ -15,13 +15,16 @@ mod remove;
 pub mod scrub;
 mod truncate;
 
-pub use create::{CreateOutcome, create_record, drop_checkpoints, provision, write_checkpoint};
+pub use create::{
+    CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_creation, write_checkpoint,
+};
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use truncate::{truncate, was_truncated_after};
 
 use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
+use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
 use holdfast_types::VolumeId;
 
@@ -69,6 +72,14 @@ pub enum LogFailure {
         /// Its size.
         sectors: u64,
     },
+    /// A volume of this id exists already, and was created for something else.
+    #[error("volume {volume} exists already, created by {origin}: choose another id")]
+    CreatedElsewhere {
+        /// The volume.
+        volume: VolumeId,
+        /// The object that it was created for.
+        origin: Origin,
+    },
     /// The id was used before.
     #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
     WasDeleted(VolumeId),
@@ -91,6 +102,7 @@ impl LogFailure {
             Self::Damaged { .. }
             | Self::Broken { .. }
             | Self::ExistsOtherwise { .. }
+            | Self::CreatedElsewhere { .. }
             | Self::WasDeleted(_) => false,
         }
     }

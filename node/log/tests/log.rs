@@ -11,7 +11,7 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::SegmentRef;
 use holdfast_log::{
-    CreateOutcome, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
+    CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
     read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
 };
 use holdfast_objects::{
@@ -52,7 +52,7 @@ fn commit(seq: u64) -> Record {
 
 async fn log_of(records: u64) -> MemoryStore {
     let store = MemoryStore::new();
-    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    provision(&store, &volume(), Creation::plain(1000, NONCE, 0)).await.unwrap();
     let attach = record(2, Body::Attach { sectors: 1000, node: "n".into(), displaced: None });
     assert_eq!(create_record(&store, &attach).await.unwrap(), CreateOutcome::Created);
     for seq in 3..=records {
@@ -64,11 +64,11 @@ async fn log_of(records: u64) -> MemoryStore {
 #[tokio::test]
 async fn a_volume_is_created_with_one_put_and_nothing_else() {
     let store = MemoryStore::new();
-    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    provision(&store, &volume(), Creation::plain(1000, NONCE, 0)).await.unwrap();
     let counts = store.counts();
     assert_eq!((counts.total(), counts.put), (1, 1));
-    provision(&store, &volume(), 1000, Nonce([4; 16]), 5).await.unwrap();
-    let other = provision(&store, &volume(), 2000, NONCE, 0).await.unwrap_err();
+    provision(&store, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await.unwrap();
+    let other = provision(&store, &volume(), Creation::plain(2000, NONCE, 0)).await.unwrap_err();
     assert!(matches!(other, LogFailure::ExistsOtherwise { sectors: 1000, .. }));
 }
 
@@ -77,9 +77,9 @@ async fn a_volume_is_created_with_one_put_and_nothing_else() {
 async fn the_record_of_another_volume_is_no_creation() {
     let store = MemoryStore::new();
     let another = "another".parse().unwrap();
-    let theirs = Record { volume: another, epoch: Epoch(0), ..record(1, Body::Create { sectors: 1000 }) };
+    let theirs = Record { volume: another, epoch: Epoch(0), ..record(1, Body::create(1000)) };
     let _ = store.create("volumes/v/log/00000000000000000001", theirs.encode().into()).await.unwrap();
-    let refused = provision(&store, &volume(), 1000, NONCE, 0).await.unwrap_err();
+    let refused = provision(&store, &volume(), Creation::plain(1000, NONCE, 0)).await.unwrap_err();
     assert!(matches!(refused, LogFailure::Broken { .. }), "{refused}");
 }
 
@@ -174,7 +174,7 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
     let read = read_manifest_to_end(&store, &volume()).await.unwrap();
     assert_eq!((read.seq(), read.runs().len()), (Seq(300), 297));
     // It continues as if nothing had been truncated.
-    provision(&store, &volume(), 1000, NONCE, 0).await.unwrap();
+    provision(&store, &volume(), Creation::plain(1000, NONCE, 0)).await.unwrap();
     let stale = Record { epoch: Epoch(1), ..commit(40) };
     assert_eq!(
         create_record(&store, &stale).await.unwrap(),
@@ -291,7 +291,8 @@ async fn a_removed_id_is_not_provisioned_again() {
         let store = log_of(records).await;
         remove(&store, &volume(), NONCE, 0).await.unwrap();
         let left = store.keys();
-        let refused = provision(&store, &volume(), sectors, Nonce([4; 16]), 5).await.unwrap_err();
+        let refused =
+            provision(&store, &volume(), Creation::plain(sectors, Nonce([4; 16]), 5)).await.unwrap_err();
         assert_eq!(
             refused.to_string(),
             "volume v was deleted and its id cannot be used again: choose another id"
@@ -311,7 +312,7 @@ async fn a_removed_volume_whose_tombstone_is_not_listed_is_not_new() {
     let behind = Behind { hidden: left_of_removed(6)[1..2].to_vec(), store: store.clone() };
     for answer in [
         read_manifest_to_end(&behind, &volume()).await.map(drop),
-        provision(&behind, &volume(), 1000, Nonce([4; 16]), 5).await,
+        provision(&behind, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await,
     ] {
         let failed = answer.unwrap_err();
         assert!(matches!(failed, LogFailure::Contended(_)), "{failed}");

@@ -12,7 +12,8 @@ use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
 use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
-    CreateOutcome, create_record, drop_checkpoints, provision, read_manifest, truncate, write_checkpoint,
+    CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_manifest, truncate,
+    write_checkpoint,
 };
 use holdfast_objects::{ErrorKind, Fault as Planned, MemoryStore, ObjectStore, ReadyParts, Verb};
 use holdfast_types::key::ObjectKey;
@@ -46,7 +47,7 @@ struct Stored {
 impl Stored {
     async fn new() -> Self {
         let mut stored = Self { store: MemoryStore::new(), segments: Vec::new() };
-        provision(&stored.store, &volume(), SECTORS, NONCE, 0).await.unwrap();
+        provision(&stored.store, &volume(), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
         stored.record(2, Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None }).await;
         // Sectors 0 to 3, 32 to 63 and the first one of the second chunk; zeros in sector 64.
         stored.commit(3, &[(0, 0b1111), (1, u32::MAX), (2, 0), (1024, 1)]).await;
@@ -361,7 +362,7 @@ async fn a_checkpoint_that_differs_from_the_log_is_found() {
     let stored = Stored::new().await;
     let other = {
         let mut other = Manifest::empty(volume());
-        let body = Body::Create { sectors: 8 };
+        let body = Body::create(8);
         let record =
             Record { volume: volume(), seq: Seq(1), epoch: Epoch(0), nonce: NONCE, unix_ms: 0, body };
         other.apply(&record).unwrap();

@@ -95,7 +95,7 @@ impl Store {
             epoch: Epoch(0),
             nonce: identity,
             unix_ms: 0,
-            body: Body::Create { sectors },
+            body: Body::create(sectors),
         });
         store
     }

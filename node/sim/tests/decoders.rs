@@ -19,7 +19,7 @@ use holdfast_engine::event::{Event, Op};
 use holdfast_engine::index::merge::{Input, Merge, MergeStep};
 use holdfast_engine::index::{RunHead, RunRef, SegmentObject};
 use holdfast_engine::manifest::Manifest;
-use holdfast_engine::record::{Body, Displaced, Record};
+use holdfast_engine::record::{Body, Displaced, Labels, Record};
 use holdfast_engine::sector_map::{PAGE_SECTORS, map_bytes};
 use holdfast_engine::segment::{Frame, FrameIndex, unpack};
 use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
@@ -201,6 +201,10 @@ fn records() {
     let displaced = Some(Displaced { epoch: Epoch(1), node: node.clone(), since_unix_ms: 7 });
     let takeover = Record { body: Body::Attach { sectors, node, displaced }, ..attach };
     renew("log-record/attach", &takeover.encode());
+    let mut labels = Labels::default();
+    assert!(labels.insert(Labels::VOLUME, "data") && labels.insert(Labels::CLUSTER, "2f6a7c1e"));
+    let create = Record { seq: Seq::FIRST, body: Body::Create { sectors, labels }, ..takeover };
+    renew("log-record/create-labels", &create.encode());
     withstands(&with_kept("log-record", some(life().log())), 0, |bytes| {
         let record = Record::decode(bytes).ok()?;
         assert_eq!(

@@ -1,15 +1,16 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
 use holdfast_cluster::api::{ApiError, call};
-use holdfast_crds::{OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
-use holdfast_log::LogFailure;
-use holdfast_objects::ObjectStore;
+use holdfast_crds::{ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeStatus};
+use holdfast_log::{Creation, LogFailure};
+use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Nonce, SECTOR_BYTES, VolumeId};
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::failure::VolumeFailure;
+use super::identity::{Cluster, id_of, labels};
 use super::plan::{OperatorStep, operators_part};
 use crate::object_store::connect::Connections;
 
@@ -23,6 +24,8 @@ pub(crate) struct VolumeApplier<'a> {
     pub(crate) client: Client,
     /// Connections to object stores.
     pub(crate) connections: &'a Connections,
+    /// The cluster that volumes are created for.
+    pub(crate) cluster: &'a Cluster,
     /// The volume as the API server last returned it.
     pub(crate) volume: Volume,
 }
@@ -34,19 +37,47 @@ impl VolumeApplier<'_> {
     /// [`VolumeFailure`]; the step may have taken effect.
     pub(crate) async fn apply(&mut self, step: &OperatorStep) -> Result<(), VolumeFailure> {
         match step {
-            OperatorStep::AddFinalizer => self.set_finalizer(true).await,
-            OperatorStep::RemoveFinalizer => self.set_finalizer(false).await,
+            OperatorStep::Register => self.register().await,
+            OperatorStep::RemoveFinalizer => self.patch(self.finalizers(false)).await,
+            OperatorStep::SetSize { size_bytes } => {
+                self.patch(json!({ "spec": { "size": ByteSize(*size_bytes).to_string() } })).await
+            }
             OperatorStep::Report(status) => self.report(status).await,
             OperatorStep::Provision { size_bytes } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
-                Ok(provision(store.as_ref(), &self.volume, size_bytes / SECTOR_BYTES).await?)
+                let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
+                Ok(provision(store.as_ref(), &self.volume, cluster, size_bytes / SECTOR_BYTES).await?)
             }
-            OperatorStep::RemoveObjects => {
-                let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
+            OperatorStep::RemoveObjects { if_own } => {
                 let store = self.connections.open(self.client.clone(), self.store_name()).await?;
+                let cluster = self.cluster.uid(&self.client).await.map_err(VolumeFailure::Api)?;
+                if *if_own && !is_own(store.as_ref(), &self.volume, cluster).await? {
+                    tracing::info!(volume = %self.volume.name_any(), "objects of another origin were left");
+                    return Ok(());
+                }
+                let deleted = unix_ms(self.volume.metadata.deletion_timestamp.as_ref());
                 Ok(holdfast_log::remove(store.as_ref(), &volume_id(&self.volume), TOMBSTONE, deleted).await?)
             }
         }
+    }
+
+    /// Finalizer and identity, in one write.
+    async fn register(&mut self) -> Result<(), VolumeFailure> {
+        let mut patch = self.finalizers(true);
+        if self.volume.spec.volume_id.is_none() {
+            patch["spec"] = json!({ "volumeID": id_of(&self.volume) });
+        }
+        self.patch(patch).await
+    }
+
+    /// The object's finalizers with or without ours.
+    fn finalizers(&self, present: bool) -> Value {
+        let mut finalizers = self.volume.finalizers().to_vec();
+        finalizers.retain(|name| name != VOLUME_FINALIZER);
+        if present {
+            finalizers.push(VOLUME_FINALIZER.to_owned());
+        }
+        json!({ "metadata": { "finalizers": finalizers } })
     }
 
     fn api(&self) -> Api<Volume> {
@@ -57,17 +88,10 @@ impl VolumeApplier<'_> {
         self.volume.spec.object_store.as_deref().unwrap_or_default()
     }
 
-    /// The resource version makes the write fail if anybody changed the object since it was read, so that a
-    /// list of finalizers is never written over another.
-    async fn set_finalizer(&mut self, present: bool) -> Result<(), VolumeFailure> {
-        let mut finalizers = self.volume.finalizers().to_vec();
-        finalizers.retain(|name| name != VOLUME_FINALIZER);
-        if present {
-            finalizers.push(VOLUME_FINALIZER.to_owned());
-        }
-        let patch = json!({
-            "metadata": { "resourceVersion": self.volume.resource_version(), "finalizers": finalizers }
-        });
+    /// The resource version makes the write fail if another client changed the object since it was read, so
+    /// that a list of finalizers is never written over another.
+    async fn patch(&mut self, mut patch: Value) -> Result<(), VolumeFailure> {
+        patch["metadata"]["resourceVersion"] = json!(self.volume.resource_version());
         let params =
             PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let (api, name) = (self.api(), self.volume.name_any());
@@ -98,22 +122,43 @@ impl VolumeApplier<'_> {
 
 /// The id under which a Volume is stored.
 pub(super) fn volume_id(volume: &Volume) -> VolumeId {
-    let uid = volume.metadata.uid.clone().unwrap_or_default();
-    VolumeId::try_from(uid).expect("a uid consists of hex digits and '-'")
+    VolumeId::try_from(id_of(volume)).expect("a uid, or what the API server admits as spec.volumeID")
+}
+
+/// Returns true if the volume in the store was created for this object of this cluster.
+///
+/// # Errors
+/// The create record cannot be read.
+async fn is_own(store: &dyn ObjectStore, volume: &Volume, cluster: &str) -> Result<bool, LogFailure> {
+    match holdfast_log::read_creation(store, &volume_id(volume)).await {
+        Ok(creation) => Ok(creation.labels.origin() == labels(volume, cluster).origin()),
+        Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(false),
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Creates the volume in its store, under an identity of its own: nodes know by it that local data is of this
 /// volume, and not of one with the same id in another bucket or before the bucket was emptied.
 ///
 /// The first create record in the store decides. A retry finds it and leaves it as it is, with its identity,
-/// however the ObjectStore spells the place by then.
+/// however the ObjectStore spells the place by then. So does a Volume that was saved, deleted with its
+/// objects retained, and created again under its name in the same cluster.
 ///
 /// # Errors
 /// [`LogFailure`]: the id is taken, or why the store did not create it; nothing was changed.
-async fn provision(store: &dyn ObjectStore, volume: &Volume, sectors: u64) -> Result<(), LogFailure> {
-    let created = unix_ms(volume.metadata.creation_timestamp.as_ref());
-    let provisioned =
-        holdfast_log::provision(store, &volume_id(volume), sectors, random_nonce(), created).await;
+async fn provision(
+    store: &dyn ObjectStore,
+    volume: &Volume,
+    cluster: &str,
+    sectors: u64,
+) -> Result<(), LogFailure> {
+    let creation = Creation {
+        sectors,
+        labels: labels(volume, cluster),
+        nonce: random_nonce(),
+        unix_ms: unix_ms(volume.metadata.creation_timestamp.as_ref()),
+    };
+    let provisioned = holdfast_log::provision(store, &volume_id(volume), creation).await;
     accept_smaller(provisioned, sectors)
 }
 
@@ -147,6 +192,8 @@ mod tests {
 
     use super::*;
 
+    const CLUSTER: &str = "2f6a7c1e-0000-4000-8000-000000000001";
+
     fn volume() -> Volume {
         let spec = json!({ "size": "1Gi", "objectStore": "main" });
         let mut volume = Volume::new("data", serde_json::from_value(spec).expect("a spec"));
@@ -161,9 +208,9 @@ mod tests {
     #[tokio::test]
     async fn a_spec_that_grew_before_its_record_is_provisioned() {
         let store = MemoryStore::new();
-        provision(&store, &volume(), 100).await.expect("created");
-        provision(&store, &volume(), 200).await.expect("the daemon grows it");
-        let smaller = provision(&store, &volume(), 50).await;
+        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
+        provision(&store, &volume(), CLUSTER, 200).await.expect("the daemon grows it");
+        let smaller = provision(&store, &volume(), CLUSTER, 50).await;
         assert!(matches!(smaller, Err(LogFailure::ExistsOtherwise { sectors: 100, .. })));
         assert_eq!(store.counts().put, 3, "each attempt is one PUT");
     }
@@ -174,7 +221,7 @@ mod tests {
     async fn one_uid_in_two_buckets_has_two_identities() {
         let stores = [MemoryStore::new(), MemoryStore::new()];
         for store in &stores {
-            provision(store, &volume(), 100).await.expect("created");
+            provision(store, &volume(), CLUSTER, 100).await.expect("created");
         }
         let [first, second] = [identity(&stores[0]).await, identity(&stores[1]).await];
         assert!(first != second && first != Nonce::default() && second != Nonce::default());
@@ -184,9 +231,9 @@ mod tests {
     #[tokio::test]
     async fn a_removed_volume_is_not_provisioned_again() {
         let store = MemoryStore::new();
-        provision(&store, &volume(), 100).await.expect("created");
+        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
         holdfast_log::remove(&store, &volume_id(&volume()), TOMBSTONE, 0).await.expect("removed");
-        let again = provision(&store, &volume(), 100).await;
+        let again = provision(&store, &volume(), CLUSTER, 100).await;
         assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
     }
 
@@ -195,9 +242,32 @@ mod tests {
     async fn a_repeated_provision_keeps_the_first_identity() {
         let store = MemoryStore::new();
         store.fail_next(Verb::Put, Fault::LostReply);
-        provision(&store, &volume(), 100).await.expect("created, and read back");
+        provision(&store, &volume(), CLUSTER, 100).await.expect("created, and read back");
         let first = identity(&store).await;
-        provision(&store, &volume(), 100).await.expect("it is there");
+        provision(&store, &volume(), CLUSTER, 100).await.expect("it is there");
         assert_eq!(identity(&store).await, first);
+    }
+
+    /// A Volume with the id of one in the store, by its name or by its cluster another one.
+    #[tokio::test]
+    async fn an_id_of_another_origin_is_taken_and_never_removed() {
+        let store = MemoryStore::new();
+        provision(&store, &volume(), CLUSTER, 100).await.expect("created");
+        let mut renamed = volume();
+        renamed.metadata.name = Some("other".to_owned());
+        for (volume, cluster) in [(&renamed, CLUSTER), (&volume(), "another cluster")] {
+            let refused = provision(&store, volume, cluster, 100).await.expect_err("taken");
+            assert!(
+                refused.to_string().contains("created by Volume `data` of cluster 2f6a7c1e"),
+                "{refused}"
+            );
+            assert!(!is_own(&store, volume, cluster).await.expect("read"));
+        }
+        assert!(is_own(&store, &volume(), CLUSTER).await.expect("read"));
+        assert!(!is_own(&MemoryStore::new(), &volume(), CLUSTER).await.expect("read"), "nothing is there");
+        let mut applied_again = volume();
+        applied_again.spec.volume_id = volume().metadata.uid;
+        applied_again.metadata.uid = Some("00000000-0000-4000-8000-000000000002".to_owned());
+        provision(&store, &applied_again, CLUSTER, 100).await.expect("the same volume");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, StorageNode, Time, Volume};
+use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, is_true};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -15,12 +15,14 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 
+use super::adoption::Found;
 use super::apply::{VolumeApplier, volume_id};
 use super::facts::{AttachedWriter, ClusterFacts, StoreFact};
 use super::failover::loss;
 use super::failure::VolumeFailure;
+use super::identity::{Cluster, rival_of};
 use super::in_use;
-use super::plan::{OperatorStep, plan};
+use super::plan::{OperatorStep, PROVISIONED, plan};
 use crate::event::changes;
 use crate::heartbeats::Heartbeats;
 use crate::metrics::{Metrics, ObjectKind};
@@ -29,6 +31,8 @@ use crate::requeue::{Failures, MAX_AT_A_TIME};
 
 /// Time between two reconciliations of a volume when nothing about it changes.
 const RESYNC: Duration = Duration::from_secs(600);
+/// The same for a volume that is not provisioned.
+const UNPROVISIONED: Duration = Duration::from_secs(60);
 
 /// Time between two looks at a node that is to release a volume and does not.
 const IN_DOUBT: Duration = Duration::from_secs(10);
@@ -45,6 +49,13 @@ pub(crate) struct Context {
     pub(crate) namespace: String,
 }
 
+/// State that reconciliations share.
+struct Shared {
+    context: Arc<Context>,
+    cluster: Cluster,
+    volumes: Store<Volume>,
+}
+
 /// Runs until `stop` ends; reconciliations in progress are finished.
 pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
     let client = context.client.clone();
@@ -54,7 +65,8 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let counting = in_use::run(client.clone(), context.namespace.clone(), volumes.clone());
     let by_store = volumes.clone();
     let by_storage_node = volumes.clone();
-    let by_node = volumes;
+    let by_node = volumes.clone();
+    let shared = Arc::new(Shared { context, cluster: Cluster::default(), volumes });
     let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
             let name = store.name_any();
@@ -72,7 +84,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         })
         .with_config(Config::default().concurrency(MAX_AT_A_TIME))
         .graceful_shutdown_on(stop)
-        .run(reconcile, retry, context)
+        .run(reconcile, retry, shared)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
                 tracing::debug!(%error, "volume controller");
@@ -98,53 +110,81 @@ fn matching(volumes: &Store<Volume>, matches: impl Fn(&Volume) -> bool) -> Vec<O
 }
 
 #[tracing::instrument(name = "reconcile_volume", skip_all, fields(volume = %volume.name_any()))]
-async fn reconcile(volume: Arc<Volume>, context: Arc<Context>) -> Result<Action, VolumeFailure> {
-    let timer = context.metrics.start(ObjectKind::Volume);
-    let outcome = reconcile_once(volume.as_ref().clone(), &context).await;
+async fn reconcile(volume: Arc<Volume>, shared: Arc<Shared>) -> Result<Action, VolumeFailure> {
+    let timer = shared.context.metrics.start(ObjectKind::Volume);
+    let outcome = reconcile_once(volume.as_ref().clone(), &shared).await;
     timer.finish(outcome.as_ref().err().map(VolumeFailure::retry));
     if outcome.is_ok() {
-        context.failures.end(&volume.name_any());
+        shared.context.failures.end(&volume.name_any());
     }
     outcome.map(Action::requeue)
 }
 
-/// Returns the time until the volume is looked at again.
-async fn reconcile_once(volume: Volume, context: &Context) -> Result<Duration, VolumeFailure> {
-    let facts = observe(&volume, context).await?;
+/// Plans and applies once. Returns when to look again if nothing about the volume changes.
+async fn reconcile_once(volume: Volume, shared: &Shared) -> Result<Duration, VolumeFailure> {
+    let context = &shared.context;
+    let mut facts = ClusterFacts::new(&volume);
+    let observed = observe(&volume, &mut facts, shared).await;
     let again = if facts.node_in_doubt().is_some() { IN_DOUBT } else { RESYNC };
     let now = Time(Timestamp::now());
     let before = facts.status.clone();
     let reference = volume.object_ref(&());
-    let mut work =
-        VolumeApplier { client: context.client.clone(), connections: &context.connections, volume };
-    let outcome = carry_out(&mut work, &facts, &now).await;
+    let mut work = VolumeApplier {
+        client: context.client.clone(),
+        connections: &context.connections,
+        cluster: &shared.cluster,
+        volume,
+    };
+    let outcome = carry_out(&mut work, &facts, observed, &now).await;
     if let Some(after) = &work.volume.status {
         context.recorder.publish(changes(&before.conditions, &after.conditions), &reference).await;
     }
-    outcome.map(|()| again)
+    outcome?;
+    let conditions = work.volume.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    // What keeps a volume from being provisioned may be in the store, or in a Volume that is deleted.
+    Ok(if is_true(conditions, PROVISIONED) { again } else { UNPROVISIONED })
 }
 
 async fn carry_out(
     work: &mut VolumeApplier<'_>,
     facts: &ClusterFacts,
+    observed: Result<(), VolumeFailure>,
     now: &Time,
 ) -> Result<(), VolumeFailure> {
-    for step in plan(facts, now) {
+    let steps = match observed {
+        Ok(()) => plan(facts, now),
+        Err(failure) if facts.needs_found() => return report(work, facts, failure, now).await,
+        Err(failure) => return Err(failure),
+    };
+    for step in steps {
         if let Err(failure) = work.apply(&step).await {
-            if let Some(status) = failure.status(facts, now) {
-                work.apply(&OperatorStep::Report(Box::new(status))).await?;
-            }
-            return Err(failure);
+            return report(work, facts, failure, now).await;
         }
     }
     Ok(())
 }
 
+/// Writes a failure into the status, and returns it.
+async fn report(
+    work: &mut VolumeApplier<'_>,
+    facts: &ClusterFacts,
+    failure: VolumeFailure,
+    now: &Time,
+) -> Result<(), VolumeFailure> {
+    if let Some(mut status) = failure.status(facts, now) {
+        // What an earlier step recorded stays: else the next plan records it again, without end.
+        status.volume_id = work.volume.status.as_ref().and_then(|status| status.volume_id.clone());
+        work.apply(&OperatorStep::Report(Box::new(status))).await?;
+    }
+    Err(failure)
+}
+
 /// Looks up only what the plan will ask for: a daemon's figures change all the time, and must not cost a
 /// request each.
-async fn observe(volume: &Volume, context: &Context) -> Result<ClusterFacts, VolumeFailure> {
-    let mut facts = ClusterFacts::new(volume);
+async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> Result<(), VolumeFailure> {
+    let context = &shared.context;
     if facts.needs_store() {
+        facts.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
         let stores: Api<ObjectStore> = Api::all(context.client.clone());
         facts.store = match volume.spec.object_store.as_deref() {
             None => StoreFact::None,
@@ -158,6 +198,10 @@ async fn observe(volume: &Volume, context: &Context) -> Result<ClusterFacts, Vol
         let node = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?;
         facts.lost = loss(node.as_ref(), context.heartbeats.is_silent(name));
     }
+    if facts.needs_found() {
+        let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
+        facts.found = Some(Found::read(store.as_ref(), &volume_id(volume)).await?);
+    }
     if facts.needs_log_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
         facts.log_writer = AttachedWriter::read(store.as_ref(), &volume_id(volume)).await?;
@@ -167,11 +211,11 @@ async fn observe(volume: &Volume, context: &Context) -> Result<ClusterFacts, Vol
         let nodes: Api<StorageNode> = Api::all(context.client.clone());
         facts.node_known = call(nodes.get_opt(name)).await.map_err(VolumeFailure::Api)?.is_some();
     }
-    Ok(facts)
+    Ok(())
 }
 
-fn retry(volume: Arc<Volume>, failure: &VolumeFailure, context: Arc<Context>) -> Action {
-    let delay = context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
+fn retry(volume: Arc<Volume>, failure: &VolumeFailure, shared: Arc<Shared>) -> Action {
+    let delay = shared.context.failures.delay(&volume.name_any(), failure.retry(), fastrand::f64());
     match failure {
         VolumeFailure::Changed => {
             tracing::debug!(volume = %volume.name_any(), "changed meanwhile, planning again")

@@ -2,21 +2,28 @@
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, ConditionBuilder, DetachCause, FORCE_DETACH, ObjectStore as ObjectStoreResource,
-    ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSpec, VolumeStatus, find_condition, is_true,
+    ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSource, VolumeSpec, VolumeStatus,
+    find_condition, is_true,
 };
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
 
+use super::adoption::Found;
+use super::identity::id_of;
 use super::plan::PROVISIONED;
 use crate::object_store::READY;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterFacts {
-    /// `metadata.uid`: the volume's identity in the object store.
-    pub(crate) uid: String,
+    /// The volume's identity in the object store.
+    pub(crate) id: String,
+    /// Another Volume that has this identity, and may be the one that it belongs to.
+    pub(crate) rival: Option<String>,
+    /// Content of the object store under this identity, where the volume is to be adopted.
+    pub(crate) found: Option<Found>,
     /// `metadata.generation`.
     pub(crate) generation: i64,
     /// `spec`.
@@ -120,7 +127,9 @@ impl ClusterFacts {
     /// The facts that stand in `volume` itself.
     pub(crate) fn new(volume: &Volume) -> Self {
         Self {
-            uid: volume.metadata.uid.clone().unwrap_or_default(),
+            id: id_of(volume),
+            rival: None,
+            found: None,
             generation: volume.metadata.generation.unwrap_or_default(),
             spec: volume.spec.clone(),
             status: volume.status.clone().unwrap_or_default(),
@@ -158,6 +167,12 @@ impl ClusterFacts {
     /// be removed.
     pub(crate) fn needs_store(&self) -> bool {
         self.deleting || !is_true(&self.status.conditions, PROVISIONED)
+    }
+
+    /// True if the plan depends on what the object store holds under the volume's identity.
+    pub(crate) fn needs_found(&self) -> bool {
+        let is_adopted = matches!(self.spec.source, VolumeSource::Existing(_));
+        is_adopted && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
     }
 
     /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.

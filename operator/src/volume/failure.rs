@@ -6,7 +6,8 @@ use holdfast_log::LogFailure;
 use holdfast_objects::ErrorKind;
 
 use super::facts::ClusterFacts;
-use super::plan::{Obstacle, PROVISIONED, pending};
+use super::plan::{deleting, pending};
+use super::provisionable::Obstacle;
 use crate::object_store::connect::ConnectError;
 use crate::requeue::Requeue;
 
@@ -53,7 +54,8 @@ impl VolumeFailure {
                     ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
                 },
                 LogFailure::Contended(_) => "ObjectStoreBusy",
-                LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+                LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+                LogFailure::ExistsOtherwise { .. } => "InvalidSize",
                 LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
                 _ => "LogFailed",
             }),
@@ -64,13 +66,22 @@ impl VolumeFailure {
     pub(crate) fn status(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
         let message =
-            format!("spec.objectStore: {} (`{}`); {}", self.brief(), facts.store_name(), self.fix());
-        let phase = if facts.deleting { VolumePhase::Deleting } else { VolumePhase::Pending };
-        let mut status = pending(facts, &Obstacle::new(phase, reason, message), now);
+            format!("{}: {} (`{}`); {}", self.field(), self.brief(), facts.store_name(), self.fix());
         if facts.deleting {
-            status.conditions.retain(|condition| condition.type_ == PROVISIONED);
+            return Some(deleting(facts, reason, message, now));
         }
-        Some(status)
+        let phase =
+            if self.field() == "spec.objectStore" { VolumePhase::Pending } else { VolumePhase::Failed };
+        Some(pending(facts, &Obstacle::new(phase, reason, message), now))
+    }
+
+    /// The field that the failure is about.
+    fn field(&self) -> &'static str {
+        match self {
+            Self::Log(LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_)) => "spec.volumeID",
+            Self::Log(LogFailure::ExistsOtherwise { .. }) => "spec.size",
+            Self::Log(_) | Self::Api(_) | Self::Changed | Self::Connect(_) => "spec.objectStore",
+        }
     }
 
     /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every
@@ -83,9 +94,11 @@ impl VolumeFailure {
     fn fix(&self) -> &'static str {
         match self {
             Self::Connect(_) => "see the conditions of the ObjectStore",
-            Self::Log(LogFailure::ExistsOtherwise { .. } | LogFailure::WasDeleted(_)) => {
-                "create the Volume again, or give the ObjectStore a prefix of its own"
+            Self::Log(LogFailure::CreatedElsewhere { .. }) => {
+                "nothing was changed. To adopt it, delete this Volume and create it with `spec.source.existing: {}`"
             }
+            Self::Log(LogFailure::WasDeleted(_)) => "create the Volume with another spec.volumeID",
+            Self::Log(LogFailure::ExistsOtherwise { .. }) => "write the size that it has, or a larger one",
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
                 "restore the object from a backup of the bucket"
             }
@@ -112,7 +125,9 @@ mod tests {
     #[test]
     fn a_failure_names_the_field_with_a_stable_message() {
         let facts = ClusterFacts {
-            uid: "v".to_owned(),
+            id: "v".to_owned(),
+            rival: None,
+            found: None,
             generation: 1,
             spec: serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" }))
                 .expect("a spec"),

@@ -12,15 +12,19 @@
 //! does one that is lost by its signs (`failover.rs`).
 
 use holdfast_crds::{
-    Backend, Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeSource,
-    VolumeStatus, find_condition, is_true,
+    Condition, ConditionStatus, DeletionPolicy, FORCE_DETACH, Time, VolumePhase, VolumeStatus,
+    find_condition, is_true,
 };
 
+use super::adoption::{Found, history};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
+use super::provisionable::{Home, Obstacle, provisionable};
 
 /// Condition: the volume exists in its object store.
 pub(crate) const PROVISIONED: &str = "Provisioned";
+/// Its reason for a volume that the object store held already.
+const ADOPTED: &str = "Adopted";
 /// Condition: the request of `spec.nodeName` is granted.
 pub(crate) const ASSIGNED: &str = "Assigned";
 /// Condition: the attached device has the size of the spec.
@@ -29,8 +33,13 @@ pub(crate) const RESIZED: &str = "Resized";
 /// One idempotent step.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum OperatorStep {
-    /// Put our finalizer on the object.
-    AddFinalizer,
+    /// Put our finalizer on the object, and its identity into its spec where that has none.
+    Register,
+    /// Write the size of an adopted volume into its spec.
+    SetSize {
+        /// Logical size.
+        size_bytes: u64,
+    },
     /// Write the operator's part of the status.
     Report(Box<VolumeStatus>),
     /// Create the volume's first record.
@@ -39,7 +48,10 @@ pub(crate) enum OperatorStep {
         size_bytes: u64,
     },
     /// Leave a tombstone and remove the volume's other objects.
-    RemoveObjects,
+    RemoveObjects {
+        /// True if the objects may be those of another Volume or cluster: then they stay.
+        if_own: bool,
+    },
     /// Allow the API server to delete the object.
     RemoveFinalizer,
 }
@@ -52,17 +64,22 @@ pub(crate) fn plan(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
 fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     let mut steps = Vec::new();
     if is_true(&facts.status.conditions, PROVISIONED) {
-        if !facts.finalizer {
-            steps.push(OperatorStep::AddFinalizer);
+        if !facts.finalizer || facts.spec.volume_id.is_none() {
+            steps.push(OperatorStep::Register);
         }
         steps.push(OperatorStep::Report(Box::new(provisioned(facts, now))));
         return steps;
     }
     match provisionable(facts) {
         Err(obstacle) => steps.push(OperatorStep::Report(Box::new(pending(facts, &obstacle, now)))),
-        Ok(size_bytes) => {
+        // Nothing is created under an identity that a saved object would lack. The change is planned again.
+        Ok(_) if facts.spec.volume_id.is_none() => steps.push(OperatorStep::Register),
+        Ok(Home::Existing { size_bytes }) if facts.spec.size.is_none() => {
+            steps.push(OperatorStep::SetSize { size_bytes });
+        }
+        Ok(home) => {
             if !facts.finalizer {
-                steps.push(OperatorStep::AddFinalizer);
+                steps.push(OperatorStep::Register);
             }
             if facts.status.volume_id.is_none() {
                 let obstacle = Obstacle::new(
@@ -73,10 +90,12 @@ fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
                 // The identity is recorded before anything is created under it, so that a deletion knows what
                 // to look for.
                 let status =
-                    VolumeStatus { volume_id: Some(facts.uid.clone()), ..pending(facts, &obstacle, now) };
+                    VolumeStatus { volume_id: Some(facts.id.clone()), ..pending(facts, &obstacle, now) };
                 steps.push(OperatorStep::Report(Box::new(status)));
             }
-            steps.push(OperatorStep::Provision { size_bytes });
+            if let Home::New { size_bytes } = home {
+                steps.push(OperatorStep::Provision { size_bytes });
+            }
             steps.push(OperatorStep::Report(Box::new(provisioned(facts, now))));
         }
     }
@@ -119,77 +138,9 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
                 format!("removing the volume's objects from ObjectStore {store}"),
                 now,
             ))),
-            OperatorStep::RemoveObjects,
+            OperatorStep::RemoveObjects { if_own: !is_true(&facts.status.conditions, PROVISIONED) },
             OperatorStep::RemoveFinalizer,
         ],
-    }
-}
-
-/// Reason for which a volume cannot be provisioned now.
-#[derive(Clone, Debug)]
-pub(crate) struct Obstacle {
-    phase: VolumePhase,
-    reason: &'static str,
-    message: String,
-}
-
-impl Obstacle {
-    pub(crate) fn new(phase: VolumePhase, reason: &'static str, message: String) -> Self {
-        Self { phase, reason, message }
-    }
-}
-
-fn provisionable(facts: &ClusterFacts) -> Result<u64, Obstacle> {
-    let failed = |reason, message| Err(Obstacle::new(VolumePhase::Failed, reason, message));
-    let pending = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
-    let size_bytes = match facts.spec.size_bytes() {
-        Ok(size_bytes) => size_bytes,
-        Err(error) => return failed("InvalidSize", error.to_string()),
-    };
-    match facts.spec.backend {
-        Backend::Object => {}
-        Backend::Memory => {
-            return failed(
-                "UnsupportedBackend",
-                "spec.backend: `memory` is not supported by this version; create the Volume with `object`"
-                    .to_owned(),
-            );
-        }
-    }
-    let unsupported = match &facts.spec.source {
-        VolumeSource::Empty(_) => None,
-        VolumeSource::Snapshot(_) => Some("snapshot"),
-        VolumeSource::Volume(_) => Some("volume"),
-        VolumeSource::Image(_) => Some("image"),
-    };
-    if let Some(source) = unsupported {
-        return failed(
-            "UnsupportedSource",
-            format!(
-                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`"
-            ),
-        );
-    }
-    let store = facts.store_name();
-    match &facts.store {
-        StoreFact::Ready => Ok(size_bytes),
-        StoreFact::None => {
-            failed("ObjectStoreMissing", "spec.objectStore: write the name of an ObjectStore".to_owned())
-        }
-        StoreFact::Missing => pending(
-            "ObjectStoreMissing",
-            format!(
-                "spec.objectStore: no ObjectStore is named `{store}`; create it, or create the Volume with the name of one that exists"
-            ),
-        ),
-        StoreFact::NotLooked | StoreFact::Unprobed => pending(
-            "ObjectStoreUnprobed",
-            format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"),
-        ),
-        StoreFact::NotReady { reason, message } => pending(
-            "ObjectStoreNotReady",
-            format!("spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message})"),
-        ),
     }
 }
 
@@ -220,22 +171,14 @@ pub(crate) fn pending(facts: &ClusterFacts, obstacle: &Obstacle, now: &Time) -> 
 
 fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     let (assigned_node, assigned) = assignment(facts, now);
-    let mut conditions = vec![
-        facts.conditions(now).build(
-            PROVISIONED,
-            ConditionStatus::True,
-            "Created",
-            "the volume exists in its object store",
-        ),
-        assigned,
-    ];
+    let mut conditions = vec![exists(facts, now), assigned];
     conditions.extend(resized(facts, now));
     let forced_detach = forced_detach(facts, now);
     let unread = forced_detach.as_ref().filter(|record| !facts.is_acknowledged(record));
     conditions.extend(unread.map(|record| data_lost(facts, record, now)));
     VolumeStatus {
         phase: Some(phase(facts, assigned_node.as_deref())),
-        volume_id: Some(facts.uid.clone()),
+        volume_id: Some(facts.id.clone()),
         assigned_node,
         forced_detach,
         conditions,
@@ -243,7 +186,28 @@ fn provisioned(facts: &ClusterFacts, now: &Time) -> VolumeStatus {
     }
 }
 
-fn deleting(facts: &ClusterFacts, reason: &str, message: String, now: &Time) -> VolumeStatus {
+/// Says that the volume exists in its object store, and how it came to this object.
+fn exists(facts: &ClusterFacts, now: &Time) -> Condition {
+    let build = |reason, message: String| {
+        facts.conditions(now).build(PROVISIONED, ConditionStatus::True, reason, message)
+    };
+    let before = find_condition(&facts.status.conditions, PROVISIONED);
+    match (&facts.found, before) {
+        (Some(Found::Volume { size_bytes, last }), _) => build(
+            ADOPTED,
+            format!(
+                "the volume was found in its object store with {size_bytes} bytes; {}",
+                history(last.as_ref())
+            ),
+        ),
+        // What was found stays said.
+        (_, Some(before)) if before.reason == ADOPTED => build(ADOPTED, before.message.clone()),
+        _ => build("Created", "the volume exists in its object store".to_owned()),
+    }
+}
+
+/// The status of a volume that is being deleted.
+pub(crate) fn deleting(facts: &ClusterFacts, reason: &str, message: String, now: &Time) -> VolumeStatus {
     let exists = if is_true(&facts.status.conditions, PROVISIONED) {
         ConditionStatus::True
     } else {

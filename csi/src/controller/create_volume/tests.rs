@@ -28,8 +28,8 @@ fn wanted(name: &str, required_bytes: i64) -> Wanted {
 fn the_same_request_finds_its_own_volume() {
     for name in ["pvc-1", "A name of 1 volume"] {
         let first = wanted(name, 1 << 30);
-        let volume = first.volume().expect("a volume");
-        assert_eq!(volume.spec.size, "1Gi");
+        let volume = first.volume(None).expect("a volume");
+        assert_eq!(volume.spec.size.as_deref(), Some("1Gi"));
         first.accept(&volume).expect("it is the one");
         wanted(name, 1 << 29).accept(&volume).expect("a smaller one would do");
         let larger = wanted(name, 2 << 30).accept(&volume).expect_err("too small");
@@ -38,18 +38,43 @@ fn the_same_request_finds_its_own_volume() {
     }
 }
 
+/// A PersistentVolume alone was not enough to find the data again.
+#[test]
+fn a_new_volume_says_its_identity_and_what_it_is_for() {
+    let first = Wanted::try_from(CreateVolumeRequest {
+        parameters: HashMap::from(
+            [
+                ("objectStore", "main"),
+                ("csi.storage.k8s.io/pvc/name", "data"),
+                ("csi.storage.k8s.io/pvc/namespace", "shop"),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        ),
+        ..request("pvc-1", 1 << 30)
+    });
+    let volume = first.expect("a request").volume(Some("fast".to_owned())).expect("a volume");
+    for (annotation, value) in [(CLAIM, "shop/data"), (STORAGE_CLASS, "fast"), (FS_TYPE, "ext4")] {
+        assert_eq!(volume.annotations().get(annotation).map(String::as_str), Some(value));
+    }
+    let id = volume.spec.volume_id.clone().expect("an id");
+    let mut volume = volume;
+    volume.status = Some(holdfast_crds::VolumeStatus { volume_id: Some(id.clone()), ..Default::default() });
+    let context = described(&volume).expect("an answer").volume.expect("a volume").volume_context;
+    assert_eq!((context["volumeID"].as_str(), context["objectStore"].as_str()), (id.as_str(), "main"));
+}
+
 /// A volume of a user has the name that the hash of another gave.
 #[test]
 fn a_name_that_only_looks_the_same_is_refused() {
     let hashed = wanted("A.b", 1 << 30);
-    let foreign = wanted(&hashed.name.object, 1 << 30).volume().expect("a volume");
+    let foreign = wanted(&hashed.name.object, 1 << 30).volume(None).expect("a volume");
     assert_eq!(hashed.accept(&foreign).expect_err("another").code(), Code::AlreadyExists);
 }
 
 #[test]
 fn a_volume_that_is_being_deleted_is_waited_for() {
     let wanted = wanted("pvc-1", 1 << 30);
-    let mut volume = wanted.volume().expect("a volume");
+    let mut volume = wanted.volume(None).expect("a volume");
     volume.metadata.deletion_timestamp =
         Some(holdfast_crds::Time("2026-01-01T00:00:00Z".parse().expect("a time")));
     assert_eq!(wanted.accept(&volume).expect_err("not yet").code(), Code::Aborted);
@@ -78,11 +103,11 @@ fn a_volume_of_a_corrected_class_is_made_again() {
         }
         Wanted::try_from(request).expect("a request")
     };
-    let wrong = with("typo", Some("data")).volume().expect("a volume");
+    let wrong = with("typo", Some("data")).volume(None).expect("a volume");
     let corrected = with("main", Some("data"));
     assert!(corrected.made_by_mistake(&wrong));
     assert_eq!(corrected.accept(&wrong).expect_err("it is deleted").code(), Code::Aborted);
-    assert!(!corrected.made_by_mistake(&corrected.volume().expect("a volume")), "it is the one");
+    assert!(!corrected.made_by_mistake(&corrected.volume(None).expect("a volume")), "it is the one");
 
     let mut begun = wrong.clone();
     begun.status =

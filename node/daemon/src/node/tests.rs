@@ -122,7 +122,7 @@ impl Dirs {
         local.write_header(&files, &header, 1).await.unwrap();
         let mut manifest = Manifest::empty(volume());
         for (epoch, body) in [
-            (0, Body::Create { sectors: SECTORS }),
+            (0, Body::create(SECTORS)),
             (1, Body::Attach { sectors: SECTORS, node: "a".to_owned(), displaced: None }),
         ] {
             let seq = manifest.seq().next();

@@ -38,7 +38,7 @@ fn attach(seq: u64, epoch: u64) -> Record {
 
 fn attached() -> Manifest {
     let mut manifest = Manifest::empty(volume());
-    manifest.apply(&record(1, 0, Body::Create { sectors: 1 << 20 })).unwrap();
+    manifest.apply(&record(1, 0, Body::create(1 << 20))).unwrap();
     manifest.apply(&attach(2, 1)).unwrap();
     manifest
 }
@@ -88,10 +88,7 @@ fn a_stale_writer_cannot_commit() {
 fn gaps_second_creation_shrinking_and_life_after_death_are_refused() {
     let mut manifest = attached();
     assert!(matches!(manifest.apply(&attach(4, 2)), Err(LogError::Gap { .. })));
-    assert!(matches!(
-        manifest.apply(&record(3, 0, Body::Create { sectors: 1 })),
-        Err(LogError::CreatedTwice(_))
-    ));
+    assert!(matches!(manifest.apply(&record(3, 0, Body::create(1))), Err(LogError::CreatedTwice(_))));
     let small = record(3, 2, Body::Attach { sectors: 1, node: String::new(), displaced: None });
     assert!(matches!(manifest.apply(&small), Err(LogError::Shrunk { .. })));
     manifest.apply(&record(3, 0, Body::Delete)).unwrap();
@@ -126,7 +123,7 @@ fn attaches_too_old_to_be_remembered_count_as_foreign() {
 fn a_checkpoint_of_a_volume_that_cannot_be_is_refused() {
     let manifest = Manifest { sectors: MAX_SECTORS + 1, ..attached() };
     let mut empty = Manifest::empty(volume());
-    let create = record(1, 0, Body::Create { sectors: MAX_SECTORS + 1 });
+    let create = record(1, 0, Body::create(MAX_SECTORS + 1));
     assert!(matches!(empty.apply(&create), Err(LogError::TooLarge { .. })));
     assert!(!empty.exists());
     let refused = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).err().unwrap();

@@ -261,7 +261,7 @@ pub(super) mod tests {
         let sectors = pages * PAGE_SECTORS;
         let mut manifest = Manifest::empty("v".parse().unwrap());
         let attach = Body::Attach { sectors, node: "n".to_owned(), displaced: None };
-        for (epoch, body) in [(0, Body::Create { sectors }), (1, attach)] {
+        for (epoch, body) in [(0, Body::create(sectors)), (1, attach)] {
             let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
             let record = Record { volume, seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
             manifest.apply(&record).unwrap();

@@ -1,7 +1,11 @@
 //! Plans as tables: facts in, steps out. No API server.
 
-use holdfast_crds::{DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource, VolumeSpec};
+use holdfast_crds::{
+    Backend, DeletionPolicy, DetachCause, Empty, FailoverPolicy, ForcedDetach, SnapshotSource, VolumeSource,
+    VolumeSpec,
+};
 
+use super::super::adoption::LastWriter;
 use super::super::facts::AttachedWriter;
 use super::*;
 
@@ -10,13 +14,16 @@ fn now() -> Time {
 }
 
 fn spec() -> VolumeSpec {
-    serde_json::from_value(serde_json::json!({ "size": "1Gi", "objectStore": "store" })).expect("a spec")
+    let spec = serde_json::json!({ "size": "1Gi", "objectStore": "store", "volumeID": "uid-1" });
+    serde_json::from_value(spec).expect("a spec")
 }
 
 /// A new volume whose store is Ready.
 fn new_volume() -> ClusterFacts {
     ClusterFacts {
-        uid: "uid-1".to_owned(),
+        id: "uid-1".to_owned(),
+        rival: None,
+        found: None,
         generation: 3,
         spec: spec(),
         status: VolumeStatus::default(),
@@ -38,7 +45,7 @@ fn existing(desired: &str, assigned: &str, serving: &str) -> ClusterFacts {
     let mut facts = ClusterFacts { finalizer: true, ..new_volume() };
     facts.spec.node_name = text(desired);
     facts.status = VolumeStatus {
-        volume_id: Some(facts.uid.clone()),
+        volume_id: Some(facts.id.clone()),
         assigned_node: text(assigned),
         node: text(serving),
         device_path: text(serving).map(|_| "/dev/ublkb0".to_owned()),
@@ -52,10 +59,11 @@ fn names(steps: &[OperatorStep]) -> Vec<&'static str> {
     steps
         .iter()
         .map(|step| match step {
-            OperatorStep::AddFinalizer => "finalizer+",
+            OperatorStep::Register => "register",
+            OperatorStep::SetSize { .. } => "size",
             OperatorStep::Report(_) => "report",
             OperatorStep::Provision { .. } => "provision",
-            OperatorStep::RemoveObjects => "remove",
+            OperatorStep::RemoveObjects { .. } => "remove",
             OperatorStep::RemoveFinalizer => "finalizer-",
         })
         .collect()
@@ -77,7 +85,7 @@ fn reason_of<'a>(status: &'a VolumeStatus, type_: &str) -> (&'a str, &'a str) {
 #[test]
 fn a_new_volume_is_recorded_before_it_is_created() {
     let steps = plan(&new_volume(), &now());
-    assert_eq!(names(&steps), ["finalizer+", "report", "provision", "report"]);
+    assert_eq!(names(&steps), ["register", "report", "provision", "report"]);
     let OperatorStep::Report(intent) = &steps[1] else { panic!("a report") };
     assert_eq!(intent.volume_id.as_deref(), Some("uid-1"));
     assert_eq!(intent.phase, Some(VolumePhase::Pending));
@@ -126,7 +134,7 @@ fn what_this_version_cannot_do_fails_and_names_the_field() {
     let mut memory = new_volume();
     memory.spec.backend = Backend::Memory;
     let mut size = new_volume();
-    size.spec.size = "1".to_owned();
+    size.spec.size = Some("1".to_owned());
     for (facts, field) in [(snapshot, "spec.source: "), (memory, "spec.backend: "), (size, "spec.size: ")] {
         let steps = plan(&facts, &now());
         assert_eq!(names(&steps), ["report"]);
@@ -494,4 +502,102 @@ fn unreported_data_of_a_lost_node_is_not_called_nothing() {
 fn a_volume_is_deleted_without_its_lost_node() {
     let facts = ClusterFacts { deleting: true, ..lost("a") };
     assert_eq!(names(&plan(&facts, &now())), ["report", "remove", "finalizer-"]);
+}
+
+/// A saved Volume became another, empty one when it was applied again: its identity was the object's uid.
+#[test]
+fn a_volume_carries_its_identity_in_its_spec() {
+    let mut facts = new_volume();
+    facts.spec.volume_id = None;
+    assert_eq!(names(&plan(&facts, &now())), ["register"], "nothing is created before it has one");
+    let mut facts = existing("", "", "");
+    facts.spec.volume_id = None;
+    assert_eq!(names(&plan(&facts, &now())), ["register", "report"], "one of an earlier version");
+}
+
+/// A volume that is to be adopted, wanted with this size, where the store holds `found`.
+fn adopted(size: Option<&str>, found: Found) -> ClusterFacts {
+    let mut facts = ClusterFacts { found: Some(found), finalizer: true, ..new_volume() };
+    facts.spec.source = VolumeSource::Existing(Empty {});
+    facts.spec.size = size.map(str::to_owned);
+    facts
+}
+
+fn there() -> Found {
+    let last = LastWriter { node: "gone".to_owned(), epoch: 7, since: None, is_attached: true };
+    Found::Volume { size_bytes: 1 << 30, last: Some(last) }
+}
+
+#[test]
+fn an_existing_volume_is_adopted_with_its_size() {
+    assert_eq!(plan(&adopted(None, there()), &now()), [OperatorStep::SetSize { size_bytes: 1 << 30 }]);
+    for size in ["1Gi", "2Gi"] {
+        let mut facts = adopted(Some(size), there());
+        assert!(facts.needs_found());
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report", "report"], "nothing is provisioned");
+        let status = last_report(&steps).clone();
+        assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Ready), Some("uid-1")));
+        assert_eq!(reason_of(&status, PROVISIONED), ("True", "Adopted"));
+        let message = status.conditions[0].message.clone();
+        for part in ["1073741824 bytes", "node gone ", "epoch 7", "has not detached", "force-detach=gone"] {
+            assert!(message.contains(part), "{message}");
+        }
+        (facts.status, facts.found) = (status, None);
+        assert!(!facts.needs_found(), "the log is read once");
+        assert_eq!(last_report(&plan(&facts, &now())).conditions[0].message, message);
+    }
+}
+
+#[test]
+fn an_adoption_that_cannot_be_names_the_field() {
+    for (found, size, reason, part) in [
+        (
+            there(),
+            "512Mi",
+            "InvalidSize",
+            "spec.size: the volume `uid-1` in ObjectStore `store` has 1073741824 bytes and cannot shrink to 536870912; write `1Gi` or more",
+        ),
+        (
+            Found::Nothing,
+            "1Gi",
+            "VolumeNotFound",
+            "spec.volumeID: ObjectStore `store` holds no volume `uid-1`",
+        ),
+        (
+            Found::Tombstone,
+            "1Gi",
+            "VolumeDeleted",
+            "spec.volumeID: the volume `uid-1` in ObjectStore `store` was deleted",
+        ),
+    ] {
+        let steps = plan(&adopted(Some(size), found), &now());
+        assert_eq!(names(&steps), ["report"], "{reason}");
+        let status = last_report(&steps);
+        assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Failed), None));
+        assert_eq!(reason_of(status, PROVISIONED), ("False", reason));
+        assert!(status.conditions[0].message.starts_with(part), "{}", status.conditions[0].message);
+    }
+}
+
+#[test]
+fn an_identity_of_another_volume_is_not_provisioned() {
+    for facts in [new_volume(), adopted(None, there())] {
+        let facts = ClusterFacts { rival: Some("first".to_owned()), ..facts };
+        let steps = plan(&facts, &now());
+        assert_eq!(names(&steps), ["report"]);
+        let status = last_report(&steps);
+        assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Failed), None));
+        assert_eq!(reason_of(status, PROVISIONED), ("False", "IdTaken"));
+        assert!(status.conditions[0].message.starts_with("spec.volumeID: Volume `first` has"));
+    }
+}
+
+/// The way out of `IdTaken` is to delete the Volume: that must not remove what it was not given.
+#[test]
+fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: false }));
+    facts.status.conditions[0].status = "False".to_owned();
+    assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: true }));
 }

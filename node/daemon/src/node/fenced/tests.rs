@@ -75,7 +75,7 @@ impl Writer {
         let nonce = Nonce([7; 16]);
         let mut manifest = Manifest::empty(volume.clone());
         for (epoch, body) in [
-            (0, Body::Create { sectors: SECTORS }),
+            (0, Body::create(SECTORS)),
             (1, Body::Attach { sectors: SECTORS, node: "n".to_owned(), displaced: None }),
         ] {
             let seq = manifest.seq().next();

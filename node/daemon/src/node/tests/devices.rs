@@ -31,7 +31,8 @@ impl Host {
         let bucket = outside.block_on(Bucket::start());
         for volume in volumes {
             let (volume, nonce) = (id(volume), Nonce([9; 16]));
-            let provisioned = holdfast_log::provision(&*bucket.objects, &volume, SECTORS, nonce, 0);
+            let creation = holdfast_log::Creation::plain(SECTORS, nonce, 0);
+            let provisioned = holdfast_log::provision(&*bucket.objects, &volume, creation);
             outside.block_on(provisioned).unwrap();
         }
         let kernel = Arc::new(FakeKernel::new());

@@ -69,7 +69,9 @@ fn a_late_recovery_uses_the_newest_key() {
     let bucket = beside.block_on(Bucket::start());
     alone(async {
         let node = Node::start(dirs.config()).await.unwrap();
-        holdfast_log::provision(&*bucket.objects, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        holdfast_log::provision(&*bucket.objects, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
+            .await
+            .unwrap();
         leave_dirty(&dirs, &bucket, SectorRange::new(2, 3)).await;
         node.renew_store("main", &bucket.accept("new")).await.unwrap();
         let present = node.resumed(&volume()).await;
@@ -209,7 +211,9 @@ fn credentials_of_another_tenant_are_refused() {
     alone(async {
         let node = committed(&dirs, &tenants.own).await;
         refused(&node, &tenants.other(), "there is no log of it").await;
-        holdfast_log::provision(&*tenants.other, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        holdfast_log::provision(&*tenants.other, &volume(), Creation::plain(SECTORS, Nonce([9; 16]), 0))
+            .await
+            .unwrap();
         refused(&node, &tenants.other(), "another volume of the same name").await;
         assert_eq!(only(&node).store.health, StoreHealth::Answers);
         let used = dirs.local().read_record().unwrap().unwrap().store;
@@ -295,7 +299,13 @@ fn a_volume_that_waits_to_be_recovered_is_looked_for() {
     let (dirs, beside) = (Dirs::new(), Runtime::new().unwrap());
     let tenants = beside.block_on(Tenants::start());
     alone(async {
-        holdfast_log::provision(&*tenants.own.objects, &volume(), SECTORS, Nonce([9; 16]), 0).await.unwrap();
+        holdfast_log::provision(
+            &*tenants.own.objects,
+            &volume(),
+            Creation::plain(SECTORS, Nonce([9; 16]), 0),
+        )
+        .await
+        .unwrap();
         leave_dirty(&dirs, &tenants.own, SectorRange::new(2, 3)).await;
         let live_map = fs::read(dirs.live_map()).unwrap();
         let record = dirs.local().read_record().unwrap().unwrap();

@@ -13,7 +13,7 @@ use holdfast_engine::durable_map::{FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
-use holdfast_log::{CreateOutcome, create_record, provision, read_manifest};
+use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest};
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
@@ -163,7 +163,7 @@ impl Writer {
 
 async fn store_with(identity: u8) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::new());
-    provision(&*store, &volume(), SECTORS, Nonce([identity; 16]), 0).await.unwrap();
+    provision(&*store, &volume(), Creation::plain(SECTORS, Nonce([identity; 16]), 0)).await.unwrap();
     store
 }
 

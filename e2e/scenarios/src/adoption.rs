@@ -1,0 +1,114 @@
+//! Identities of volumes: Volumes that are saved and applied again, that claim the id of another, that adopt.
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition, creates, expect_removed, volume};
+use super::story::provision_store_at;
+
+const BUCKET: &str = "identities";
+/// Fields of a saved object that the API server gives a new value.
+const NOT_SAVED: [&str; 2] = ["  uid:", "  resourceVersion:"];
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
+    let id = save_and_apply_again(world, &s3)?;
+    refuse_a_taken_id(world, &s3, &id)?;
+    adopt(world, &s3, &id)?;
+    report::step("a deleted volume is neither adopted nor provisioned again");
+    apply(world, &existing("late", &id, "1Gi"))?;
+    expect(world, "late", "VolumeDeleted: spec.volumeID")?;
+    world.kubectl(["delete", "volume", "late", "--timeout=60s"])?;
+    apply(world, &with_id("later", &id))?;
+    expect(world, "later", "IdTaken: spec.volumeID: volume")?;
+    world.kubectl(["delete", "volume", "later", "--timeout=60s"])?;
+    expect_removed(&s3, BUCKET, 1)?;
+    operator.stop()
+}
+
+/// Returns the id of the Volume `kept`.
+fn save_and_apply_again(world: &World, s3: &S3Server) -> Result<String> {
+    report::step("save a Volume, delete it with its objects retained, and apply it again");
+    let retained = volume("kept", "store", "1Gi").replace("{size", "{deletionPolicy: Retain, size");
+    apply(world, &retained)?;
+    world.wait_for("volume/kept", "jsonpath={.status.phase}=Ready")?;
+    let fields = "{.metadata.uid} {.spec.volumeID} {.status.volumeId}";
+    let before = field(world, "kept", fields)?;
+    let saved = world.kubectl(["get", "volume", "kept", "--output=yaml"])?;
+    world.kubectl(["delete", "volume", "kept", "--timeout=60s"])?;
+    let objects = s3.keys(BUCKET, "volumes/")?;
+    ensure!(objects.len() == 1, "not only the create record but {objects:?}");
+    let stripped = saved.lines().filter(|line| !NOT_SAVED.iter().any(|field| line.starts_with(field)));
+    apply(world, &stripped.collect::<Vec<_>>().join("\n"))?;
+    world.wait_for("volume/kept", "jsonpath={.status.phase}=Ready")?;
+    let after = field(world, "kept", fields)?;
+    let id = |text: &str| text.split(' ').skip(1).map(str::to_owned).collect::<Vec<_>>();
+    ensure!(id(&before) == id(&after) && before != after, "{before} is {after} after it was applied again");
+    ensure!(id(&after)[0] == id(&after)[1], "the identity is not in the spec: {after}");
+    ensure!(s3.keys(BUCKET, "volumes/")? == objects, "another volume was created");
+    id(&after).pop().context("an id")
+}
+
+fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
+    report::step("another Volume with its id is refused, and its deletion removes nothing");
+    let objects = s3.keys(BUCKET, "volumes/")?;
+    apply(world, &with_id("thief", id))?;
+    expect(world, "thief", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    world.kubectl(["delete", "volume", "thief", "kept", "--timeout=60s"])?;
+    apply(world, &with_id("thief", id))?;
+    let refused = expect(world, "thief", "IdTaken: spec.volumeID: volume")?;
+    for part in ["created by Volume `kept` of cluster ", "`spec.source.existing: {}`"] {
+        ensure!(refused.contains(part), "{part} is not in {refused}");
+    }
+    world.kubectl(["delete", "volume", "thief", "--timeout=60s"])?;
+    ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects of another Volume were changed");
+    Ok(())
+}
+
+fn adopt(world: &World, s3: &S3Server, id: &str) -> Result<()> {
+    report::step("adopt what is there, with the size it has, without a PUT");
+    let before = creates(s3)?;
+    apply(world, &existing("small", id, "512Mi"))?;
+    expect(world, "small", "InvalidSize: spec.size")?;
+    world.kubectl(["delete", "volume", "small", "--timeout=60s"])?;
+    apply(world, &existing("adopted", id, ""))?;
+    world.wait_for("volume/adopted", "jsonpath={.status.phase}=Ready")?;
+    let found = field(world, "adopted", "{.spec.size} {.status.volumeId}")?;
+    ensure!(found == format!("1Gi {id}"), "it was adopted as {found}");
+    let told = condition(world, "volume/adopted", "Provisioned")?;
+    ensure!(told.starts_with("Adopted: ") && told.contains("no node has attached it yet"), "{told}");
+    ensure!(creates(s3)? == before, "an adoption sent {} PUTs", creates(s3)? - before);
+    apply(world, &existing("nothing", "no-such-volume", "1Gi"))?;
+    expect(world, "nothing", "VolumeNotFound: spec.volumeID")?;
+    world.kubectl(["delete", "volume", "adopted", "nothing", "--timeout=60s"])?;
+    Ok(())
+}
+
+/// Waits until a volume is not provisioned for what begins so, and returns what it says.
+fn expect(world: &World, name: &str, begins: &str) -> Result<String> {
+    let object = format!("volume/{name}");
+    world.wait_for(&object, "jsonpath={.status.phase}=Failed")?;
+    let told = condition(world, &object, "Provisioned")?;
+    ensure!(told.starts_with(begins), "{object} says {told}");
+    Ok(told)
+}
+
+fn with_id(name: &str, id: &str) -> String {
+    volume(name, "store", "1Gi").replace("{size", &format!("{{volumeID: {id}, size"))
+}
+
+fn existing(name: &str, id: &str, size: &str) -> String {
+    let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\
+         spec: {{objectStore: store, volumeID: {id}, source: {{existing: {{}}}}{size}}}\n"
+    )
+}
+
+fn field(world: &World, name: &str, path: &str) -> Result<String> {
+    world.kubectl(["get", "volume", name, &format!("--output=jsonpath={path}")])
+}

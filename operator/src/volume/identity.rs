@@ -1,0 +1,153 @@
+//! Identity of a volume in its object store, and the object that it belongs to.
+//!
+//! Invariants: one identity in one object store belongs to one Volume object at a time; a volume in the store
+//! is a Volume's own if its create record names this object of this cluster.
+
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_crds::{CLAIM, FS_TYPE, STORAGE_CLASS, Volume};
+use holdfast_engine::record::Labels;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{Api, Client, ResourceExt};
+use tokio::sync::OnceCell;
+
+/// The namespace that every cluster has, and whose uid tells one from another.
+const CLUSTER_NAMESPACE: &str = "kube-system";
+
+/// Identity of a volume: the one that was recorded, else that of the spec, else the uid of the object.
+pub(crate) fn id_of(volume: &Volume) -> String {
+    let recorded = volume.status.as_ref().and_then(|status| status.volume_id.clone());
+    let written = || volume.spec.volume_id.clone();
+    recorded.or_else(written).or_else(|| volume.metadata.uid.clone()).unwrap_or_default()
+}
+
+/// Name of another Volume with the identity of `volume` in the same object store, unless `volume` certainly
+/// came before it.
+///
+/// The one that recorded the identity comes first, then the one that was created first. Two of the same
+/// second wait for each other: a controller that acts on the first may not have seen the second yet.
+pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Volume>) -> Option<String> {
+    let id = id_of(volume);
+    let has_it = |other: &&Volume| {
+        other.metadata.uid != volume.metadata.uid
+            && other.spec.object_store == volume.spec.object_store
+            && id_of(other) == id
+    };
+    let comes_first = |other: &Volume| {
+        let recorded = |one: &Volume| one.status.as_ref().is_some_and(|status| status.volume_id.is_some());
+        let created = |one: &Volume| one.metadata.creation_timestamp.clone();
+        match (recorded(volume), recorded(other)) {
+            (true, false) => true,
+            (false, true) => false,
+            (true, true) | (false, false) => created(volume) < created(other),
+        }
+    };
+    all.into_iter().filter(has_it).find(|other| !comes_first(other)).map(ResourceExt::name_any)
+}
+
+/// Labels of the volume's create record. What does not fit is left out.
+pub(crate) fn labels(volume: &Volume, cluster: &str) -> Labels {
+    let annotation = |name: &str| volume.annotations().get(name).map(String::as_str);
+    let claim = annotation(CLAIM).and_then(|claim| claim.split_once('/'));
+    let name = volume.name_any();
+    let mut labels = Labels::default();
+    for (label, value) in [
+        (Labels::CLUSTER, Some(cluster)),
+        (Labels::VOLUME, Some(name.as_str())),
+        (Labels::CLAIM_NAMESPACE, claim.map(|(namespace, _name)| namespace)),
+        (Labels::CLAIM_NAME, claim.map(|(_namespace, name)| name)),
+        (Labels::STORAGE_CLASS, annotation(STORAGE_CLASS)),
+        (Labels::FS_TYPE, annotation(FS_TYPE)),
+    ] {
+        if let Some(value) = value {
+            labels.insert(label, value);
+        }
+    }
+    labels
+}
+
+/// The cluster that the operator works in.
+#[derive(Debug, Default)]
+pub(crate) struct Cluster {
+    uid: OnceCell<String>,
+}
+
+impl Cluster {
+    /// Its uid, which is asked for once.
+    ///
+    /// # Errors
+    /// The API server did not say it.
+    pub(crate) async fn uid(&self, client: &Client) -> Result<&str, ApiError> {
+        let asked = self.uid.get_or_try_init(|| async {
+            let namespaces: Api<Namespace> = Api::all(client.clone());
+            Ok(call(namespaces.get(CLUSTER_NAMESPACE)).await?.metadata.uid.unwrap_or_default())
+        });
+        asked.await.map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_crds::{Time, VolumeStatus};
+
+    use super::*;
+
+    /// A Volume with this id in its spec, created at that second; `recorded` if it has it in its status.
+    fn volume(name: &str, id: &str, second: u32, recorded: bool) -> Volume {
+        let spec = serde_json::json!({ "size": "1Gi", "objectStore": "main", "volumeID": id });
+        let mut volume = Volume::new(name, serde_json::from_value(spec).expect("a spec"));
+        volume.metadata.uid = Some(format!("uid of {name}"));
+        let created = format!("2026-01-01T00:00:{second:02}Z");
+        volume.metadata.creation_timestamp = Some(Time(created.parse().expect("a time")));
+        volume.status =
+            recorded.then(|| VolumeStatus { volume_id: Some(id.to_owned()), ..VolumeStatus::default() });
+        volume
+    }
+
+    #[test]
+    fn the_recorded_identity_counts_then_the_spec_then_the_uid() {
+        let mut one = volume("data", "mine", 1, true);
+        one.spec.volume_id = Some("other".to_owned());
+        assert_eq!(id_of(&one), "mine");
+        one.status = None;
+        assert_eq!(id_of(&one), "other");
+        one.spec.volume_id = None;
+        assert_eq!(id_of(&one), "uid of data");
+    }
+
+    #[test]
+    fn one_identity_belongs_to_one_object_at_a_time() {
+        let rival = |one: &Volume, other: &Volume| rival_of(one, [one, other]);
+        let (first, second) = (volume("b", "x", 1, false), volume("a", "x", 2, false));
+        assert_eq!((rival(&first, &second), rival(&second, &first)), (None, Some("b".to_owned())));
+        let recorded = volume("a", "x", 2, true);
+        assert_eq!((rival(&first, &recorded), rival(&recorded, &first)), (Some("a".to_owned()), None));
+        let same_second = volume("a", "x", 1, false);
+        assert_eq!(rival(&first, &same_second).as_deref(), Some("a"));
+        assert_eq!(rival(&same_second, &first).as_deref(), Some("b"), "neither is certain");
+        assert_eq!(rival(&first, &volume("a", "y", 1, true)), None);
+        let mut elsewhere = volume("a", "x", 1, true);
+        elsewhere.spec.object_store = Some("other".to_owned());
+        assert_eq!(rival(&first, &elsewhere), None);
+    }
+
+    #[test]
+    fn labels_say_what_a_volume_was_made_for() {
+        let mut made = volume("pvc-1", "x", 1, false);
+        let annotations = [(CLAIM, "shop/data"), (STORAGE_CLASS, "fast"), (FS_TYPE, "xfs")];
+        made.metadata.annotations =
+            Some(annotations.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        let labels = labels(&made, "cluster-1");
+        for (name, value) in [
+            (Labels::CLUSTER, "cluster-1"),
+            (Labels::VOLUME, "pvc-1"),
+            (Labels::CLAIM_NAMESPACE, "shop"),
+            (Labels::CLAIM_NAME, "data"),
+            (Labels::STORAGE_CLASS, "fast"),
+            (Labels::FS_TYPE, "xfs"),
+        ] {
+            assert_eq!(labels.get(name), Some(value));
+        }
+        let plain = super::labels(&volume("data", "x", 1, false), "cluster-1");
+        assert_eq!((plain.get(Labels::VOLUME), plain.get(Labels::CLAIM_NAME)), (Some("data"), None));
+    }
+}

@@ -1,0 +1,158 @@
+//! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
+
+use holdfast_crds::{Backend, ByteSize, VolumePhase, VolumeSource};
+
+use super::adoption::Found;
+use super::facts::{ClusterFacts, StoreFact};
+
+/// Reason for which a volume cannot be provisioned now.
+#[derive(Clone, Debug)]
+pub(crate) struct Obstacle {
+    /// State of the volume meanwhile.
+    pub(crate) phase: VolumePhase,
+    /// Reason of its condition.
+    pub(crate) reason: &'static str,
+    /// Message of its condition.
+    pub(crate) message: String,
+}
+
+impl Obstacle {
+    pub(crate) fn new(phase: VolumePhase, reason: &'static str, message: String) -> Self {
+        Self { phase, reason, message }
+    }
+}
+
+/// The volume in the object store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// It is to be created.
+    New {
+        /// Size to create it with.
+        size_bytes: u64,
+    },
+    /// It is there.
+    Existing {
+        /// Size that it has.
+        size_bytes: u64,
+    },
+}
+
+fn failed<T>(reason: &'static str, message: String) -> Result<T, Obstacle> {
+    Err(Obstacle::new(VolumePhase::Failed, reason, message))
+}
+
+/// Decides how the volume gets its place in the object store.
+///
+/// # Errors
+/// Why it cannot have one now; the message names the field to change.
+pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
+    check_spec(facts)?;
+    if let Some(rival) = &facts.rival {
+        return failed(
+            "IdTaken",
+            format!(
+                "spec.volumeID: Volume `{rival}` has the identity `{}` too. Nothing was changed. Delete one of the two with spec.deletionPolicy `Retain`, or create this one with another spec.volumeID",
+                facts.id
+            ),
+        );
+    }
+    check_store(facts)?;
+    let wanted = facts.spec.size_bytes();
+    if matches!(facts.spec.source, VolumeSource::Existing(_)) {
+        return adoptable(facts, wanted.ok()).map(|size_bytes| Home::Existing { size_bytes });
+    }
+    match wanted {
+        Ok(size_bytes) => Ok(Home::New { size_bytes }),
+        Err(error) => failed("InvalidSize", error.to_string()),
+    }
+}
+
+/// Size of the volume that the object store holds, if it can be adopted.
+fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle> {
+    let (id, store) = (&facts.id, facts.store_name());
+    match &facts.found {
+        None => Err(Obstacle::new(
+            VolumePhase::Pending,
+            "Provisioning",
+            format!("reading the volume in ObjectStore {store}"),
+        )),
+        Some(Found::Nothing) => failed(
+            "VolumeNotFound",
+            format!(
+                "spec.volumeID: ObjectStore `{store}` holds no volume `{id}`; create the Volume with the id and the ObjectStore of one that exists, or with spec.source `empty`"
+            ),
+        ),
+        Some(Found::Tombstone) => failed(
+            "VolumeDeleted",
+            format!(
+                "spec.volumeID: the volume `{id}` in ObjectStore `{store}` was deleted; create the Volume with another id and spec.source `empty`"
+            ),
+        ),
+        Some(Found::Volume { size_bytes, .. }) => match wanted {
+            Some(wanted) if wanted < *size_bytes => failed(
+                "InvalidSize",
+                format!(
+                    "spec.size: the volume `{id}` in ObjectStore `{store}` has {size_bytes} bytes and cannot shrink to {wanted}; write `{}` or more",
+                    ByteSize(*size_bytes)
+                ),
+            ),
+            Some(_) | None => Ok(*size_bytes),
+        },
+    }
+}
+
+/// Checks what stands in the spec alone.
+fn check_spec(facts: &ClusterFacts) -> Result<(), Obstacle> {
+    if let (Some(_), Err(error)) = (&facts.spec.size, facts.spec.size_bytes()) {
+        return failed("InvalidSize", error.to_string());
+    }
+    match facts.spec.backend {
+        Backend::Object => {}
+        Backend::Memory => {
+            return failed(
+                "UnsupportedBackend",
+                "spec.backend: `memory` is not supported by this version; create the Volume with `object`"
+                    .to_owned(),
+            );
+        }
+    }
+    let unsupported = match &facts.spec.source {
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) => None,
+        VolumeSource::Snapshot(_) => Some("snapshot"),
+        VolumeSource::Volume(_) => Some("volume"),
+        VolumeSource::Image(_) => Some("image"),
+    };
+    unsupported.map_or(Ok(()), |source| {
+        failed(
+            "UnsupportedSource",
+            format!(
+                "spec.source: `{source}` is not supported by this version; create the Volume with `empty`"
+            ),
+        )
+    })
+}
+
+fn check_store(facts: &ClusterFacts) -> Result<(), Obstacle> {
+    let pending = |reason, message| Err(Obstacle::new(VolumePhase::Pending, reason, message));
+    let store = facts.store_name();
+    match &facts.store {
+        StoreFact::Ready => Ok(()),
+        StoreFact::None => {
+            failed("ObjectStoreMissing", "spec.objectStore: write the name of an ObjectStore".to_owned())
+        }
+        StoreFact::Missing => pending(
+            "ObjectStoreMissing",
+            format!(
+                "spec.objectStore: no ObjectStore is named `{store}`; create it, or create the Volume with the name of one that exists"
+            ),
+        ),
+        StoreFact::NotLooked | StoreFact::Unprobed => pending(
+            "ObjectStoreUnprobed",
+            format!("spec.objectStore: waiting for the first probe of ObjectStore `{store}`"),
+        ),
+        StoreFact::NotReady { reason, message } => pending(
+            "ObjectStoreNotReady",
+            format!("spec.objectStore: ObjectStore `{store}` is not Ready ({reason}: {message})"),
+        ),
+    }
+}
