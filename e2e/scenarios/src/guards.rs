@@ -38,6 +38,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let second = said(helm(world, "other", &["install", "second"]));
     ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
     nodes(world)?;
+    identity(world)?;
     claimed(world)?;
     in_use(world)
 }
@@ -53,14 +54,42 @@ fn nodes(world: &World) -> Result<()> {
         until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n2")).err()))?;
     ensure!(format!("{refused:#}").contains("neither granted to it nor claimed by it"), "{refused:#}");
     status(world, &as_node("n1"), &claim("n1"))?;
-    let own = said(status(world, &as_node("n1"), "{\"assignedNode\": \"n2\"}"));
-    ensure!(own.contains("the operator's part"), "{own}");
+    for field in ["{\"assignedNode\": \"n2\"}", "{\"volumeId\": \"other\"}"] {
+        let own = said(status(world, &as_node("n1"), field));
+        ensure!(own.contains("the operator's part"), "{field}: {own}");
+    }
     let unbound = said(status(world, &as_node(""), &claim("n1")));
     ensure!(unbound.contains("neither granted"), "{unbound}");
     for (node, expected) in [("n1", true), ("n2", false)] {
         let described = storage_node(world, node);
         ensure!(described.is_ok() == expected, "node n1 describes {node}: {described:?}");
     }
+    Ok(())
+}
+
+/// The operator writes what the user left open of a spec; a node writes none, and an identity stays.
+fn identity(world: &World) -> Result<()> {
+    report::step("the operator writes the identity of a Volume, a node does not, and it does not change");
+    let write = |account: &str, spec: &str| {
+        let user = format!("--as=system:serviceaccount:{NAMESPACE}:holdfast-{account}");
+        let patch = format!("{{\"spec\": {spec}}}");
+        world.kubectl(["patch", "volume", "disk", "--type=merge", "--patch", &patch, &user])
+    };
+    let own = "{\"volumeID\": \"id\", \"size\": \"128Mi\"}";
+    let node = said(write("node", own));
+    ensure!(node.contains("cannot patch resource"), "{node}");
+    let other = said(write("operator", "{\"volumeID\": \"other\"}"));
+    ensure!(other.contains("write the value of status.volumeId"), "{other}");
+    write("operator", own)?;
+    let changed = said(world.kubectl([
+        "patch",
+        "volume",
+        "disk",
+        "--type=merge",
+        "--patch",
+        "{\"spec\": {\"volumeID\": \"other\"}}",
+    ]));
+    ensure!(changed.contains("spec.volumeID is immutable"), "{changed}");
     Ok(())
 }
 
