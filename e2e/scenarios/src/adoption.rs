@@ -5,7 +5,7 @@ use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::world::World;
 
-use super::provisioning::{apply, condition, creates, expect_removed, volume};
+use super::provisioning::{apply, condition, creates, expect_removed, object_store, volume};
 use super::story::provision_store_at;
 
 const BUCKET: &str = "identities";
@@ -18,6 +18,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     provision_store_at(world, &s3, BUCKET, &s3.endpoint())?;
     let id = save_and_apply_again(world, &s3)?;
     refuse_a_taken_id(world, &s3, &id)?;
+    refuse_a_smaller_one(world, &s3, &id)?;
     adopt(world, &s3, &id)?;
     report::step("a deleted volume is neither adopted nor provisioned again");
     apply(world, &existing("late", &id, "1Gi"))?;
@@ -58,6 +59,11 @@ fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     let objects = s3.keys(BUCKET, "volumes/")?;
     apply(world, &with_id("thief", id))?;
     expect(world, "thief", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    apply(world, &object_store("second", BUCKET, "store", &s3.endpoint()))?;
+    world.wait_for("objectstore/second", "condition=Ready")?;
+    apply(world, &existing("elsewhere", id, "").replace("objectStore: store", "objectStore: second"))?;
+    expect(world, "elsewhere", "IdTaken: spec.volumeID: Volume `kept` has the identity")?;
+    world.kubectl(["delete", "volume", "elsewhere", "--timeout=60s"])?;
     world.kubectl(["delete", "volume", "thief", "kept", "--timeout=60s"])?;
     apply(world, &with_id("thief", id))?;
     let refused = expect(world, "thief", "IdTaken: spec.volumeID: volume")?;
@@ -66,6 +72,16 @@ fn refuse_a_taken_id(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     }
     world.kubectl(["delete", "volume", "thief", "--timeout=60s"])?;
     ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects of another Volume were changed");
+    Ok(())
+}
+
+fn refuse_a_smaller_one(world: &World, s3: &S3Server, id: &str) -> Result<()> {
+    report::step("a Volume of its name with a smaller size is refused, and its deletion removes nothing");
+    let objects = s3.keys(BUCKET, "volumes/")?;
+    apply(world, &with_id("kept", id).replace("1Gi", "512Mi"))?;
+    expect(world, "kept", "InvalidSize: spec.size")?;
+    world.kubectl(["delete", "volume", "kept", "--timeout=60s"])?;
+    ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects that were retained were removed");
     Ok(())
 }
 

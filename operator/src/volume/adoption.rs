@@ -11,6 +11,8 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 
+use super::facts::{AttachedWriter, ClusterFacts};
+
 /// Content of an object store under an identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -64,6 +66,20 @@ impl Found {
         });
         Ok(Self::Volume { size_bytes: manifest.sectors() * SECTOR_BYTES, last })
     }
+}
+
+/// Obstacle to the removal of an adopted volume: a writer that no user called lost, maybe of another cluster,
+/// still has it attached.
+pub(crate) fn still_attached(facts: &ClusterFacts) -> Option<String> {
+    let AttachedWriter { node, epoch } = facts.log_writer.as_ref()?;
+    let record = facts.status.forced_detach.as_ref().map(|record| record.node.as_str());
+    // A node that still claims the volume here was cut off: else the plan waits for its detach.
+    let cut_off = [facts.force_detach.as_deref(), facts.status.node.as_deref(), record];
+    (!cut_off.contains(&Some(node.as_str()))).then(|| {
+        format!(
+            "spec.deletionPolicy: node {node} has the volume attached, with epoch {epoch}, maybe in another cluster. Its data is not removed before it detaches; set `Retain`, or, if that node is lost, annotate the Volume with {FORCE_DETACH}={node}"
+        )
+    })
 }
 
 /// Says who wrote the volume last.

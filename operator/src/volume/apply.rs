@@ -125,13 +125,16 @@ pub(super) fn volume_id(volume: &Volume) -> VolumeId {
     VolumeId::try_from(id_of(volume)).expect("a uid, or what the API server admits as spec.volumeID")
 }
 
-/// Returns true if the volume in the store was created for this object of this cluster.
+/// Returns true if this object of this cluster created the volume in the store. One of the same name that was
+/// deleted with its objects retained was created at another time.
 ///
 /// # Errors
 /// The create record cannot be read.
 async fn is_own(store: &dyn ObjectStore, volume: &Volume, cluster: &str) -> Result<bool, LogFailure> {
     match holdfast_log::read_creation(store, &volume_id(volume)).await {
-        Ok(creation) => Ok(creation.labels.origin() == labels(volume, cluster).origin()),
+        Ok(Creation { labels: found, unix_ms: created, .. }) => Ok(found.origin()
+            == labels(volume, cluster).origin()
+            && created == unix_ms(volume.metadata.creation_timestamp.as_ref())),
         Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => Ok(false),
         Err(failure) => Err(failure),
     }
@@ -269,5 +272,19 @@ mod tests {
         applied_again.spec.volume_id = volume().metadata.uid;
         applied_again.metadata.uid = Some("00000000-0000-4000-8000-000000000002".to_owned());
         provision(&store, &applied_again, CLUSTER, 100).await.expect("the same volume");
+    }
+
+    /// A Volume that was applied again with a size that was too small was `Failed`, and to delete it removed
+    /// the objects that an earlier one of its name had retained.
+    #[tokio::test]
+    async fn retained_data_outlives_a_failed_volume_of_its_name() {
+        let at = |time: &str| Some(holdfast_crds::Time(time.parse().expect("a time")));
+        let (store, mut first, mut again) = (MemoryStore::new(), volume(), volume());
+        first.metadata.creation_timestamp = at("2026-01-01T00:00:00Z");
+        provision(&store, &first, CLUSTER, 100).await.expect("created");
+        again.metadata.creation_timestamp = at("2026-01-02T00:00:00Z");
+        provision(&store, &again, CLUSTER, 50).await.expect_err("too small");
+        assert!(!is_own(&store, &again, CLUSTER).await.expect("read"));
+        assert!(is_own(&store, &first, CLUSTER).await.expect("read"));
     }
 }

@@ -153,7 +153,9 @@ async fn carry_out(
 ) -> Result<(), VolumeFailure> {
     let steps = match observed {
         Ok(()) => plan(facts, now),
-        Err(failure) if facts.needs_found() => return report(work, facts, failure, now).await,
+        Err(failure) if facts.needs_found() || facts.needs_last_writer() => {
+            return report(work, facts, failure, now).await;
+        }
         Err(failure) => return Err(failure),
     };
     for step in steps {
@@ -202,7 +204,7 @@ async fn observe(volume: &Volume, facts: &mut ClusterFacts, shared: &Shared) -> 
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
         facts.found = Some(Found::read(store.as_ref(), &volume_id(volume)).await?);
     }
-    if facts.needs_log_writer() {
+    if facts.needs_log_writer() || facts.needs_last_writer() {
         let store = context.connections.open(context.client.clone(), facts.store_name()).await?;
         facts.log_writer = AttachedWriter::read(store.as_ref(), &volume_id(volume)).await?;
         facts.is_released_in_log = facts.log_writer.is_none();

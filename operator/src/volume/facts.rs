@@ -1,9 +1,9 @@
 //! Facts that one plan for a volume is made from.
 
 use holdfast_crds::{
-    ACKNOWLEDGE_LOSS, ConditionBuilder, DetachCause, FORCE_DETACH, ObjectStore as ObjectStoreResource,
-    ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSource, VolumeSpec, VolumeStatus,
-    find_condition, is_true,
+    ACKNOWLEDGE_LOSS, ConditionBuilder, DeletionPolicy, DetachCause, FORCE_DETACH,
+    ObjectStore as ObjectStoreResource, ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSource,
+    VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -173,6 +173,14 @@ impl ClusterFacts {
     pub(crate) fn needs_found(&self) -> bool {
         let is_adopted = matches!(self.spec.source, VolumeSource::Existing(_));
         is_adopted && !self.deleting && self.needs_store() && self.store == StoreFact::Ready
+    }
+
+    /// True if the plan depends on the log's writer, because it would remove a volume that was adopted.
+    pub(crate) fn needs_last_writer(&self) -> bool {
+        let is_adopted = matches!(self.spec.source, VolumeSource::Existing(_));
+        let is_removed = self.deleting && self.spec.deletion_policy == DeletionPolicy::Delete;
+        let exists = is_true(&self.status.conditions, PROVISIONED);
+        is_adopted && is_removed && exists && self.serving().is_none() && self.store == StoreFact::Ready
     }
 
     /// The node whose existence the plan depends on: the one that should serve the volume but does not yet.

@@ -1,7 +1,7 @@
 //! Identity of a volume in its object store, and the object that it belongs to.
 //!
-//! Invariants: one identity in one object store belongs to one Volume object at a time; a volume in the store
-//! is a Volume's own if its create record names this object of this cluster.
+//! Invariants: one identity belongs to one Volume object of the cluster at a time; a volume in the store is a
+//! Volume's own if its create record names this object of this cluster.
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{CLAIM, FS_TYPE, STORAGE_CLASS, Volume};
@@ -20,18 +20,16 @@ pub(crate) fn id_of(volume: &Volume) -> String {
     recorded.or_else(written).or_else(|| volume.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Name of another Volume with the identity of `volume` in the same object store, unless `volume` certainly
-/// came before it.
+/// Name of another Volume with the identity of `volume`, unless `volume` certainly came before it.
+///
+/// The ObjectStores that they name do not count: two may describe one bucket, and a node knows a volume by
+/// its identity alone.
 ///
 /// The one that recorded the identity comes first, then the one that was created first. Two of the same
 /// second wait for each other: a controller that acts on the first may not have seen the second yet.
 pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Volume>) -> Option<String> {
     let id = id_of(volume);
-    let has_it = |other: &&Volume| {
-        other.metadata.uid != volume.metadata.uid
-            && other.spec.object_store == volume.spec.object_store
-            && id_of(other) == id
-    };
+    let has_it = |other: &&Volume| other.metadata.uid != volume.metadata.uid && id_of(other) == id;
     let comes_first = |other: &Volume| {
         let recorded = |one: &Volume| one.status.as_ref().is_some_and(|status| status.volume_id.is_some());
         let created = |one: &Volume| one.metadata.creation_timestamp.clone();
@@ -125,9 +123,17 @@ mod tests {
         assert_eq!(rival(&first, &same_second).as_deref(), Some("a"));
         assert_eq!(rival(&same_second, &first).as_deref(), Some("b"), "neither is certain");
         assert_eq!(rival(&first, &volume("a", "y", 1, true)), None);
-        let mut elsewhere = volume("a", "x", 1, true);
+    }
+
+    /// Two ObjectStores of one bucket gave one volume to two objects; in two buckets, a node that served one
+    /// took it for the other.
+    #[test]
+    fn one_identity_in_two_object_stores_is_taken() {
+        let first = volume("a", "x", 1, true);
+        let mut elsewhere = volume("b", "x", 2, false);
         elsewhere.spec.object_store = Some("other".to_owned());
-        assert_eq!(rival(&first, &elsewhere), None);
+        assert_eq!(rival_of(&elsewhere, [&first, &elsewhere]).as_deref(), Some("a"));
+        assert_eq!(rival_of(&first, [&first, &elsewhere]), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use holdfast_crds::{
     find_condition, is_true,
 };
 
-use super::adoption::{Found, history};
+use super::adoption::{Found, history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
 use super::forced_detach::{DATA_LOST, data_lost, forced_detach};
 use super::provisionable::{Home, Obstacle, provisionable};
@@ -116,7 +116,7 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
     let fix = "or set spec.deletionPolicy to `Retain` to leave them there";
     let store = facts.store_name();
     let blocked = match &facts.store {
-        StoreFact::Ready => None,
+        StoreFact::Ready => still_attached(facts),
         StoreFact::None | StoreFact::Missing => Some(format!(
             "spec.objectStore: ObjectStore `{store}` does not exist, so the volume's objects cannot be removed; create it again, {fix}"
         )),
@@ -138,7 +138,9 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
                 format!("removing the volume's objects from ObjectStore {store}"),
                 now,
             ))),
-            OperatorStep::RemoveObjects { if_own: !is_true(&facts.status.conditions, PROVISIONED) },
+            OperatorStep::RemoveObjects {
+                if_own: facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED),
+            },
             OperatorStep::RemoveFinalizer,
         ],
     }

@@ -1,6 +1,6 @@
 //! Obstacles between a Volume and its place in the object store; without one, how it gets that place.
 
-use holdfast_crds::{Backend, ByteSize, VolumePhase, VolumeSource};
+use holdfast_crds::{Backend, ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
 
 use super::adoption::Found;
 use super::facts::{ClusterFacts, StoreFact};
@@ -86,6 +86,13 @@ fn adoptable(facts: &ClusterFacts, wanted: Option<u64>) -> Result<u64, Obstacle>
             "VolumeDeleted",
             format!(
                 "spec.volumeID: the volume `{id}` in ObjectStore `{store}` was deleted; create the Volume with another id and spec.source `empty`"
+            ),
+        ),
+        Some(Found::Volume { size_bytes, .. }) if *size_bytes > MAX_SIZE_BYTES => failed(
+            "InvalidSize",
+            format!(
+                "spec.volumeID: the volume `{id}` in ObjectStore `{store}` has {size_bytes} bytes, more than the {} of spec.size; serve it with `holdfast-node attach`",
+                ByteSize(MAX_SIZE_BYTES)
             ),
         ),
         Some(Found::Volume { size_bytes, .. }) => match wanted {

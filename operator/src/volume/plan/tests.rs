@@ -598,6 +598,48 @@ fn an_identity_of_another_volume_is_not_provisioned() {
 fn deletion_of_an_unprovisioned_volume_removes_only_its_own() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: false }));
+    facts.rival = Some("first".to_owned());
+    assert!(
+        plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: true }),
+        "of one of the two"
+    );
+    facts.rival = None;
     facts.status.conditions[0].status = "False".to_owned();
     assert!(plan(&facts, &now()).contains(&OperatorStep::RemoveObjects { if_own: true }));
+}
+
+/// To delete a Volume that had adopted by mistake removed the data below a writer of another cluster.
+#[test]
+fn an_adopted_volume_is_not_removed_below_its_writer() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.spec.source = VolumeSource::Existing(Empty {});
+    assert!(facts.needs_last_writer());
+    facts.log_writer = Some(AttachedWriter { node: "away".to_owned(), epoch: 7 });
+    let steps = plan(&facts, &now());
+    assert_eq!(names(&steps), ["report"]);
+    let status = last_report(&steps);
+    assert_eq!(reason_of(status, PROVISIONED), ("True", "DeletionBlocked"));
+    let message = &status.conditions[0].message;
+    for part in ["spec.deletionPolicy: node away ", "`Retain`", "holdfast.dev/force-detach=away"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let removed = ["report", "remove", "finalizer-"];
+    let named = ClusterFacts { force_detach: Some("away".to_owned()), ..facts.clone() };
+    assert_eq!(names(&plan(&named, &now())), removed);
+    let released = ClusterFacts { log_writer: None, ..facts.clone() };
+    assert_eq!(names(&plan(&released, &now())), removed);
+    facts.spec.deletion_policy = DeletionPolicy::Retain;
+    assert!(!facts.needs_last_writer());
+    assert_eq!(names(&plan(&facts, &now())), ["finalizer-"]);
+}
+
+#[test]
+fn a_volume_above_the_largest_size_is_not_adopted() {
+    let found = Found::Volume { size_bytes: 65 << 40, last: None };
+    let steps = plan(&adopted(None, found), &now());
+    assert_eq!(names(&steps), ["report"]);
+    let status = last_report(&steps);
+    assert_eq!(reason_of(status, PROVISIONED), ("False", "InvalidSize"));
+    let message = &status.conditions[0].message;
+    assert!(message.starts_with("spec.volumeID: ") && message.contains("more than the 64Ti"), "{message}");
 }
