@@ -7,6 +7,7 @@ mod metrics;
 mod object_store;
 mod readiness;
 mod requeue;
+mod restore;
 mod run;
 mod settings;
 mod volume;
@@ -17,10 +18,13 @@ use anyhow::Context;
 use clap::Parser;
 use holdfast_service::{chain, telemetry};
 
-use crate::settings::Settings;
+use crate::settings::{Command, Settings};
 
 fn main() -> ExitCode {
-    let settings = Settings::parse();
+    let mut settings = Settings::parse();
+    if let Some(command) = settings.command.take() {
+        return carry_out(command);
+    }
     let telemetry = match telemetry::start("holdfast-operator", &[]) {
         Ok(telemetry) => telemetry,
         Err(error) => {
@@ -36,4 +40,18 @@ fn main() -> ExitCode {
     }
     telemetry.finish();
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A command of a person: what it says goes to the terminal.
+fn carry_out(Command::Restore { object_store }: Command) -> ExitCode {
+    let outcome = tokio::runtime::Runtime::new()
+        .context("cannot start")
+        .and_then(|runtime| runtime.block_on(restore::run(&object_store)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("holdfast-operator: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 
 /// Runs the Holdfast control plane: provisions volumes, grants them to nodes, checks object stores.
 #[derive(Debug, Parser)]
@@ -19,6 +19,20 @@ pub(crate) struct Settings {
     /// Name of this instance in the Lease and in events; unique among running instances.
     #[arg(long, env = "POD_NAME")]
     pub(crate) identity: Option<String>,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// Work of the program instead of running the control plane.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Prints the objects that bring the volumes of a bucket into this cluster, as YAML for `kubectl apply`.
+    /// Writes nothing.
+    Restore {
+        /// Name of the ObjectStore that describes the bucket.
+        object_store: String,
+    },
 }
 
 impl Settings {

@@ -65,6 +65,14 @@ impl World {
         })
     }
 
+    /// An empty world beside this one, with a Kubernetes API of its own.
+    ///
+    /// # Errors
+    /// If the run's directory cannot be made.
+    pub fn another(&self, name: &str) -> Result<Self> {
+        Self::new(&self.toolbox, name, self.profile)
+    }
+
     /// Directory of this world's files; those that end in `.log` stay.
     pub fn dir(&self) -> &Path {
         self.run.path()

@@ -27,6 +27,7 @@ mod node_loss;
 mod pid_namespace;
 pub mod power_cuts;
 mod provisioning;
+mod restore;
 mod s3;
 mod s3_faults;
 pub mod s3_outage;
@@ -233,6 +234,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(130),
         alone: false,
         run: node_loss::run,
+    },
+    Scenario {
+        name: "restore",
+        about: "a new cluster that is pointed at a bucket gets its volumes and claims back, with their bytes; an unfinished writer is replaced only by name",
+        expected: Duration::from_secs(120),
+        alone: false,
+        run: restore::run,
     },
     Scenario {
         name: "s3-faults",

@@ -137,6 +137,11 @@ pub(super) fn provision_store_at(
     endpoint: &str,
 ) -> Result<()> {
     s3.create_bucket(bucket)?;
+    describe_store(world, endpoint, bucket)
+}
+
+/// Applies the ObjectStore `store` with a bucket that is there, and waits until it is Ready.
+pub(super) fn describe_store(world: &World, endpoint: &str, bucket: &str) -> Result<()> {
     world.kubectl([
         "create",
         "secret",

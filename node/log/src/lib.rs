@@ -2,14 +2,16 @@
 //!
 //! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log. What
 //! the records mean is the engine's; what the requests mean is the store's.
-//! Costs: reading is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a
-//! GET for each; to be sure that there is none after them, and that none of them was truncated, a GET each;
-//! provisioning is one PUT; a record is one PUT. After 32 records a checkpoint is one PUT and one LIST, and
-//! its truncation one or two GETs, one LIST, one PUT for 64 records, and DELETEs.
+//! Costs: finding the volumes of a store is one LIST for each; reading is one LIST of checkpoints, one GET of
+//! the newest, one LIST of the records after it and a GET for each; to be sure that there is none after them,
+//! and that none of them was truncated, a GET each; provisioning is one PUT; a record is one PUT. After
+//! 32 records a checkpoint is one PUT and one LIST, and its truncation one or two GETs, one LIST, one PUT for
+//! 64 records, and DELETEs.
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod create;
 mod limit;
+mod list;
 mod read;
 mod remove;
 pub mod scrub;
@@ -18,6 +20,7 @@ mod truncate;
 pub use create::{
     CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_creation, write_checkpoint,
 };
+pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
 pub use truncate::{truncate, was_truncated_after};

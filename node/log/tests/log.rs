@@ -11,8 +11,8 @@ use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::SegmentRef;
 use holdfast_log::{
-    CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, provision, read_manifest,
-    read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
+    CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, list_volumes, provision,
+    read_manifest, read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
 };
 use holdfast_objects::{
     CreateError, Created, ErrorKind, Fault, MemoryStore, ObjectStore, Page, Parts, ReadyParts, SegmentError,
@@ -70,6 +70,24 @@ async fn a_volume_is_created_with_one_put_and_nothing_else() {
     provision(&store, &volume(), Creation::plain(1000, Nonce([4; 16]), 5)).await.unwrap();
     let other = provision(&store, &volume(), Creation::plain(2000, NONCE, 0)).await.unwrap_err();
     assert!(matches!(other, LogFailure::ExistsOtherwise { sectors: 1000, .. }));
+}
+
+/// `a-b` sorts before `a/`, and a foreign object is no volume.
+#[tokio::test]
+async fn every_volume_of_a_store_is_listed_once() {
+    let store = MemoryStore::new();
+    assert_eq!(list_volumes(&store).await.unwrap(), []);
+    let _ = store.create("volumes/NOT-OURS", "x".into()).await.unwrap();
+    let _ = store.create("volumes/NOT_OURS/log/1", "x".into()).await.unwrap();
+    let ids: Vec<VolumeId> = ["a-b", "a", "a0", "b"].map(|id| id.parse().unwrap()).into();
+    for id in &ids {
+        provision(&store, id, Creation::plain(1000, NONCE, 0)).await.unwrap();
+        let segment = format!("volumes/{id}/segments/00000000000000000009-00000000000000000000000001");
+        let _ = store.create(&segment, "x".into()).await.unwrap();
+    }
+    let lists = store.counts().list;
+    assert_eq!(list_volumes(&store).await.unwrap(), ids);
+    assert_eq!(store.counts().list - lists, 7, "one for each, for each foreign one, and one more");
 }
 
 /// Found by reading: the record of another volume, copied under this one's key, passed for this one's.

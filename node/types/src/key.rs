@@ -29,9 +29,12 @@ pub enum ObjectKey {
     TruncationMarker(VolumeId, Seq),
 }
 
+/// The prefix of everything that belongs to volumes, ending in `/`.
+pub const VOLUMES_PREFIX: &str = "volumes/";
+
 /// The prefix of everything that belongs to `volume`, ending in `/`.
 pub fn volume_prefix(volume: &VolumeId) -> String {
-    format!("volumes/{volume}/")
+    format!("{VOLUMES_PREFIX}{volume}/")
 }
 
 /// The prefix of `volume`'s log, ending in `/`.

@@ -1,0 +1,171 @@
+//! A cluster is lost; another one is pointed at its bucket and gets its volumes back.
+
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::command::output;
+use holdfast_lab::csi::{LIMIT, NewVolume, Use, granted};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition, volume};
+use super::story::{describe_store, provision_store, serve};
+
+const BUCKET: &str = "volumes";
+/// Of a claim, and of a user who named their ids so that the keys of the last come before those of the other;
+/// the last stays attached when its node is lost.
+const VOLUMES: [&str; 3] = ["pvc-1", "plain", "third"];
+const BYTES: u64 = 4 << 20;
+const WAIT: Duration = Duration::from_secs(300);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    create(world)?;
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let sums = write(world, &a)?;
+    report::step("the cluster is lost, and its node with a volume attached");
+    a.vm().cut_power();
+    operator.kill();
+
+    let other = world.another("restored")?;
+    let operator = other.operator()?;
+    describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
+    let objects = s3.keys(BUCKET, "volumes/")?;
+    restore(&other)?;
+    ensure!(s3.keys(BUCKET, "volumes/")? == objects, "the restore changed the bucket");
+
+    let control = Control::Kubernetes { kubeconfig: other.node_kubeconfig()? };
+    let b = Node::start(other.vm("b")?, &control, "auto", "")?;
+    for (name, sum) in VOLUMES.iter().zip(&sums) {
+        report::step(format_args!("node b serves {name} with the same bytes"));
+        if *name == "third" {
+            replace_writer(&other)?;
+        }
+        let device = serve(&other, &b, name)?;
+        ensure!(*sum == sum_of(&b, &device)?, "{name} has other bytes");
+    }
+    let lost = condition(&other, "volume/third", "UnuploadedDataLost")?;
+    ensure!(lost.starts_with("NotReported: node a was cut off"), "{lost}");
+    let added = added(&s3, &objects)?;
+    ensure!(
+        added.len() == 3 && added.iter().all(|key| key.contains("/log/")),
+        "not three attaches: {added:?}"
+    );
+    b.terminate()?;
+    operator.stop()
+}
+
+fn create(world: &World) -> Result<()> {
+    report::step("a claim, and two Volumes with ids of their own");
+    world.kubectl(["create", "namespace", "shop"])?;
+    apply(
+        world,
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {namespace: shop, name: data}\n\
+         spec: {storageClassName: fast, accessModes: [ReadWriteOnce], resources: {requests: {storage: 512Mi}}}\n",
+    )?;
+    let controller = world.csi_controller()?;
+    let claimed = NewVolume::new("pvc-1", 512 << 20, "store")
+        .used(&Use::mounted("xfs"))
+        .parameter("csi.storage.k8s.io/pvc/name", "data")
+        .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
+    granted("create", controller.csi().create(&claimed, LIMIT)?)?;
+    for (name, id) in [("plain", "third"), ("third", "third-2")] {
+        let id = format!("{{volumeID: {id}, size");
+        apply(world, &volume(name, "store", "64Mi").replace("{size", &id))?;
+    }
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")
+}
+
+/// Writes to each volume, detaches all but the last, and returns their sums.
+fn write(world: &World, a: &Node) -> Result<Vec<String>> {
+    report::step("write to all; two are detached, one is not");
+    let mut sums = Vec::new();
+    for name in VOLUMES {
+        let device = serve(world, a, name)?;
+        a.vm().exec(&format!(
+            "head -c {BYTES} /dev/urandom | dd of={device} bs=1M iflag=fullblock oflag=direct conv=fsync,notrunc status=none"
+        ))?;
+        sums.push(sum_of(a, &device)?);
+    }
+    for name in &VOLUMES[..2] {
+        world.kubectl([
+            "patch",
+            "volume",
+            name,
+            "--type=merge",
+            "--patch",
+            "{\"spec\":{\"nodeName\":\"\"}}",
+        ])?;
+        world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
+    }
+    until("the last one to be uploaded", WAIT, || {
+        let dirty = a.metric("holdfast_volume_dirty_bytes", "third-2")?;
+        Ok((dirty == Some(0.0)).then_some(()))
+    })?;
+    Ok(sums)
+}
+
+/// Prints the documents from the bucket alone, and applies them.
+fn restore(world: &World) -> Result<()> {
+    report::step("print what the bucket holds, and apply it to an empty cluster");
+    let mut command = Command::new(world.programs()?.join("holdfast-operator"));
+    command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", "store"]);
+    let documents = output(&mut command)?;
+    report::step(&documents);
+    world.kubectl(["create", "namespace", "shop"])?;
+    apply(world, &documents)?;
+    world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
+    let bound = "{.spec.volumeName} {.spec.storageClassName} {.spec.resources.requests.storage}";
+    let claim = world.kubectl([
+        "get",
+        "persistentvolumeclaim",
+        "data",
+        "--namespace=shop",
+        &format!("--output=jsonpath={bound}"),
+    ])?;
+    ensure!(claim == "pvc-1 fast 512Mi", "the claim is {claim}");
+    let persistent =
+        "{.spec.csi.volumeHandle} {.spec.csi.fsType} {.spec.claimRef.namespace}/{.spec.claimRef.name}";
+    let persistent =
+        world.kubectl(["get", "persistentvolume", "pvc-1", &format!("--output=jsonpath={persistent}")])?;
+    ensure!(persistent == "pvc-1 xfs shop/data", "the PersistentVolume is {persistent}");
+    let again = output(&mut command)?;
+    ensure!(again.is_empty(), "what the cluster has is printed again: {again}");
+    Ok(())
+}
+
+/// The log still calls node a attached: no node replaces it before the user names it.
+fn replace_writer(world: &World) -> Result<()> {
+    let told = condition(world, "volume/third", "Provisioned")?;
+    ensure!(told.starts_with("Adopted: ") && told.contains("force-detach=a"), "{told}");
+    world.kubectl([
+        "patch",
+        "volume",
+        "third",
+        "--type=merge",
+        "--patch",
+        "{\"spec\":{\"nodeName\":\"b\"}}",
+    ])?;
+    until("node b to be refused", WAIT, || {
+        let told = condition(world, "volume/third", "Attached")?;
+        Ok(told.starts_with("HeldElsewhere").then_some(()))
+    })?;
+    world.kubectl(["annotate", "volume", "third", "holdfast.dev/force-detach=a"]).map(drop)
+}
+
+fn sum_of(node: &Node, device: &str) -> Result<String> {
+    node.vm().exec(&format!("dd if={device} bs=1M iflag=direct status=none | sha256sum"))
+}
+
+/// Keys that are new since `before`.
+fn added(s3: &S3Server, before: &[String]) -> Result<Vec<String>> {
+    let now = s3.keys(BUCKET, "volumes/").context("list the bucket")?;
+    Ok(now.into_iter().filter(|key| !before.contains(key)).collect())
+}
