@@ -117,7 +117,8 @@ fn with_id(name: &str, id: &str) -> String {
     volume(name, "store", "1Gi").replace("{size", &format!("{{volumeID: {id}, size"))
 }
 
-fn existing(name: &str, id: &str, size: &str) -> String {
+/// A Volume that adopts what has this id; without a size where that is empty.
+pub(super) fn existing(name: &str, id: &str, size: &str) -> String {
     let size = if size.is_empty() { String::new() } else { format!(", size: {size}") };
     format!(
         "apiVersion: storage.holdfast.dev/v1alpha1\nkind: Volume\nmetadata: {{name: {name}}}\n\

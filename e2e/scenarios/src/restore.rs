@@ -12,6 +12,7 @@ use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
+use super::adoption::existing;
 use super::provisioning::{apply, condition, volume};
 use super::story::{describe_store, provision_store, serve};
 
@@ -40,6 +41,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     let objects = s3.keys(BUCKET, "volumes/")?;
     restore(&other)?;
     ensure!(s3.keys(BUCKET, "volumes/")? == objects, "the restore changed the bucket");
+    delete_by_mistake(&other)?;
+    ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects of an attached volume were removed");
 
     let control = Control::Kubernetes { kubeconfig: other.node_kubeconfig()? };
     let b = Node::start(other.vm("b")?, &control, "auto", "")?;
@@ -139,6 +142,26 @@ fn restore(world: &World) -> Result<()> {
     let again = output(&mut command)?;
     ensure!(again.is_empty(), "what the cluster has is printed again: {again}");
     Ok(())
+}
+
+/// A Volume that adopted is deleted with its objects, which another cluster may still write.
+fn delete_by_mistake(world: &World) -> Result<()> {
+    report::step("a volume that node a has attached is not removed with its Volume");
+    let policy = |name: &str| {
+        let patch = format!("{{\"spec\":{{\"deletionPolicy\":\"{name}\"}}}}");
+        world.kubectl(["patch", "volume", "third", "--type=merge", "--patch", &patch])
+    };
+    policy("Delete")?;
+    world.kubectl(["delete", "volume", "third", "--wait=false"])?;
+    let told = until("the deletion to be blocked", WAIT, || {
+        let told = condition(world, "volume/third", "Provisioned")?;
+        Ok(told.starts_with("DeletionBlocked").then_some(told))
+    })?;
+    ensure!(told.contains("spec.deletionPolicy: node a ") && told.contains("force-detach=a"), "{told}");
+    policy("Retain")?;
+    world.kubectl(["wait", "volume/third", "--for=delete", "--timeout=60s"])?;
+    apply(world, &existing("third", "third-2", ""))?;
+    world.wait_for("volume/third", "jsonpath={.status.phase}=Ready")
 }
 
 /// The log still calls node a attached: no node replaces it before the user names it.
