@@ -130,6 +130,12 @@ pub enum Action {
         /// The chunk.
         chunk: Chunk,
     },
+    /// Give back the memory of the live map's bytes of `chunk`, which are zeros and not touched any more.
+    /// Answer: `MapReleased`.
+    ReleaseMap {
+        /// The chunk.
+        chunk: Chunk,
+    },
     /// Sync the data of a side's file. Answer: `SideSynced`.
     SyncSide {
         /// The side to sync.

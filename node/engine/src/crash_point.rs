@@ -135,6 +135,9 @@ crash_points! {
     Unneeded,
     /// Step 4: a range is punched.
     Punched,
+    /// A chunk that holds nothing local counts as not allocated, and its memory is still there
+    /// (`volume/give_back.rs`).
+    ChunkEmptied,
 
     // A repair of the object store (`volume/repair.rs`).
     /// Clean data is marked to be uploaded again.

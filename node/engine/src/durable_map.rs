@@ -31,7 +31,7 @@ use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
 use crate::sector_map::{
-    LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages,
+    LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages, map_bytes,
 };
 use crate::wire::{self, DecodeError, ENVELOPE_BYTES, Kind, Reader};
 
@@ -403,7 +403,12 @@ impl Slot {
 ///
 /// # Errors
 /// [`LiveMapError`] when `memory` is not the live map of the header's volume.
-pub fn live_pages(header: &Header, memory: Vec<u8>) -> Result<Vec<FoundPage>, LiveMapError> {
+pub fn live_pages(header: &Header, mut memory: Vec<u8>) -> Result<Vec<FoundPage>, LiveMapError> {
+    let whole = usize::try_from(map_bytes(header.sectors)).unwrap_or(usize::MAX);
+    if memory.len() < whole {
+        // Of a volume that has grown since.
+        memory.resize(whole, 0);
+    }
     let map = SectorMap::open(memory, header.sectors, &header.volume)?;
     let page = |page| FoundPage { page, slot: None, generation: 0, nibbles: map.page(page).to_vec() };
     Ok(map.prepared_pages().map(page).collect())

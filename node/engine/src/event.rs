@@ -114,6 +114,11 @@ pub enum Event {
         /// Outcome; on failure the volume asks for it again at the next tick.
         result: Result<(), Unprepared>,
     },
+    /// `ReleaseMap` ended. Where it failed the memory stays, and is used when the chunk is prepared again.
+    MapReleased {
+        /// The chunk.
+        chunk: Chunk,
+    },
     /// `SyncSide` ended.
     SideSynced {
         /// The side.

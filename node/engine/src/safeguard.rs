@@ -126,11 +126,15 @@ pub enum Safeguard {
     MergeKeepsZeros,
     /// After a commit the policy is asked for a merge.
     MergeWhenDue,
+    /// Memory of the live map is given back where no write is in flight.
+    ReleaseStillChunks,
+    /// Memory of the live map is used again after it was given back.
+    PrepareReleased,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 57] = [
+    pub const ALL: [Self; 59] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -188,6 +192,8 @@ impl Safeguard {
         Self::MergeInOrder,
         Self::MergeKeepsZeros,
         Self::MergeWhenDue,
+        Self::ReleaseStillChunks,
+        Self::PrepareReleased,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -209,7 +215,7 @@ impl Safeguard {
             | Self::FuaIsDurable
             | Self::FuaInNextRound
             | Self::SyncEachGroup => 1,
-            Self::ReadsBeforePunch => 2,
+            Self::ReadsBeforePunch | Self::ReleaseStillChunks | Self::PrepareReleased => 2,
             Self::PackByMask | Self::CheckFrameChecksum | Self::FreeSlotOnce => 3,
             Self::CleanOnlyIfClosed
             | Self::ActiveSideIsNewest

@@ -5,13 +5,16 @@
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
 //!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
 //!              dirty, milliseconds since the host started, u64 epoch
-//! 4096   p     two bits a map page: which of its two durable slots was synced last   (p = pages/4, whole 4 KiB)
+//! 4096   ..    groups of 1024 chunks (128 GiB of volume, 4 KiB + 16 MiB), each of them:
+//!    0   2048  two bits a map page: which of its two durable slots was synced last
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
-//! ..     c     one bit a chunk: its part of the map is allocated                     (c = chunks/8, whole 4 KiB)
-//! ..     n     four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
+//! 2048   128   one bit a chunk: its part of the map is allocated
+//! 4096   16Mi  four bits a sector, 16 KiB a chunk: bit 2 dirty in A, bit 3 dirty in B, bits 0-1 newest (0 remote, 1 A, 2 B);
 //!              a dirty newest copy that is zeros: 7 in A, 11 in B, 15 in A and dirty in B too, 12 in B and dirty in A too
 //! ```
-//! The magic number is written last: a map whose maker died does not open.
+//! No place depends on the volume's size: a volume that grows moves nothing, and a map that was made for a
+//! smaller one opens. The magic number is written last: a map whose maker died does not open.
+//! A chunk that holds nothing local any more gives its 16 KiB back (`volume/give_back.rs`).
 //! Owns: these bytes. Runs on: the ring thread that owns the volume, alone.
 //! Invariants: a chunk's bytes are touched only after its allocated bit was set; a sector dirty in the active
 //! side has the active side as its newest.
@@ -48,9 +51,17 @@ pub const PAGE_SECTORS: u64 = 4096;
 pub const PAGE_BYTES: usize = (PAGE_SECTORS / 2) as usize;
 const PAGES_PER_CHUNK: u64 = CHUNK_SECTORS / PAGE_SECTORS;
 const CHUNK_BYTES: u64 = CHUNK_SECTORS / 2;
+/// Chunks of a group.
+const GROUP_CHUNKS: u64 = 1024;
+const GROUP_SECTORS: u64 = GROUP_CHUNKS * CHUNK_SECTORS;
+/// Bytes before the sectors' own part of a group.
+const GROUP_FIXED_BYTES: u64 = 4096;
+const GROUP_BYTES: u64 = GROUP_FIXED_BYTES + GROUP_CHUNKS * CHUNK_BYTES;
+/// Offset in a group of the bits that say which chunks are allocated.
+const PREPARED_AT: u64 = GROUP_CHUNKS * PAGES_PER_CHUNK / 4;
 const HEAD_BYTES: u64 = 4096;
 const MAGIC: [u8; 4] = *b"HFLM";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// In the byte of [`SectorMap::flushed_sides`].
 const SYNC_FAILED: u8 = 128;
 
@@ -58,13 +69,21 @@ const SYNC_FAILED: u8 = 128;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LiveMapError {
-    /// Not a live map, or of another version.
-    #[error("the live map does not begin with its magic number and version {VERSION}")]
+    /// Not a live map, or one whose maker died.
+    #[error("the live map does not begin with its magic number")]
     Head,
+    /// Written by another version.
+    #[error(
+        "the live map has version {found}, this daemon knows {VERSION}: run the version that wrote it, or restart the host"
+    )]
+    Version {
+        /// The version found.
+        found: u32,
+    },
     /// It belongs to another volume.
     #[error("the live map belongs to another volume")]
     Volume,
-    /// Its size is not the volume's.
+    /// It is for a larger volume, or shorter than the volume needs.
     #[error("the live map is for {found} sectors, the volume has {expected}")]
     Size {
         /// Sectors it was made for.
@@ -90,31 +109,60 @@ pub(crate) enum CommitScope {
 pub struct SectorMap<M> {
     memory: M,
     sectors: u64,
-    prepared_at: usize,
-    nibbles_at: usize,
     counted: PerSide<u64>,
 }
 
-/// Bytes that must be allocated before a map is made: all but the sectors' own part.
-pub fn fixed_bytes(sectors: u64) -> u64 {
-    let whole = |bits: u64| bits.div_ceil(8).next_multiple_of(4096);
-    HEAD_BYTES + whole(2 * sectors.div_ceil(PAGE_SECTORS)) + whole(sectors.div_ceil(CHUNK_SECTORS))
+/// The bytes that must be allocated before a map of `sectors` sectors is made or opened, as
+/// `(offset, length)`: all but the sectors' own part.
+pub fn fixed_extents(sectors: u64) -> impl Iterator<Item = (u64, u64)> {
+    let groups = (0..sectors.div_ceil(GROUP_SECTORS)).map(|group| group_at(Chunk(group * GROUP_CHUNKS)));
+    std::iter::once((0, HEAD_BYTES)).chain(groups.map(|at| (at, GROUP_FIXED_BYTES)))
 }
 
 /// Length of the map of a volume of `sectors` sectors, in bytes.
 pub fn map_bytes(sectors: u64) -> u64 {
-    fixed_bytes(sectors) + sectors.div_ceil(CHUNK_SECTORS) * CHUNK_BYTES
+    sectors.div_ceil(CHUNK_SECTORS).checked_sub(1).map_or(HEAD_BYTES, |last| {
+        let (offset, length) = chunk_extent(Chunk(last));
+        offset + length
+    })
 }
 
 /// The bytes of the map that describe `chunk`: `(offset, length)`.
-pub fn chunk_extent(sectors: u64, chunk: Chunk) -> (u64, u64) {
-    (fixed_bytes(sectors) + chunk.0 * CHUNK_BYTES, CHUNK_BYTES)
+pub fn chunk_extent(chunk: Chunk) -> (u64, u64) {
+    (nibble_at(chunk.first_sector().0), CHUNK_BYTES)
+}
+
+/// Byte offset of the group of `chunk`.
+fn group_at(chunk: Chunk) -> u64 {
+    HEAD_BYTES + chunk.0 / GROUP_CHUNKS * GROUP_BYTES
+}
+
+/// Byte offset of the four bits of `sector`, which are half of it.
+fn nibble_at(sector: u64) -> u64 {
+    HEAD_BYTES + (sector / GROUP_SECTORS + 1) * GROUP_FIXED_BYTES + sector / 2
+}
+
+/// Byte offset of the two bits of `page`.
+fn slot_at(page: u64) -> u64 {
+    group_at(Chunk(page / PAGES_PER_CHUNK)) + page % (GROUP_CHUNKS * PAGES_PER_CHUNK) / 4
+}
+
+/// Byte offset of the bit of `chunk`.
+fn prepared_at(chunk: Chunk) -> u64 {
+    group_at(chunk) + PREPARED_AT + chunk.0 % GROUP_CHUNKS / 8
+}
+
+/// `offset` as an index: the memory is mapped, so it fits.
+#[allow(clippy::cast_possible_truncation, reason = "the offset lies within memory of this process")]
+const fn index(offset: u64) -> usize {
+    offset as usize
 }
 
 fn since_at(side: Side) -> usize {
     48 + 8 * side as usize
 }
 
+const SECTORS_AT: usize = 8;
 const EPOCH_AT: usize = 64;
 
 fn volume_hash(volume: &VolumeId) -> [u8; 16] {
@@ -124,10 +172,7 @@ fn volume_hash(volume: &VolumeId) -> [u8; 16] {
 impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     fn over(memory: M, sectors: u64) -> Self {
         assert!(memory.as_ref().len() as u64 >= map_bytes(sectors), "the memory holds the whole map");
-        let prepared = HEAD_BYTES + (2 * sectors.div_ceil(PAGE_SECTORS)).div_ceil(8).next_multiple_of(4096);
-        let at = |offset: u64| usize::try_from(offset).expect("it is mapped, so it fits");
-        let nibbles_at = at(fixed_bytes(sectors));
-        Self { memory, sectors, prepared_at: at(prepared), nibbles_at, counted: PerSide::default() }
+        Self { memory, sectors, counted: PerSide::default() }
     }
 
     /// Every change of the map goes through here. The process may be killed between any two of them, and what
@@ -157,23 +202,31 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         self.bytes_mut()[..4].copy_from_slice(&MAGIC);
     }
 
-    /// The map a dead predecessor left.
+    /// The map a dead predecessor left. One of a smaller volume is from here on a map of `sectors` sectors.
     ///
     /// # Errors
     /// [`LiveMapError`] when these bytes are not the volume's map.
     pub fn open(memory: M, sectors: u64, volume: &VolumeId) -> Result<Self, LiveMapError> {
         let head = memory.as_ref().get(..HEAD_BYTES as usize).ok_or(LiveMapError::Head)?;
-        if head[..4] != MAGIC || head[4..8] != VERSION.to_le_bytes() {
+        if head[..4] != MAGIC {
             return Err(LiveMapError::Head);
+        }
+        let version = u32::from_le_bytes(head[4..8].try_into().expect("4 bytes"));
+        if version != VERSION {
+            return Err(LiveMapError::Version { found: version });
         }
         if head[16..32] != volume_hash(volume) {
             return Err(LiveMapError::Volume);
         }
         let found = u64::from_le_bytes(head[8..16].try_into().expect("8 bytes"));
-        if found != sectors || (memory.as_ref().len() as u64) < map_bytes(sectors) {
+        if found > sectors || (memory.as_ref().len() as u64) < map_bytes(sectors) {
             return Err(LiveMapError::Size { found, expected: sectors });
         }
-        Ok(Self::over(memory, sectors))
+        let mut map = Self::over(memory, sectors);
+        if found < sectors {
+            map.set_number(SECTORS_AT, sectors);
+        }
+        Ok(map)
     }
 
     /// Sectors of the volume.
@@ -264,13 +317,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// The durable slot of `page` that holds its last synced bytes; none where nothing of it was synced yet.
     pub(crate) fn synced_slot(&self, page: u64) -> Option<u8> {
-        let at = HEAD_BYTES as usize + (page / 4) as usize;
+        let at = index(slot_at(page));
         let bits = (self.memory.as_ref()[at] >> (page % 4 * 2)) & 3;
         (bits != 0).then_some(u8::from(bits != 1))
     }
 
     pub(crate) fn set_synced_slot(&mut self, page: u64, slot: Option<u8>) {
-        let at = HEAD_BYTES as usize + (page / 4) as usize;
+        let at = index(slot_at(page));
         let byte = &mut self.bytes_mut()[at];
         let shift = page % 4 * 2;
         *byte = (*byte & !(3 << shift)) | (slot.map_or(0, |slot| slot + 1) << shift);
@@ -279,18 +332,34 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     /// Returns true if the chunk's part of the map may be touched; if not, every sector of it is remote and
     /// clean.
     pub(crate) fn is_prepared(&self, chunk: Chunk) -> bool {
-        self.memory.as_ref()[self.prepared_at + (chunk.0 / 8) as usize] & (1 << (chunk.0 % 8)) != 0
+        self.memory.as_ref()[index(prepared_at(chunk))] & (1 << (chunk.0 % 8)) != 0
     }
 
     /// Says that the chunk's part of the map is allocated and zeroed.
     pub(crate) fn set_prepared(&mut self, chunk: Chunk) {
-        let at = self.prepared_at + (chunk.0 / 8) as usize;
-        self.bytes_mut()[at] |= 1 << (chunk.0 % 8);
+        self.bytes_mut()[index(prepared_at(chunk))] |= 1 << (chunk.0 % 8);
     }
 
-    /// Returns true if any chunk is prepared: nothing was ever written to the sectors of the others.
+    /// Says that the chunk's part of the map is not allocated, where it is allocated and every sector is
+    /// remote and clean. Returns whether that is so.
+    pub(crate) fn unprepare(&mut self, chunk: Chunk) -> bool {
+        let (offset, length) = chunk_extent(chunk);
+        let at = index(offset);
+        let holds_nothing = self.is_prepared(chunk)
+            && self.memory.as_ref()[at..at + index(length)].iter().all(|nibbles| *nibbles == 0);
+        if holds_nothing {
+            self.bytes_mut()[index(prepared_at(chunk))] &= !(1 << (chunk.0 % 8));
+        }
+        holds_nothing
+    }
+
+    /// Returns true if any chunk is prepared: all that was ever written to the others is committed.
     pub(crate) fn is_any_prepared(&self) -> bool {
-        self.memory.as_ref()[self.prepared_at..self.nibbles_at].iter().any(|byte| *byte != 0)
+        let memory = self.memory.as_ref();
+        (0..self.sectors.div_ceil(GROUP_SECTORS)).any(|group| {
+            let at = index(prepared_at(Chunk(group * GROUP_CHUNKS)));
+            memory[at..at + (GROUP_CHUNKS / 8) as usize].iter().any(|byte| *byte != 0)
+        })
     }
 
     /// Pages of the chunks that are prepared.
@@ -301,17 +370,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
     }
 
     pub(crate) fn page(&self, page: u64) -> &[u8] {
-        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        let at = index(nibble_at(page * PAGE_SECTORS));
         &self.memory.as_ref()[at..at + PAGE_BYTES]
     }
 
     pub(crate) fn set_page(&mut self, page: u64, bytes: &[u8]) {
-        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        let at = index(nibble_at(page * PAGE_SECTORS));
         self.bytes_mut()[at..at + PAGE_BYTES].copy_from_slice(bytes);
     }
 
     fn nibble(&self, sector: u64) -> Nibble {
-        let byte = self.memory.as_ref()[self.nibbles_at + (sector / 2) as usize];
+        let byte = self.memory.as_ref()[index(nibble_at(sector))];
         Nibble((byte >> ((sector % 2) * 4)) & 15)
     }
 
@@ -321,7 +390,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         if nibble == old {
             return false;
         }
-        let at = self.nibbles_at + (sector / 2) as usize;
+        let at = index(nibble_at(sector));
         let byte = &mut self.bytes_mut()[at];
         let shift = (sector % 2) * 4;
         *byte = (*byte & !(15 << shift)) | (nibble.0 << shift);
@@ -337,7 +406,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let mut dirty = SideSet::NONE;
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
-        let at = self.nibbles_at + (first / 2) as usize;
+        let at = index(nibble_at(first));
         let whole = self.memory.as_ref()[at..].first_chunk::<PAGE_BYTES>().expect("a chunk has whole pages");
         for (index, word) in whole.as_chunks::<8>().0.iter().enumerate() {
             let word = u64::from_le_bytes(*word);
@@ -447,7 +516,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let first = page * PAGE_SECTORS;
         let end = (first + PAGE_SECTORS).min(self.sectors);
         SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS).filter_map(move |piece| {
-            let at = self.nibbles_at + (piece.start.0 / 2) as usize;
+            let at = index(nibble_at(piece.start.0));
             let nibbles = self.memory.as_ref()[at..].first_chunk::<16>().expect("a chunk has whole blocks");
             if u128::from_ne_bytes(*nibbles) & in_each(side.dirty_bit()) == 0 {
                 return None;
@@ -472,7 +541,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         let elsewhere = in_each(side.other().newest_bits());
         let mut released = 0;
         for block in SectorRange::new(first, end - first).split_at_multiples(BLOCK_SECTORS) {
-            let at = self.nibbles_at + (block.start.0 / 2) as usize;
+            let at = index(nibble_at(block.start.0));
             let bytes = &self.memory.as_ref()[at..at + 16];
             let nibbles = u128::from_ne_bytes(bytes.try_into().expect("16 bytes"));
             if nibbles & dirty != 0 {
@@ -508,7 +577,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     /// Takes the dirty mark of `side` from every sector of `page`; the data stays as cache.
     pub(crate) fn clear_dirty(&mut self, page: u64, side: Side) {
-        let at = self.nibbles_at + page as usize * PAGE_BYTES;
+        let at = index(nibble_at(page * PAGE_SECTORS));
         let mut uncounted = 0;
         for word in self.bytes_mut()[at..at + PAGE_BYTES].as_chunks_mut::<8>().0 {
             let nibbles = Nibbles(u64::from_le_bytes(*word));

@@ -36,6 +36,7 @@ mod dirty;
 mod durability;
 mod evict;
 mod flush;
+mod give_back;
 mod lifecycle;
 mod merge;
 mod read;
@@ -245,8 +246,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             Event::Evicted { result } => {
                 if self.data.evictor.evicted(result, self.core.map.active().other()) {
+                    self.data.give_back(&mut self.core, &self.rounds, out);
                     self.unpark(out);
                 }
+            }
+            Event::MapReleased { chunk } => {
+                self.data.requests.released(chunk);
+                self.unpark(out);
             }
             Event::Space { excess_bytes, room_bytes } => {
                 self.data.evictor.space_measured(excess_bytes, room_bytes);

@@ -90,17 +90,20 @@ fn times_follow_a_clock_that_is_set_later() {
     assert_eq!(volume.status().durable_until_unix_ms, Some(1_700_000_001_000));
 }
 
-type Completed = Vec<(RequestId, Result<(), Errno>)>;
+/// Results of what a volume asked for.
+#[derive(Default)]
+struct Heard {
+    /// The requests that completed.
+    completed: Vec<(RequestId, Result<(), Errno>)>,
+    /// Number of ranges that were evicted.
+    evicted: usize,
+    /// The chunks whose memory is to be given back, which was not answered.
+    released: Vec<Chunk>,
+}
 
-/// Tells the volume of `event` and answers all that it asks for; syncs of sides end with `synced`. Returns
-/// the requests that completed, and how many ranges were evicted.
-fn drive(
-    volume: &mut Volume<Vec<u8>>,
-    now: u64,
-    event: Event,
-    synced: Result<(), Errno>,
-) -> (Completed, usize) {
-    let (mut events, mut completed, mut evicted) = (vec![event], Vec::new(), 0);
+/// Tells the volume of `event` and answers all that it asks for; syncs of sides end with `synced`.
+fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<(), Errno>) -> Heard {
+    let (mut events, mut heard) = (vec![event], Heard::default());
     while let Some(event) = events.pop() {
         let mut answers = Vec::new();
         for action in tell(volume, now, event) {
@@ -110,10 +113,14 @@ fn drive(
                     Event::IoCompleted { id, result }
                 }
                 Action::Evict { .. } => {
-                    evicted += 1;
+                    heard.evicted += 1;
                     Event::Evicted { result }
                 }
                 Action::PrepareMap { chunk } => Event::MapPrepared { chunk, result: Ok(()) },
+                Action::ReleaseMap { chunk } => {
+                    heard.released.push(chunk);
+                    continue;
+                }
                 Action::SyncSide { side } => Event::SideSynced { side, result: synced },
                 Action::WriteMap(_) => Event::MapWritten { result },
                 Action::SyncMap => Event::MapSynced { result },
@@ -128,7 +135,7 @@ fn drive(
                 Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
                 Action::WriteCheckpoint { seq, .. } => Event::CheckpointWritten { seq, written: true },
                 Action::Complete { id, result } => {
-                    completed.push((id, result));
+                    heard.completed.push((id, result));
                     continue;
                 }
                 Action::Report(_) => continue,
@@ -137,7 +144,7 @@ fn drive(
         }
         events.splice(0..0, answers.into_iter().rev());
     }
-    (completed, evicted)
+    heard
 }
 
 fn request(id: u32, op: Op, start: u64, sectors: u64) -> Event {
@@ -153,8 +160,8 @@ fn clean_with_a_failed_sync() -> Volume<Vec<u8>> {
     // A write that fails where nothing lies dirties nothing, and still the side is to be synced.
     tell(&mut volume, 62_000, request(0, Op::Write, 4096, 8));
     tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
-    let (completed, _) = drive(&mut volume, 62_000, request(0, Op::Flush, 0, 0), Err(Errno::EIO));
-    assert_eq!(completed, [(RequestId(0), Err(Errno::EIO))]);
+    let flushed = drive(&mut volume, 62_000, request(0, Op::Flush, 0, 0), Err(Errno::EIO));
+    assert_eq!(flushed.completed, [(RequestId(0), Err(Errno::EIO))]);
     let status = volume.status();
     assert!(status.sync_failed && status.dirty_bytes == 0 && status.oldest_dirty_ms.is_none());
     volume
@@ -170,16 +177,18 @@ fn after_a_failed_sync_a_full_cache_takes_the_write_it_needs() {
     let full = Event::Space { excess_bytes: 1 << 20, room_bytes: 0 };
     drive(&mut volume, now, full.clone(), Ok(()));
     for id in 0..2 {
-        completed.extend(drive(&mut volume, now, request(id, Op::Write, 600 + u64::from(id), 1), Ok(())).0);
+        completed.extend(
+            drive(&mut volume, now, request(id, Op::Write, 600 + u64::from(id), 1), Ok(())).completed,
+        );
     }
     assert_eq!(completed, [(RequestId(0), Ok(()))], "one write is committed first");
     for _ in 0..4 {
         now += 1000;
-        evictions += drive(&mut volume, now, Event::Tick, Ok(())).1;
+        evictions += drive(&mut volume, now, Event::Tick, Ok(())).evicted;
     }
     assert!(evictions > 0, "its commit lets clean data be evicted");
     let room = Event::Space { excess_bytes: 0, room_bytes: 1 << 20 };
-    assert_eq!(drive(&mut volume, now, room, Ok(())).0, [(RequestId(1), Ok(()))]);
+    assert_eq!(drive(&mut volume, now, room, Ok(())).completed, [(RequestId(1), Ok(()))]);
 }
 
 /// A batch that changes no map page needs a round with nothing to write: no event would come that continues
@@ -191,4 +200,60 @@ fn an_eviction_whose_round_ends_at_once_punches_at_once() {
     let excess = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 };
     let whole = SectorRange::new(0, SECTORS);
     assert_eq!(tell(&mut volume, 1000, excess), [Action::Evict { range: whole, side: Side::B }]);
+}
+
+/// A volume whose first sectors are clean on the inactive side.
+fn with_clean_data() -> Volume<Vec<u8>> {
+    let mut volume = volume();
+    drive(&mut volume, 1000, request(0, Op::Write, 0, 256), Ok(()));
+    drive(&mut volume, 62_000, Event::Tick, Ok(()));
+    assert_eq!(volume.status().seal.begun, 1);
+    volume
+}
+
+const EXCESS: Event = Event::Space { excess_bytes: 1 << 20, room_bytes: 1 << 20 };
+
+/// Each 128 MiB of a volume that were ever touched held 16 KiB of the run directory until the next attach.
+#[test]
+fn a_chunk_that_holds_nothing_local_gives_its_memory_back() {
+    let mut volume = with_clean_data();
+    let chunk = Chunk(0);
+    assert_eq!(drive(&mut volume, 62_000, EXCESS, Ok(())).released, [chunk]);
+    let read = tell(&mut volume, 62_000, request(0, Op::Read, 0, 1));
+    assert!(matches!(read[..], [Action::ReadCold { .. }]), "{read:?}");
+    assert_eq!(tell(&mut volume, 62_000, request(1, Op::Write, 9, 1)), [], "it is not there yet, nor gone");
+    assert_eq!(tell(&mut volume, 62_000, Event::MapReleased { chunk }), [Action::PrepareMap { chunk }]);
+    let written = drive(&mut volume, 62_000, Event::MapPrepared { chunk, result: Ok(()) }, Ok(()));
+    assert_eq!(written.completed, [(RequestId(1), Ok(()))]);
+    assert_eq!(volume.status().dirty_bytes, 4096);
+}
+
+#[test]
+fn a_chunk_with_a_write_in_flight_keeps_its_memory() {
+    let mut volume = with_clean_data();
+    let write = tell(&mut volume, 62_000, request(1, Op::Write, 4097, 1));
+    assert!(matches!(write[..], [Action::Write { .. }]), "{write:?}");
+    let heard = drive(&mut volume, 62_000, EXCESS, Ok(()));
+    assert!(heard.evicted > 0 && heard.released.is_empty());
+    drive(&mut volume, 62_000, Event::IoCompleted { id: RequestId(1), result: Ok(()) }, Ok(()));
+    assert_eq!(volume.status().dirty_bytes, 4096);
+}
+
+/// Data that the durable map still calls dirty would be punched without a look at it.
+#[test]
+fn a_chunk_that_changed_since_the_round_keeps_its_memory() {
+    let mut volume = volume();
+    for (id, start) in [(0, 0), (1, 4096)] {
+        drive(&mut volume, 1000, request(id, Op::Write, start, 256), Ok(()));
+    }
+    drive(&mut volume, 62_000, Event::Tick, Ok(()));
+    assert_eq!(volume.status().dirty_bytes, 0);
+    let round = tell(&mut volume, 62_000, EXCESS);
+    assert!(matches!(round[..], [Action::WriteMap(_)]), "{round:?}: of the first page");
+    // The rest becomes remote when the round has copied it.
+    let read = tell(&mut volume, 62_000, request(0, Op::Read, 4096, 256));
+    assert!(matches!(read[..], [Action::Read { .. }]), "{read:?}");
+    tell(&mut volume, 62_000, Event::IoCompleted { id: RequestId(0), result: Err(Errno::EIO) });
+    let heard = drive(&mut volume, 62_000, Event::MapWritten { result: Ok(()) }, Ok(()));
+    assert!(heard.evicted > 0 && heard.released.is_empty(), "{:?}", heard.released);
 }

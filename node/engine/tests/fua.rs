@@ -95,6 +95,7 @@ impl Bench {
         let event = match self.asked.remove(at) {
             Action::Write { id, .. } | Action::Punch { id, .. } => Event::IoCompleted { id, result },
             Action::Evict { .. } => Event::Evicted { result },
+            Action::ReleaseMap { chunk } => Event::MapReleased { chunk },
             Action::SyncSide { side } => Event::SideSynced { side, result },
             Action::WriteMap(_) => Event::MapWritten { result },
             Action::SyncMap => Event::MapSynced { result },

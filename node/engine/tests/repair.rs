@@ -214,7 +214,10 @@ impl Host {
                 self.checkpoints.push(seq);
                 Event::CheckpointWritten { seq, written: self.checkpoints.len() > 1 }
             }
-            Action::ReadCold { .. } | Action::Punch { .. } | Action::Evict { .. } => {
+            Action::ReadCold { .. }
+            | Action::Punch { .. }
+            | Action::Evict { .. }
+            | Action::ReleaseMap { .. } => {
                 unreachable!("{action:?}")
             }
         })

@@ -2,7 +2,7 @@
 //! was touched.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -27,16 +27,20 @@ const TEBIBYTE: u64 = (1 << 40) / 4096;
 struct Mapping {
     bytes: Vec<u8>,
     home: Rc<RefCell<Vec<u8>>>,
+    /// Accesses to the map.
+    steps: Rc<Cell<u64>>,
 }
 
 impl AsRef<[u8]> for Mapping {
     fn as_ref(&self) -> &[u8] {
+        self.steps.update(|steps| steps + 1);
         &self.bytes
     }
 }
 
 impl AsMut<[u8]> for Mapping {
     fn as_mut(&mut self) -> &mut [u8] {
+        self.steps.update(|steps| steps + 1);
         &mut self.bytes
     }
 }
@@ -61,11 +65,15 @@ struct Turns {
     /// The most sectors that became clean in one turn.
     max_cleared: u64,
     uploaded_blocks: usize,
+    /// The most accesses to the live map in one turn, and all of them.
+    most_steps: u64,
+    steps: u64,
 }
 
 struct Host {
     volume: Option<Volume<Mapping>>,
     tmpfs: Rc<RefCell<Vec<u8>>>,
+    steps: Rc<Cell<u64>>,
     header: Header,
     /// The durable map's file; empty where it is not read.
     file: Vec<u8>,
@@ -77,10 +85,13 @@ struct Host {
 }
 
 /// The sides are sealed once the writes of `Host::with_all_touched` are followed by another.
+fn limits(sectors: u64) -> DirtyLimits {
+    let seal_bytes = (sectors.div_ceil(PAGE_SECTORS) + 1) * 4096;
+    DirtyLimits { seal_bytes, max_bytes: 1 << 50, max_age_ms: 1 << 40 }
+}
+
 fn setup(header: Header) -> Setup {
-    let seal_bytes = (header.sectors.div_ceil(PAGE_SECTORS) + 1) * 4096;
-    let limits = DirtyLimits { seal_bytes, max_bytes: 1 << 50, max_age_ms: 1 << 40 };
-    let durability = Durability::Local;
+    let (limits, durability) = (limits(header.sectors), Durability::Local);
     Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability }
 }
 
@@ -99,6 +110,15 @@ fn attached(sectors: u64) -> Manifest {
 impl Host {
     /// An attached volume of `sectors` sectors with one sector written in each map page, and never flushed.
     fn with_all_touched(sectors: u64, keeps_file: bool) -> Self {
+        let mut host = Self::new(sectors, keeps_file, limits(sectors));
+        for page in 0..sectors.div_ceil(PAGE_SECTORS) {
+            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
+        }
+        host
+    }
+
+    /// An attached volume of `sectors` sectors in which nothing was written.
+    fn new(sectors: u64, keeps_file: bool, limits: DirtyLimits) -> Self {
         let manifest = attached(sectors);
         let header = Header {
             volume: manifest.volume().clone(),
@@ -114,30 +134,30 @@ impl Host {
             identity: manifest.identity(),
         };
         let tmpfs = Rc::new(RefCell::new(Vec::new()));
-        let memory = Mapping { bytes: vec![0; map_bytes(sectors) as usize], home: Rc::clone(&tmpfs) };
-        let volume = Volume::attach(setup(header.clone()), memory, manifest, &[], false, 0, &mut Vec::new());
+        let (home, steps) = (Rc::clone(&tmpfs), Rc::new(Cell::new(0)));
+        let bytes = vec![0; map_bytes(sectors) as usize];
+        let memory = Mapping { bytes, home, steps: Rc::clone(&steps) };
+        let setup = Setup { limits, ..setup(header.clone()) };
+        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let file = if keeps_file { vec![0; file_bytes(pages) as usize] } else { Vec::new() };
-        let mut host = Self {
+        Self {
             volume: Some(volume),
             tmpfs,
+            steps,
             header,
             file,
             turns: Turns::default(),
             fails_at: None,
             unreadable: None,
-        };
-        for page in 0..pages {
-            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
         }
-        host
     }
 
     /// The process dies and another takes over.
     fn resume(&mut self) {
         self.volume = None;
         let bytes = self.tmpfs.take();
-        let memory = Mapping { bytes, home: Rc::clone(&self.tmpfs) };
+        let memory = Mapping { bytes, home: Rc::clone(&self.tmpfs), steps: Rc::clone(&self.steps) };
         self.volume = Some(Volume::resume(setup(self.header.clone()), memory, None, 0).unwrap());
         self.turns = Turns::default();
     }
@@ -161,9 +181,12 @@ impl Host {
         let mut out = Vec::new();
         let volume = self.volume.as_mut().unwrap();
         let dirty_bytes = volume.status().dirty_bytes;
-        let begun = Instant::now();
+        let (begun, steps) = (Instant::now(), self.steps.get());
         volume.handle(0, event, &mut out);
         self.turns.longest = self.turns.longest.max(begun.elapsed());
+        let steps = self.steps.get() - steps;
+        self.turns.most_steps = self.turns.most_steps.max(steps);
+        self.turns.steps += steps;
         let cleared = dirty_bytes.saturating_sub(volume.status().dirty_bytes) / 4096;
         self.turns.max_cleared = self.turns.max_cleared.max(cleared);
         self.turns.max_actions = self.turns.max_actions.max(out.len());
@@ -232,6 +255,7 @@ impl Host {
             | Action::ReadCold { .. }
             | Action::Punch { .. }
             | Action::Evict { .. }
+            | Action::ReleaseMap { .. }
             | Action::ReadRecord { .. }
             | Action::WriteCheckpoint { .. }
             | Action::Report(_) => unreachable!("{action:?}"),
@@ -315,6 +339,30 @@ fn no_turn_of_a_seal_grows_with_the_volume() {
     assert_eq!(turns.next_turns, 2 * (pages / most - 1), "as many list them as make them clean");
     assert!(turns.max_writes <= 2 * MAP_WRITE_PAGES && turns.max_actions <= 3, "{turns:?}");
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
+}
+
+/// The work of one event is the same in a volume of 10 GiB and in one a hundred times as large, however far
+/// apart what is committed lies. More turns are needed where it lies on more map pages.
+#[test]
+fn no_event_of_a_commit_does_more_in_a_larger_volume() {
+    const WRITES: u64 = 16_384;
+    let [small, large] = [10 << 30, 1 << 40].map(|bytes| {
+        let sectors = bytes / 4096;
+        let mut host = Host::new(sectors, false, limits(TEBIBYTE));
+        for write in 0..WRITES {
+            host.ask(Op::Write, SectorRange::new(write * (sectors / WRITES), 1));
+        }
+        host.turns = Turns::default();
+        // The last commit.
+        let actions = host.turn(Event::Detach);
+        host.drive(actions);
+        assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 0);
+        println!("{bytes} bytes: {:?}", host.turns);
+        host.turns
+    });
+    assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
+    assert!(2 * large.most_steps <= 3 * small.most_steps, "{} and {}", large.most_steps, small.most_steps);
+    assert!(large.max_writes <= 2 * MAP_WRITE_PAGES && large.max_actions <= 3, "{large:?}");
 }
 
 /// Both sides are committed as one after data was lost: a write between two turns would become clean with

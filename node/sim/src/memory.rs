@@ -2,6 +2,7 @@
 //! it.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Payload with which a process that was killed inside the engine unwinds.
@@ -32,29 +33,49 @@ impl Fuse {
     }
 }
 
-/// The tmpfs file, while no process maps it.
+/// The tmpfs file.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tmpfs(Rc<RefCell<Option<Vec<u8>>>>);
+pub(crate) struct Tmpfs(Rc<RefCell<TmpfsFile>>);
+
+#[derive(Debug, Default)]
+struct TmpfsFile {
+    /// Its bytes, while no process maps it.
+    bytes: Option<Vec<u8>>,
+    /// Holes that were made while a process maps it: its next change shows them.
+    holes: Vec<Range<usize>>,
+}
 
 impl Tmpfs {
     /// Maps what is there, or new zeroed memory, of a process that dies by `fuse`.
     pub(crate) fn map(&self, bytes: u64, fuse: Fuse) -> LiveMemory {
-        let found = self.0.borrow_mut().take();
+        let found = self.0.borrow_mut().bytes.take();
         let bytes = found.unwrap_or_else(|| vec![0; usize::try_from(bytes).expect("a map fits")]);
         LiveMemory { bytes, home: self.clone(), fuse }
     }
 
     pub(crate) fn holds_a_map(&self) -> bool {
-        self.0.borrow().is_some()
+        self.0.borrow().bytes.is_some()
     }
 
     /// A copy of what is there.
     pub(crate) fn bytes(&self) -> Option<Vec<u8>> {
-        self.0.borrow().clone()
+        self.0.borrow().bytes.clone()
     }
 
+    /// Makes a hole of `length` bytes at `offset`, also in what a process maps.
+    pub(crate) fn punch(&self, (offset, length): (u64, u64)) {
+        let start = usize::try_from(offset).expect("a map fits");
+        let hole = start..start + usize::try_from(length).expect("a map fits");
+        let file = &mut *self.0.borrow_mut();
+        match &mut file.bytes {
+            Some(bytes) => bytes[hole].fill(0),
+            None => file.holes.push(hole),
+        }
+    }
+
+    /// Removes the file. No process maps it.
     pub(crate) fn remove(&self) {
-        *self.0.borrow_mut() = None;
+        self.0.borrow_mut().bytes = None;
     }
 }
 
@@ -63,6 +84,14 @@ pub(crate) struct LiveMemory {
     bytes: Vec<u8>,
     home: Tmpfs,
     fuse: Fuse,
+}
+
+impl LiveMemory {
+    fn show_holes(&mut self) {
+        for hole in self.home.0.borrow_mut().holes.drain(..) {
+            self.bytes[hole].fill(0);
+        }
+    }
 }
 
 impl AsRef<[u8]> for LiveMemory {
@@ -74,12 +103,14 @@ impl AsRef<[u8]> for LiveMemory {
 impl AsMut<[u8]> for LiveMemory {
     fn as_mut(&mut self) -> &mut [u8] {
         self.fuse.burn();
+        self.show_holes();
         &mut self.bytes
     }
 }
 
 impl Drop for LiveMemory {
     fn drop(&mut self) {
-        *self.home.0.borrow_mut() = Some(std::mem::take(&mut self.bytes));
+        self.show_holes();
+        self.home.0.borrow_mut().bytes = Some(std::mem::take(&mut self.bytes));
     }
 }

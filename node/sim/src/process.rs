@@ -250,6 +250,7 @@ impl Process {
             Action::Read { .. }
             | Action::Complete { .. }
             | Action::PrepareMap { .. }
+            | Action::ReleaseMap { .. }
             | Action::WriteMap(_)
             | Action::NextTurn
             | Action::Report(_) => {}

@@ -22,7 +22,7 @@ const FEWER_SECTORS: u64 = 50_001;
 /// Places where something begins or ends: blocks, map pages, chunks, the volume.
 const HOT: [u64; 7] = [0, 32, 4096, 32_768 - 20, 32_768, 65_536, SECTORS - 40];
 /// Limits of the sides in a run that has one, in sectors.
-const SHARES: [u64; 3] = [64, 200, 600];
+const SHARES: [u64; 4] = [16, 64, 200, 600];
 /// Steps after which a volume that should have come to rest is stuck.
 const PATIENCE: u32 = 60_000;
 /// Mean number of turns that a host's faults last, and that a sleeper sleeps.

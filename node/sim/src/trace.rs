@@ -123,6 +123,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
             let result = result.map_err(|(Unprepared::RunDir(errno) | Unprepared::Disk(errno))| errno);
             (3, [chunk.0, came_of(result), 0, 0])
         }
+        Event::MapReleased { chunk } => (22, [chunk.0, 0, 0, 0]),
         Event::SideSynced { side, result } => (4, [*side as u64, came_of(*result), 0, 0]),
         Event::MapWritten { result } => (5, [came_of(*result), 0, 0, 0]),
         Event::NextTurn => (19, [0; 4]),
@@ -174,6 +175,7 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         Action::Evict { range, side } => (48, [range.start.0, range.sectors, *side as u64, 0]),
         Action::Complete { id, result } => (37, [id.0.into(), came_of(*result), 0, 0]),
         Action::PrepareMap { chunk } => (38, [chunk.0, 0, 0, 0]),
+        Action::ReleaseMap { chunk } => (51, [chunk.0, 0, 0, 0]),
         Action::SyncSide { side } => (39, [*side as u64, 0, 0, 0]),
         Action::WriteMap(writes) => {
             let sums = writes.iter().fold(0u64, |all, one| all.rotate_left(7) ^ sum(&one.bytes));
@@ -272,6 +274,7 @@ fn event_words(event: &Event) -> String {
         | Event::Evicted { .. }
         | Event::Space { .. }
         | Event::MapPrepared { .. }
+        | Event::MapReleased { .. }
         | Event::SideSynced { .. }
         | Event::MapWritten { .. }
         | Event::MapSynced { .. }
@@ -317,6 +320,7 @@ fn action_words(action: &Action) -> String {
         Action::WriteCheckpoint { seq, .. } => format!("checkpoint {}", seq.0),
         Action::Complete { .. }
         | Action::PrepareMap { .. }
+        | Action::ReleaseMap { .. }
         | Action::SyncSide { .. }
         | Action::SyncMap
         | Action::NextTurn

@@ -510,14 +510,15 @@ fn texts(target: &str, decode: impl Fn(&str) -> Option<String>) {
 fn live_maps() {
     let world = life();
     let left = world.live_map(0).expect("the process was killed");
+    // The head and the bitmaps are where it can go wrong.
+    renew("live-map/front", &left[..2 * SLOT]);
     let (header_generation, header) = Header::newest(&world.durable_map(0, 0, 2 * SLOT)).unwrap().unwrap();
     let mut rng = Rng::new(1);
     let mut taken = 0;
     for whole in with_kept("live-map", vec![left]).iter().cycle().take(CHANGES as usize / 10) {
         let mut altered = whole.clone();
         altered.resize(map_bytes(SECTORS) as usize, 0);
-        // The head and the two bitmaps are where it can go wrong.
-        let mut front = altered.split_off(3 * SLOT);
+        let mut front = altered.split_off(2 * SLOT);
         std::mem::swap(&mut front, &mut altered);
         change(&mut rng, &mut front);
         let altered = [front, altered].concat();

@@ -301,6 +301,30 @@ fn what_had_a_device_is_not_forgotten_whatever_is_missing() {
     });
 }
 
+/// Found by reading: after an upgrade, a live map without a device was mistaken for one whose maker had died,
+/// and removed with what it alone knew.
+#[test]
+fn a_live_map_of_another_version_stays() {
+    alone(async {
+        let dirs = Dirs::new();
+        dirs.leave().await;
+        let known = fs::read(dirs.live_map()).unwrap();
+        let set_version = |version: &[u8]| {
+            File::options().write(true).open(dirs.live_map()).unwrap().write_all_at(version, 4).unwrap();
+        };
+        set_version(&1u32.to_le_bytes());
+        let node = Node::start(dirs.config()).await.unwrap();
+        let message = only(&node).message.unwrap();
+        assert!(message.contains("has version 1") && message.contains("run the version"), "{message}");
+        assert_eq!(only(&node).state, VolumeState::Quiesced);
+        refuses(&node, &message).await;
+        set_version(&known[4..8]);
+        assert!(fs::read(dirs.live_map()).unwrap().starts_with(&known), "nothing else has changed");
+        wait(&node, |status| status.state == VolumeState::Detaching).await;
+        node.shutdown().await;
+    });
+}
+
 /// Found by reading: the device was shown as attached, and given to any caller.
 #[test]
 fn a_device_whose_recovery_failed_is_not_attached() {
@@ -455,6 +479,7 @@ async fn leave_volume_dirty(
                 | Action::ReadCold { .. }
                 | Action::Punch { .. }
                 | Action::Evict { .. }
+                | Action::ReleaseMap { .. }
                 | Action::SyncSide { .. }
                 | Action::WriteMap(_)
                 | Action::SyncMap

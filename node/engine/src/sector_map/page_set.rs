@@ -9,18 +9,24 @@ use super::PAGE_SECTORS;
 pub(crate) struct PageSet {
     words: Vec<u64>,
     count: u64,
+    /// No word before this one holds a page: a set that empties from below is not searched from its
+    /// beginning.
+    lowest: usize,
 }
 
 impl PageSet {
     pub(crate) fn new(pages: u64) -> Self {
-        Self { words: vec![0; pages.div_ceil(64) as usize], count: 0 }
+        let words = vec![0; pages.div_ceil(64) as usize];
+        Self { lowest: words.len(), words, count: 0 }
     }
 
     pub(crate) fn insert(&mut self, page: u64) {
-        let word = &mut self.words[(page / 64) as usize];
+        let index = (page / 64) as usize;
+        let word = &mut self.words[index];
         let bit = 1 << (page % 64);
         self.count += u64::from(*word & bit == 0);
         *word |= bit;
+        self.lowest = self.lowest.min(index);
     }
 
     pub(crate) fn insert_range(&mut self, range: SectorRange) {
@@ -34,6 +40,13 @@ impl PageSet {
         let bit = 1 << (page % 64);
         self.count -= u64::from(*word & bit != 0);
         *word &= !bit;
+        while self.words.get(self.lowest) == Some(&0) {
+            self.lowest += 1;
+        }
+    }
+
+    pub(crate) fn contains(&self, page: u64) -> bool {
+        self.words[(page / 64) as usize] & (1 << (page % 64)) != 0
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -47,7 +60,7 @@ impl PageSet {
 
     /// The pages that are not below `first`, lowest first.
     pub(crate) fn iter_from(&self, first: u64) -> impl Iterator<Item = u64> + '_ {
-        let words = self.words.iter().enumerate().skip((first / 64) as usize);
+        let words = self.words.iter().enumerate().skip(self.lowest.max((first / 64) as usize));
         let set = |(index, word): (usize, &u64)| {
             let (index, word) = (index as u64, *word);
             (0..64).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index * 64 + bit)
@@ -65,6 +78,40 @@ impl PageSet {
             *word |= std::mem::take(more);
             self.count += u64::from(word.count_ones());
         }
-        other.count = 0;
+        self.lowest = self.lowest.min(other.lowest);
+        (other.count, other.lowest) = (0, other.words.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_come_lowest_first_whatever_went_before() {
+        let mut set = PageSet::new(1000);
+        for page in [700, 3, 64, 999] {
+            set.insert(page);
+        }
+        assert_eq!(set.iter().collect::<Vec<_>>(), [3, 64, 700, 999]);
+        assert_eq!(set.iter_from(64).collect::<Vec<_>>(), [64, 700, 999]);
+        set.remove(3);
+        set.remove(64);
+        assert_eq!((set.lowest, set.iter().next()), (700 / 64, Some(700)), "what is empty is not searched");
+        set.insert(65);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [65, 700, 999]);
+        let mut other = PageSet::new(1000);
+        other.insert(1);
+        set.append(&mut other);
+        assert_eq!((set.iter().collect::<Vec<_>>(), other.is_empty()), (vec![1, 65, 700, 999], true));
+        other.insert(5);
+        assert_eq!(other.iter().collect::<Vec<_>>(), [5]);
+        for page in [1, 65, 700, 999] {
+            assert!(set.contains(page));
+            set.remove(page);
+        }
+        assert!(set.is_empty() && set.iter().next().is_none() && !set.contains(1));
+        set.insert(0);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0]);
     }
 }

@@ -126,20 +126,94 @@ fn a_live_map_of_another_volume_or_size_is_refused() {
         |volume: &str, sectors| SectorMap::open(memory.clone(), sectors, &volume.parse().unwrap()).err();
     assert_eq!(open("v", 100), None);
     assert_eq!(open("w", 100), Some(LiveMapError::Volume));
-    assert_eq!(open("v", 101), Some(LiveMapError::Size { found: 100, expected: 101 }));
+    assert_eq!(open("v", 99), Some(LiveMapError::Size { found: 100, expected: 99 }));
+    let short = CHUNK_SECTORS + 1;
+    assert_eq!(open("v", short), Some(LiveMapError::Size { found: 100, expected: short }), "no place for it");
     let blank = vec![0; 1 << 20];
     assert_eq!(SectorMap::open(blank, 100, &"v".parse().unwrap()).err(), Some(LiveMapError::Head));
+}
+
+/// It was mistaken for one whose maker had died, which holds nothing.
+#[test]
+fn a_live_map_of_another_version_is_named() {
+    for found in [1u32, 3] {
+        let mut memory = map(100).memory;
+        memory[4..8].copy_from_slice(&found.to_le_bytes());
+        let refused = SectorMap::open(memory, 100, &"v".parse().unwrap()).err();
+        assert_eq!(refused, Some(LiveMapError::Version { found }));
+    }
 }
 
 /// By this a volume is known to hold nothing on its node: a format depends on it.
 #[test]
 fn a_map_is_unprepared_until_its_first_write() {
-    let sectors = 20 * CHUNK_SECTORS;
+    let sectors = 2 * GROUP_SECTORS + CHUNK_SECTORS;
     let volume = "v".parse().unwrap();
-    for chunk in [0, 7, 8, 19] {
+    for chunk in [0, 7, 8, 19, 1023, 1024, 2048] {
         let mut map = SectorMap::format(vec![0; map_bytes(sectors) as usize], sectors, &volume);
         assert!(!map.is_any_prepared());
         map.set_prepared(Chunk(chunk));
         assert!(map.is_any_prepared());
     }
+}
+
+/// A daemon that died in the middle of a growth left a map that its successor refused.
+#[test]
+fn a_live_map_of_a_smaller_volume_grows_where_it_is() {
+    let mut small = map(100);
+    small.mark_written(SectorRange::new(7, 3), Side::A);
+    small.set_synced_slot(0, Some(1));
+    let sectors = 2 * GROUP_SECTORS + 1;
+    let last = Chunk(2 * GROUP_CHUNKS);
+    let mut memory = small.memory;
+    memory.resize(map_bytes(sectors) as usize, 0);
+    let mut large = SectorMap::open(memory, sectors, &"v".parse().unwrap()).unwrap();
+    assert_eq!((large.sectors(), large.pages()), (sectors, 2 * GROUP_SECTORS / PAGE_SECTORS + 1));
+    assert_eq!(large.synced_slot(0), Some(1));
+    assert_eq!(large.dirty_blocks(0, Side::A).collect::<Vec<_>>(), [(Block(0), Mask(0b111 << 7))]);
+    assert_eq!(large.prepared_pages().count(), 8, "and nothing else is there");
+    for chunk in [Chunk(GROUP_CHUNKS - 1), Chunk(GROUP_CHUNKS), last] {
+        large.set_prepared(chunk);
+        let first = chunk.first_sector().0;
+        large.mark_written(SectorRange::new(first, 1), Side::A);
+        large.set_synced_slot(first / PAGE_SECTORS, Some(0));
+    }
+    let again = SectorMap::open(large.memory, sectors, &"v".parse().unwrap()).unwrap();
+    for chunk in [Chunk(GROUP_CHUNKS - 1), Chunk(GROUP_CHUNKS), last] {
+        let first = chunk.first_sector();
+        assert_eq!(again.newest(first.0), Some(Side::A));
+        assert_eq!(again.dirty_blocks(first.0 / PAGE_SECTORS, Side::A).count(), 1);
+        assert_eq!(again.synced_slot(first.0 / PAGE_SECTORS), Some(0));
+    }
+    assert_eq!(again.dirty_blocks(0, Side::A).count(), 1);
+    assert!(!again.is_prepared(Chunk(1)) && !again.is_prepared(Chunk(GROUP_CHUNKS + 1)));
+}
+
+/// No byte of the map is two things.
+#[test]
+fn the_parts_of_the_map_are_apart() {
+    let sectors = 2 * GROUP_SECTORS + 1;
+    let mut parts: Vec<(u64, u64)> = fixed_extents(sectors).collect();
+    parts.extend((0..sectors.div_ceil(CHUNK_SECTORS)).map(|chunk| chunk_extent(Chunk(chunk))));
+    parts.sort_unstable();
+    let mut end = 0;
+    for (offset, length) in parts {
+        assert_eq!(offset, end);
+        end = offset + length;
+    }
+    assert_eq!(end, map_bytes(sectors));
+}
+
+#[test]
+fn only_a_chunk_that_is_remote_and_clean_is_given_back() {
+    let mut map = map(2 * CHUNK_SECTORS);
+    let chunk = Chunk(1);
+    let sector = SectorRange::new(2 * CHUNK_SECTORS - 1, 1);
+    map.mark_written(sector, Side::A);
+    assert!(!map.unprepare(chunk), "it is dirty");
+    map.clear_dirty(sector.start.0 / PAGE_SECTORS, Side::A);
+    assert!(!map.unprepare(chunk), "a side has it");
+    map.forget_clean(sector);
+    assert!(map.unprepare(chunk) && !map.is_prepared(chunk) && map.is_prepared(Chunk(0)));
+    assert!(!map.unprepare(chunk), "once");
 }

@@ -12,7 +12,7 @@
 //! On failure: a round that failed is asked for again; a punch that failed frees nothing, and the next
 //! measurement says so.
 
-use holdfast_types::{Millis, SECTOR_BYTES, Sector, SectorRange};
+use holdfast_types::{Chunk, Millis, SECTOR_BYTES, Sector, SectorRange};
 
 use super::core::{Core, Memory};
 use super::flush::RoundProgress;
@@ -54,6 +54,8 @@ impl ReadGeneration {
 pub(super) struct Evictor {
     step: EvictStep,
     ranges: Vec<SectorRange>,
+    /// The chunks in which the batch made data remote.
+    chunks: Vec<Chunk>,
     /// Bytes to evict.
     wanted: u64,
     /// Bytes that may be written before the next measurement.
@@ -80,6 +82,7 @@ impl Evictor {
         Self {
             step: EvictStep::Idle,
             ranges: Vec::new(),
+            chunks: Vec::new(),
             wanted: 0,
             room: u64::MAX,
             cursor: 0,
@@ -170,6 +173,7 @@ impl Evictor {
             // Reads that were planned before must end all the same before anything else is punched.
             self.step = EvictStep::Reads;
             self.ranges.clear();
+            self.chunks.clear();
             self.may_hold_more(inactive);
         }
     }
@@ -268,6 +272,9 @@ impl Evictor {
                 let sectors = core.map.release(page, side, &mut self.ranges);
                 if sectors > 0 {
                     core.unflushed.page_changed(page);
+                    if self.chunks.last() != Some(&chunk) {
+                        self.chunks.push(chunk);
+                    }
                 }
                 released += sectors * SECTOR_BYTES;
                 batch -= 1;
@@ -292,6 +299,11 @@ impl Evictor {
         self.generation = self.generation.other();
         let needs_round = safeguard(RoundBeforePunch) && !core.is_invalidated();
         self.step = if needs_round { EvictStep::Released } else { EvictStep::Reads };
+    }
+
+    /// Takes the chunks in which the batch that has ended made data remote.
+    pub(super) fn take_chunks(&mut self) -> Vec<Chunk> {
+        std::mem::take(&mut self.chunks)
     }
 
     /// One punch ended. Returns true if it was the last of the batch.

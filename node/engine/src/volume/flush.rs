@@ -178,6 +178,11 @@ impl FlushRounds {
         self.durable_generation
     }
 
+    /// Returns true if the round in progress has yet to make `page` durable.
+    pub(super) fn holds(&self, page: u64) -> bool {
+        self.round.pages.contains(page)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.step, RoundStep::Idle)
     }

@@ -14,6 +14,7 @@ use holdfast_types::{CHUNK_SECTORS, Chunk, Millis, SectorRange};
 use super::evict::ReadGeneration;
 use crate::action::Action;
 use crate::event::{Errno, Op, RequestId, Unprepared};
+use crate::safeguard::{Safeguard::PrepareReleased, safeguard};
 use crate::sector_map::{SectorMap, Side};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +44,7 @@ pub(super) struct RequestTable {
     parked: VecDeque<RequestId>,
     /// Since when at least one request is parked.
     parked_since: Option<Millis>,
-    /// Chunks whose part of the live map is being allocated.
+    /// Chunks whose part of the live map is being allocated or given back.
     preparing: Vec<Chunk>,
     /// The run directory had no room for the last chunk tried.
     run_dir_full: bool,
@@ -246,10 +247,29 @@ impl RequestTable {
         true
     }
 
+    /// Returns true if a write or punch in `range` was planned and may still change its marks.
+    pub(super) fn stores_in(&self, range: SectorRange) -> bool {
+        let stores =
+            self.slots.iter().flatten().filter(|request| request.op.is_write() || is_zeroing(request.op));
+        let mut planned = stores.filter(|request| request.pending > 0 || request.failed.is_some());
+        planned.any(|request| request.range.intersect(range).is_some())
+    }
+
+    /// The chunk is not prepared before [`Self::released`].
+    pub(super) fn releasing(&mut self, chunk: Chunk) {
+        if safeguard(PrepareReleased) {
+            self.preparing.push(chunk);
+        }
+    }
+
+    pub(super) fn released(&mut self, chunk: Chunk) {
+        self.preparing.retain(|other| *other != chunk);
+    }
+
     /// Preparing a chunk ended. On failure the parked requests ask again at the next tick: a full tmpfs
     /// delays, it does not fail.
     pub(super) fn prepared(&mut self, chunk: Chunk, result: Result<(), Unprepared>) {
-        self.preparing.retain(|other| *other != chunk);
+        self.released(chunk);
         self.run_dir_full = matches!(result, Err(Unprepared::RunDir(_)));
     }
 

@@ -28,6 +28,11 @@ impl Unflushed {
         all
     }
 
+    /// Returns true if `page` changed since the last round began.
+    pub(super) fn holds(&self, page: u64) -> bool {
+        self.pages.contains(page)
+    }
+
     pub(super) fn page_changed(&mut self, page: u64) {
         self.pages.insert(page);
     }

@@ -252,6 +252,9 @@ fn bad_disk(stage: &mut Stage<'_>) -> Played {
 }
 
 fn cramped(stage: &mut Stage<'_>) -> Played {
+    // All that is there is evicted at once.
+    stage.ask(&[(Op::Write, 0, 24)])?;
+    stage.until(|world| world.held(0) == 0)?;
     for round in 0..5 {
         stage.ask(&[(Op::Write, round * 7, 8), (Op::Write, 4090 + round, 4), (Op::Flush, 0, 0)])?;
         // Between them something is sealed, committed and evicted.

@@ -6,7 +6,7 @@ use holdfast_engine::action::Action;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::safeguard::{Safeguard::DetachAfterDevice, safeguard};
-use holdfast_engine::sector_map::Side;
+use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::Volume;
 
 use super::{Death, World};
@@ -131,6 +131,7 @@ impl World {
                 disk.side(*side).write_part(*range, 0, || self.rng.once_in(reaches));
             }
             Action::Evict { range, side } => disk.side(*side).punch(*range),
+            Action::ReleaseMap { chunk } => here.tmpfs.punch(chunk_extent(*chunk)),
             Action::WriteMap(writes) => {
                 for write in writes {
                     disk.map.write(write, || true);

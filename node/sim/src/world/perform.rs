@@ -3,7 +3,7 @@
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{Errno, Event, Op, RequestId, Unprepared};
-use holdfast_engine::sector_map::Side;
+use holdfast_engine::sector_map::{Side, chunk_extent};
 use holdfast_engine::volume::Durability;
 
 use super::World;
@@ -52,6 +52,12 @@ impl World {
             }
             Action::PrepareMap { chunk } => {
                 Event::MapPrepared { chunk: *chunk, result: result.map_err(Unprepared::RunDir) }
+            }
+            Action::ReleaseMap { chunk } => {
+                if !fails {
+                    here.tmpfs.punch(chunk_extent(*chunk));
+                }
+                Event::MapReleased { chunk: *chunk }
             }
             Action::SyncSide { side } => {
                 drop(disk);

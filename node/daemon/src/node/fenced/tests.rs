@@ -163,7 +163,8 @@ impl Writer {
             | Action::Punch { .. }
             | Action::ReadRecord { .. }
             | Action::WriteCheckpoint { .. }
-            | Action::Evict { .. } => unreachable!("{action:?}"),
+            | Action::Evict { .. }
+            | Action::ReleaseMap { .. } => unreachable!("{action:?}"),
         })
     }
 }

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::path::Path;
 
-use holdfast_engine::sector_map::{chunk_extent, fixed_bytes, map_bytes};
+use holdfast_engine::sector_map::{chunk_extent, fixed_extents, map_bytes};
 use holdfast_types::Chunk;
 use memmap2::MmapMut;
 
@@ -32,18 +32,14 @@ impl LiveMap {
         let mut options = OpenOptions::new();
         let handle =
             options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
-        handle.set_len(map_bytes(sectors)).map_err(file(path, "resized"))?;
-        let extents = chunks.iter().map(|chunk| chunk_extent(sectors, *chunk));
-        for (offset, length) in std::iter::once((0, fixed_bytes(sectors))).chain(extents) {
-            rustix::fs::fallocate(&handle, rustix::fs::FallocateFlags::empty(), offset, length)
-                .map_err(|errno| file(path, "allocated")(errno.into()))?;
-        }
+        allocate(path, &handle, sectors, chunks)?;
         Self::map(path, handle)
     }
 
-    /// The map a predecessor left.
-    pub(crate) fn open(path: &Path) -> Result<Self, NodeError> {
+    /// The map a predecessor left, with room for one of `sectors` sectors: it may be of a smaller volume.
+    pub(crate) fn open(path: &Path, sectors: u64) -> Result<Self, NodeError> {
         let handle = OpenOptions::new().read(true).write(true).open(path).map_err(file(path, "opened"))?;
+        allocate(path, &handle, sectors, &[])?;
         Self::map(path, handle)
     }
 
@@ -60,6 +56,20 @@ impl LiveMap {
     }
 }
 
+/// Gives the file the length of a map of `sectors` sectors, unless it is longer, and allocates its fixed
+/// parts and those of `chunks`. What is there stays.
+fn allocate(path: &Path, handle: &File, sectors: u64, chunks: &[Chunk]) -> Result<(), NodeError> {
+    let length = handle.metadata().map_err(file(path, "read"))?.len();
+    if length < map_bytes(sectors) {
+        handle.set_len(map_bytes(sectors)).map_err(file(path, "resized"))?;
+    }
+    for (offset, length) in fixed_extents(sectors).chain(chunks.iter().copied().map(chunk_extent)) {
+        rustix::fs::fallocate(handle, rustix::fs::FallocateFlags::empty(), offset, length)
+            .map_err(|errno| file(path, "allocated")(errno.into()))?;
+    }
+    Ok(())
+}
+
 impl AsRef<[u8]> for LiveMap {
     fn as_ref(&self) -> &[u8] {
         &self.memory
@@ -69,5 +79,60 @@ impl AsRef<[u8]> for LiveMap {
 impl AsMut<[u8]> for LiveMap {
     fn as_mut(&mut self) -> &mut [u8] {
         &mut self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use holdfast_types::CHUNK_SECTORS;
+
+    use super::*;
+
+    const CHUNK_BYTES: u64 = 16 << 10;
+
+    /// The map of a small volume had its parts at other places than that of a large one: a restart in the
+    /// middle of a growth found a map that it could not use.
+    #[test]
+    fn a_map_is_opened_for_a_volume_that_grew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("map");
+        let mut small = LiveMap::create(&path, CHUNK_SECTORS, &[Chunk(0)]).unwrap();
+        let (offset, length) = chunk_extent(Chunk(0));
+        let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+        small.as_mut()[marks.clone()].fill(0x55);
+        drop(small);
+        let groups = 3;
+        let sectors = (groups - 1) * 1024 * CHUNK_SECTORS + 1;
+        let large = LiveMap::open(&path, sectors).unwrap();
+        assert_eq!(large.as_ref().len() as u64, map_bytes(sectors));
+        assert!(large.as_ref()[marks].iter().all(|byte| *byte == 0x55), "nothing has moved");
+        let allocated = large.file().metadata().unwrap().blocks() * 512;
+        assert_eq!(allocated, 4096 + groups * 4096 + CHUNK_BYTES, "and only fixed parts are new");
+        drop(large);
+        let again = LiveMap::open(&path, CHUNK_SECTORS).unwrap();
+        assert_eq!(again.as_ref().len() as u64, map_bytes(sectors), "it is never cut off");
+    }
+
+    /// As the ring does for `Action::PrepareMap` and `Action::ReleaseMap`.
+    #[test]
+    fn a_chunk_that_is_given_back_takes_no_memory() {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let dir = tempfile::tempdir().unwrap();
+        let mut map = LiveMap::create(&dir.path().join("map"), 8 * CHUNK_SECTORS, &[]).unwrap();
+        let allocated = |map: &LiveMap| map.file().metadata().unwrap().blocks() * 512;
+        let empty = allocated(&map);
+        let (offset, length) = chunk_extent(Chunk(5));
+        let marks = usize::try_from(offset).unwrap()..usize::try_from(offset + length).unwrap();
+        for _ in 0..2 {
+            fallocate(map.file(), FallocateFlags::KEEP_SIZE, offset, length).unwrap();
+            assert!(map.as_ref()[marks.clone()].iter().all(|byte| *byte == 0));
+            map.as_mut()[marks.clone()].fill(0x55);
+            assert_eq!(allocated(&map), empty + CHUNK_BYTES);
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(map.file(), hole, offset, length).unwrap();
+            assert_eq!(allocated(&map), empty);
+        }
     }
 }

@@ -64,6 +64,8 @@ pub(in crate::node) enum FileOperation {
     SyncMap,
     /// Allocates the live map's memory of a chunk.
     PrepareLive(Chunk),
+    /// Gives the live map's memory of a chunk back.
+    ReleaseLive(Chunk),
     /// Allocates the chunk's place in the durable map.
     PrepareDurable(Chunk),
     /// Does nothing: the turn after the one that asked for it.

@@ -535,7 +535,7 @@ fn a_late_write_of_the_last_server_is_seen() {
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
         let (generation, header) = local.read_header().unwrap().unwrap();
-        let (files, live_map) = (local.open_files(SECTORS), LiveMap::open(&local.live_map_path()));
+        let (files, live_map) = (local.open_files(SECTORS), LiveMap::open(&local.live_map_path(), SECTORS));
         let files = AttachFiles { files: files.unwrap(), live_map: live_map.unwrap() };
         local.write_header(&files, &header, generation + 7).await.unwrap();
         host.kernel.release();

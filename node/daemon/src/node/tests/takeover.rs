@@ -126,7 +126,8 @@ impl Writer {
                     Action::Read { .. }
                     | Action::ReadCold { .. }
                     | Action::Punch { .. }
-                    | Action::Evict { .. } => {
+                    | Action::Evict { .. }
+                    | Action::ReleaseMap { .. } => {
                         unreachable!("{action:?}")
                     }
                 };

@@ -92,7 +92,7 @@ impl Left {
             return Ok(None);
         };
         let pending = local.read_pending()?;
-        let live_map = LiveMap::open(&local.live_map_path())?;
+        let live_map = LiveMap::open(&local.live_map_path(), header.sectors)?;
         let files = local.open_files(record.sectors)?;
         Ok(Some(Self { record, device, header_generation, header, pending, live_map, files }))
     }

@@ -108,6 +108,8 @@ impl Served {
                 Ok(()) => return self.prepare_durable(ring, chunk),
                 Err(errno) => self.unprepared(chunk, Unprepared::RunDir(errno), now),
             },
+            // Where it failed, the memory stays.
+            FileOperation::ReleaseLive(chunk) => Event::MapReleased { chunk },
             FileOperation::PrepareDurable(chunk) => match plain(outcome) {
                 Ok(()) => Event::MapPrepared { chunk, result: Ok(()) },
                 Err(errno) => self.unprepared(chunk, Unprepared::Disk(errno), now),

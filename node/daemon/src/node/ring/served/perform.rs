@@ -47,9 +47,14 @@ impl Served {
                 self.queues.complete(ring, id, outcome);
             }
             Action::PrepareMap { chunk } => {
-                let (offset_bytes, len_bytes) = chunk_extent(self.sectors, chunk);
+                let (offset_bytes, len_bytes) = chunk_extent(chunk);
                 let operation = self.begin_file(FileOperation::PrepareLive(chunk));
                 ring.allocate(self.slots.live, FileRange { offset_bytes, len_bytes }, operation);
+            }
+            Action::ReleaseMap { chunk } => {
+                let (offset_bytes, len_bytes) = chunk_extent(chunk);
+                let operation = self.begin_file(FileOperation::ReleaseLive(chunk));
+                ring.punch_hole(self.slots.live, FileRange { offset_bytes, len_bytes }, operation);
             }
             Action::SyncSide { side } => {
                 let operation = self.begin_file(FileOperation::SyncSide(side));

@@ -1,0 +1,56 @@
+//! Gives back the live map's memory of chunks that hold nothing local any more.
+//!
+//! 1. an eviction made data remote, and its round made the durable map say so (`volume/evict.rs`);
+//! 2. a chunk in which every sector is remote and clean then, with no write in flight, and no page that the
+//!    durable map does not have as it is, counts as not allocated from here on (`ChunkEmptied`);
+//! 3. its 16 KiB are given back; until that has ended the chunk is not prepared again.
+//!
+//! The name is a crash point. A process that dies between 2 and 3 leaves memory of zeros, which the next
+//! preparation uses; its successor begins when all that it had asked of the kernel has ended. Step 2 needs
+//! the round: a page of a chunk that is not allocated takes part in none, not even in the first of the next
+//! process, and what lies in the side is punched without a look at it (1 in `docs/invariants.md`). Without
+//! the wait for writes and for step 3, marks would be lost (2).
+
+use holdfast_types::{CHUNK_SECTORS, Chunk, SectorRange};
+
+use super::core::{Core, Memory};
+use super::data_path::DataPath;
+use super::flush::FlushRounds;
+use super::lifecycle::Lifecycle;
+use crate::action::Action;
+use crate::crash_point::{CrashPoint, reach};
+use crate::safeguard::{Safeguard::ReleaseStillChunks, safeguard};
+use crate::sector_map::chunk_pages;
+
+impl DataPath {
+    /// Steps 2 and 3 for the chunks of the eviction that has ended.
+    pub(super) fn give_back<M: Memory>(
+        &mut self,
+        core: &mut Core<M>,
+        rounds: &FlushRounds,
+        out: &mut Vec<Action>,
+    ) {
+        for chunk in self.evictor.take_chunks() {
+            let may_be_empty = core.lifecycle == Lifecycle::Serving
+                && is_durable(chunk, core, rounds)
+                && self.is_still(chunk);
+            if may_be_empty && core.map.unprepare(chunk) {
+                reach(CrashPoint::ChunkEmptied);
+                self.requests.releasing(chunk);
+                out.push(Action::ReleaseMap { chunk });
+            }
+        }
+    }
+
+    /// Returns true if no write or punch in flight will mark sectors of `chunk`.
+    fn is_still(&self, chunk: Chunk) -> bool {
+        let sectors = SectorRange::new(chunk.first_sector().0, CHUNK_SECTORS);
+        !(safeguard(ReleaseStillChunks) && self.requests.stores_in(sectors))
+    }
+}
+
+/// Returns true if the durable map has the pages of `chunk` as they are.
+fn is_durable<M: Memory>(chunk: Chunk, core: &Core<M>, rounds: &FlushRounds) -> bool {
+    let mut pages = chunk_pages(chunk).take_while(|page| *page < core.map.pages());
+    pages.all(|page| !core.unflushed.holds(page) && !rounds.holds(page))
+}
