@@ -105,3 +105,27 @@ fn a_volume_larger_than_files_may_be_is_refused_by_name() {
     assert_eq!(error.kind(), crate::node::ErrorKind::Invalid);
     assert_eq!(fs::metadata(local.dir().join("a.data")).unwrap().len(), MIB, "the side is as it was");
 }
+
+/// The kernel refuses a file of that length; the message says which size would fit, and nothing has grown.
+#[test]
+fn a_volume_larger_than_a_file_may_be_is_refused_and_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = Local::new(dir.path(), &dir.path().join("run"), &"disk".parse().unwrap());
+    local.make_dirs().unwrap();
+    drop(local.open_files(9000).unwrap());
+    let lengths = || {
+        let length = |name: &&str| fs::metadata(local.dir().join(name)).unwrap().len();
+        ["a.data", "b.data", "map"].iter().map(length).collect::<Vec<_>>()
+    };
+    let before = lengths();
+    let refused = match local.open_files(holdfast_engine::limit::MAX_SECTORS) {
+        Err(refused) => refused,
+        // ext4 has the limit, of 16 TiB; XFS has none that matters.
+        Ok(_) => return,
+    };
+    let NodeError::TooLarge { bytes, limit_bytes, .. } = &refused else { panic!("{refused}") };
+    assert!(limit_bytes < bytes && *limit_bytes > 1 << 40, "{limit_bytes}");
+    assert!(refused.to_string().starts_with("spec.size: volume disk has 562949953421312 bytes"), "{refused}");
+    assert_eq!(lengths(), before);
+    assert!(!local.live_map_path().exists());
+}
