@@ -1,13 +1,13 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! Three objects stay, so that the id is never used again:
+//! What bars the places of the log stays, so that the id is never used again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
-//! - the first truncation marker. Records are deleted here too, and a reader whose LIST shows only the first
-//!   record must not take that for the log of a new volume ([`crate::was_truncated_after`]).
+//! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
+//!   shows only the first record must not take that for the log of a new volume, and an attach that read the
+//!   log long ago must not win a place that this has emptied ([`crate::was_truncated_after`]).
 
 use futures::future::try_join_all;
-use holdfast_engine::log_length::mark_after;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
 use holdfast_types::key::{ObjectKey, volume_prefix};
@@ -16,11 +16,12 @@ use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 use crate::create::{CreateOutcome, create_record};
 use crate::limit::{PARALLEL_DELETES, TRIES};
 use crate::read::{read_record, records_after};
-use crate::truncate::{store_marker, was_truncated_after};
+use crate::truncate::{store_markers_beyond, was_truncated_after};
 use crate::{LogFailure, store};
 
-/// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but three.
-/// May be called again after it failed half-way. Without a log there is nothing to remove.
+/// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
+/// that bar its places. May be called again after it failed half-way. Without a log there is nothing to
+/// remove.
 ///
 /// # Errors
 /// [`LogFailure`]: what is left is removed by the next call.
@@ -31,14 +32,7 @@ pub async fn remove(
     unix_ms: u64,
 ) -> Result<(), LogFailure> {
     let Some(tombstone) = bury(objects, volume, nonce, unix_ms).await? else { return Ok(()) };
-    let marker = mark_after(Seq(0));
-    store_marker(objects, volume, marker).await?;
-    let kept = [
-        ObjectKey::Log(volume.clone(), Seq::FIRST),
-        ObjectKey::Log(volume.clone(), tombstone),
-        ObjectKey::TruncationMarker(volume.clone(), marker),
-    ];
-    let kept = kept.map(|key| key.to_string());
+    store_markers_beyond(objects, volume, tombstone).await?;
     let prefix = volume_prefix(volume);
     let mut start_after: Option<String> = None;
     // A writer that had not noticed its end may have stored one more segment meanwhile: look until nothing is
@@ -53,7 +47,7 @@ pub async fn remove(
             .entries
             .iter()
             .map(|entry| entry.key.as_str())
-            .filter(|key| !kept.iter().any(|kept| kept == key))
+            .filter(|key| !bars_a_place(key, tombstone))
             .collect();
         for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
@@ -66,6 +60,15 @@ pub async fn remove(
             Some(_) | None if std::mem::take(&mut found_any) => start_after = None,
             Some(_) | None => return Ok(()),
         }
+    }
+}
+
+/// Returns true if an object stays for good.
+fn bars_a_place(key: &str, tombstone: Seq) -> bool {
+    match ObjectKey::parse(key) {
+        Some(ObjectKey::Log(_, seq)) => seq == Seq::FIRST || seq == tombstone,
+        Some(ObjectKey::TruncationMarker(..)) => true,
+        Some(ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => false,
     }
 }
 

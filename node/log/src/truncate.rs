@@ -7,11 +7,11 @@
 //!    place of one (`Truncated`): the first one, and every attach record. Only then is the next marker
 //!    stored.
 //!
-//! The names are crash points. A marker is never deleted while the volume exists, so that none can be missing
-//! again. Readers and writers rely on it ([`was_truncated_after`]). While the first marker after a seq is not
-//! there, no record after that seq was ever deleted. A record that was created there is the only one that
-//! ever stood in its place. In the place of a truncated record another may be created, and stays: because of
-//! the marker no reader takes it as part of the log.
+//! The names are crash points. A marker is never deleted, also not with the volume, so that none can be
+//! missing again. Readers and writers rely on it ([`was_truncated_after`]). While the first marker after a
+//! seq is not there, no record after that seq was ever deleted. A record that was created there is the only
+//! one that ever stood in its place. In the place of a truncated record another may be created, and stays:
+//! because of the marker no reader takes it as part of the log.
 //!
 //! Effect of a wrong answer about a marker:
 //! - *not there*, believed wrongly: a reader takes a superseded log for the log, and an attach whose record
@@ -131,11 +131,23 @@ async fn is_marked(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) ->
     }
 }
 
-pub(crate) async fn store_marker(
+/// Stores every marker up to the first one after `seq` that is not there, in order: all records up to `seq`
+/// may be deleted then.
+pub(crate) async fn store_markers_beyond(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    marker: Seq,
+    seq: Seq,
 ) -> Result<(), LogFailure> {
+    let end = mark_after(seq);
+    let mut marker = newest_marker(objects, volume, end).await?.unwrap_or(Seq(0));
+    while marker < end {
+        marker = mark_after(marker);
+        store_marker(objects, volume, marker).await?;
+    }
+    Ok(())
+}
+
+async fn store_marker(objects: &dyn ObjectStore, volume: &VolumeId, marker: Seq) -> Result<(), LogFailure> {
     let key = ObjectKey::TruncationMarker(volume.clone(), marker).to_string();
     match objects.create(&key, Bytes::new()).await {
         Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),

@@ -201,6 +201,8 @@ async fn truncation_keeps_what_readers_and_late_creators_need() {
     );
     remove(&store, &volume(), NONCE, 0).await.unwrap();
     assert_eq!(store.keys(), left_of_removed(301));
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert_eq!(store.keys(), left_of_removed(301), "a removal that is repeated changes nothing");
 }
 
 /// The next truncation completes one that failed half-way.
@@ -294,11 +296,24 @@ async fn removal_leaves_only_the_tombstone_and_bars_the_id() {
 
 /// The keys that stay after the removal of a volume whose tombstone is at `seq`.
 fn left_of_removed(seq: u64) -> Vec<String> {
-    [1, seq]
-        .map(|seq| format!("volumes/v/log/{seq:020}"))
-        .into_iter()
-        .chain(["volumes/v/truncated/00000000000000000064".to_owned()])
-        .collect()
+    let records = [1, seq].map(|seq| format!("volumes/v/log/{seq:020}"));
+    let markers = (1..=seq / 64 + 1).map(|marker| format!("volumes/v/truncated/{:020}", marker * 64));
+    records.into_iter().chain(markers).collect()
+}
+
+/// Only the first marker stayed: a create in a place further on won, and proved nothing wrong.
+#[tokio::test]
+async fn no_place_of_a_removed_log_is_free() {
+    for records in [5, 63, 64, 127, 128, 300] {
+        let store = long_log(records).await;
+        remove(&store, &volume(), NONCE, 0).await.unwrap();
+        for known in 0..records {
+            let won = create_record(&store, &commit(known + 1)).await.unwrap() == CreateOutcome::Created;
+            let is_barred = !won || was_truncated_after(&store, &volume(), Seq(known)).await.unwrap();
+            assert!(is_barred, "{known} of {records}");
+        }
+        assert_eq!(create_record(&store, &commit(records + 1)).await.unwrap(), CreateOutcome::Lost);
+    }
 }
 
 /// The first place of the log was free again: a second volume was created over the first one's tombstone,

@@ -23,19 +23,24 @@ impl World {
     }
 
     /// Nothing is left of a volume that is removed but what bars its id: the first record, the tombstone, and
-    /// the truncation marker that says that records between them are missing.
+    /// the truncation markers that say that records between them are missing.
     pub(crate) fn check_removal(&mut self) {
-        let (volume, marker) = (self.store.volume().clone(), mark_after(Seq(0)));
+        let volume = self.store.volume().clone();
         let named = volume.clone();
         let removed =
             self.ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
         removed.expect("this store answers");
+        let manifest = self.store.manifest();
+        let mut expected =
+            [Seq::FIRST, manifest.seq()].map(|seq| ObjectKey::Log(volume.clone(), seq)).to_vec();
+        let mut marker = Seq(0);
+        while marker <= manifest.seq() {
+            marker = mark_after(marker);
+            expected.push(ObjectKey::TruncationMarker(volume.clone(), marker));
+        }
+        let expected: Vec<String> = expected.iter().map(ObjectKey::to_string).collect();
         let left = self.store.keys();
-        let expected =
-            [ObjectKey::Log(volume.clone(), Seq::FIRST), ObjectKey::TruncationMarker(volume, marker)];
-        let is_left = |key: &ObjectKey| left.contains(&key.to_string().as_str());
-        let is_all = expected.iter().all(is_left) && left.len() == 3;
-        Invariant::LogIsAChain.check(is_all && self.store.manifest().is_deleted(), || {
+        Invariant::LogIsAChain.check(left == expected && manifest.is_deleted(), || {
             format!("of a removed volume are left {left:?}")
         });
     }

@@ -13,7 +13,7 @@ use holdfast_engine::durable_map::{FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
-use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest};
+use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest, remove, write_checkpoint};
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
@@ -569,6 +569,44 @@ fn an_attach_that_stood_still_fences_no_successor() {
             let holder = read_manifest(&*store, &volume()).await.unwrap().attached().unwrap();
             assert_eq!((holder.epoch, holder.node.as_str()), (Epoch(2), "b"));
         }
+    });
+}
+
+/// Found by reading: the removal emptied the place that an attach was about to create, and the marker by
+/// which that attach would have known.
+#[test]
+fn an_attach_that_stood_still_does_not_win_a_removed_volume() {
+    alone(async {
+        let store = store_with(9).await;
+        let create = async |body: Body, epoch: u64| {
+            let seq = read_manifest(&*store, &volume()).await.unwrap().seq().next();
+            let nonce = Nonce([3; 16]);
+            let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce, unix_ms: 0, body };
+            assert_eq!(create_record(&*store, &record).await.unwrap(), CreateOutcome::Created);
+        };
+        let attach = || Body::Attach { sectors: SECTORS, node: "b".to_owned(), displaced: None };
+        for epoch in 1..=35 {
+            create(attach(), epoch).await;
+            create(Body::Detach, epoch).await;
+        }
+        let manifest = read_manifest(&*store, &volume()).await.unwrap();
+        let checkpoint = manifest.encode_checkpoint().into();
+        write_checkpoint(&*store, &volume(), manifest.seq(), checkpoint).await.unwrap();
+        let dirs = Dirs::new();
+        let slow = Slow { local: dirs.local(), reached: Notify::new(), resume: Notify::new() };
+        let at = volume();
+        let late_claim = claim("a", 2);
+        let late = acquire(&*store, &at, &slow, &late_claim);
+        let removes = async {
+            slow.reached.notified().await;
+            create(attach(), 36).await;
+            create(Body::Detach, 36).await;
+            remove(&*store, &volume(), Nonce([4; 16]), 0).await.unwrap();
+            slow.resume.notify_one();
+        };
+        let (late, ()) = tokio::join!(late, removes);
+        assert!(matches!(late, Err(AttachError::Refused(AttachRefused::Deleted(_)))), "{:?}", late.err());
+        assert!(read_manifest(&*store, &volume()).await.unwrap().is_deleted());
     });
 }
 
