@@ -85,15 +85,6 @@ mod tests {
         let _receipt = syncs.receipt();
     }
 
-    /// The proof was made before the header was synced: only the order of the code kept a FLUSH waiting.
-    #[test]
-    fn a_flush_needs_the_receipt_of_the_header() {
-        let pages = || SideSyncs::of(SideSet::NONE).receipt().pages_synced();
-        let _written: MapSynced = pages().header_synced();
-        let _unchanged: MapSynced =
-            SideSyncs::of(SideSet::NONE).receipt().no_page_changed().header_unchanged();
-    }
-
     #[test]
     #[should_panic(expected = "no sync of side A was asked for")]
     fn a_side_is_answered_once() {
