@@ -150,7 +150,7 @@ pub async fn acquire<L: LocalState>(
         }
         reach(CrashPoint::AttachWon);
         manifest.apply(&record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
-        header.is_ours_as_of(record.epoch, Some(record.nonce));
+        header.claim_as_of(record.epoch, Some(record.nonce));
         let header_generation = generation;
         return Ok(Acquired {
             manifest,

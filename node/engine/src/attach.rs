@@ -292,7 +292,7 @@ pub fn plan_attach(
             if manifest.seq() > header.seq {
                 header.invalidated = header.invalidated.or(manifest.invalidated());
             }
-            header.is_ours_as_of(manifest.epoch(), manifest.writer());
+            header.claim_as_of(manifest.epoch(), manifest.writer());
             header
         }
         (LocalData::Ours { .. } | LocalData::Absent | LocalData::Foreign(_), _) => Header {
@@ -365,7 +365,7 @@ mod tests {
         let plan = plan_attach(manifest, found, &Claim { replaces: Some(manifest.epoch()), ..claim(nonce) })
             .unwrap();
         let mut header = plan.header;
-        header.is_ours_as_of(plan.record.epoch, Some(plan.record.nonce));
+        header.claim_as_of(plan.record.epoch, Some(plan.record.nonce));
         (plan.local, header)
     }
 
@@ -477,7 +477,7 @@ mod tests {
             assert_eq!(local, went_back);
             assert_eq!(displaced.map(|writer| writer.epoch), named);
             assert_eq!(record.epoch, Epoch(3), "no epoch of this node comes twice");
-            after.is_ours_as_of(record.epoch, Some(record.nonce));
+            after.claim_as_of(record.epoch, Some(record.nonce));
             assert_eq!((after.epoch, after.writer), (record.epoch, record.nonce));
             let mut log = set_back.clone();
             log.apply(&record).unwrap();

@@ -93,10 +93,10 @@ impl Header {
         }
     }
 
-    /// The local data was found to be the volume's as of `epoch`, attached as `writer`. Records of attaches
+    /// Notes that the local data is the volume's as of `epoch`, attached as `writer`. Records of attaches
     /// intended before cannot come into the log any more: theirs was the place of an older record, or of that
     /// epoch's.
-    pub fn is_ours_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
+    pub fn claim_as_of(&mut self, epoch: Epoch, writer: Option<Nonce>) {
         if epoch > self.epoch {
             self.epoch = epoch;
             self.writer = writer.unwrap_or_default();

@@ -401,17 +401,10 @@ impl Manifest {
                     return Err(LogError::Shrunk { seq, from: self.sectors, to: *sectors });
                 }
                 self.sectors = *sectors;
-                self.attached = true;
                 self.node.clone_from(node);
-                self.attached_unix_ms = record.unix_ms;
                 self.displaced.clone_from(displaced);
                 self.replaced |= displaced.is_some();
-                // An attach has moved away what was invalidated.
-                self.invalidated = SideSet::NONE;
-                self.attaches.push_back(Attach { epoch: record.epoch, nonce: record.nonce, seq });
-                while self.attaches.len() > REMEMBERED_ATTACHES {
-                    self.attaches.pop_front();
-                }
+                self.attach(record);
             }
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
@@ -438,6 +431,19 @@ impl Manifest {
         }
         self.seq = seq;
         Ok(())
+    }
+
+    /// The writer of `record` is attached from here on.
+    fn attach(&mut self, record: &Record) {
+        let Record { epoch, nonce, seq, .. } = *record;
+        self.attached = true;
+        self.attached_unix_ms = record.unix_ms;
+        // An attach has moved away what was invalidated.
+        self.invalidated = SideSet::NONE;
+        self.attaches.push_back(Attach { epoch, nonce, seq });
+        while self.attaches.len() > REMEMBERED_ATTACHES {
+            self.attaches.pop_front();
+        }
     }
 
     /// # Errors

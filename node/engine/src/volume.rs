@@ -180,7 +180,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     ) -> Result<Self, LiveMapError> {
         let map = SectorMap::open(memory, setup.header.sectors, &setup.header.volume)?;
         let own = setup.header.nonces.last().copied();
-        setup.header.is_ours_as_of(map.epoch(), own);
+        setup.header.claim_as_of(map.epoch(), own);
         let mut volume = Self::over(setup, map, pending, now);
         let sealed = volume.core.map.active().other();
         match volume.core.map.commit_scope() {
@@ -244,12 +244,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                     self.data.read_ended(id, request, &mut self.core, out);
                 }
             }
-            Event::Evicted { result } => {
-                if self.data.evictor.evicted(result, self.core.map.active().other()) {
-                    self.data.give_back(&mut self.core, &self.rounds, out);
-                    self.unpark(out);
-                }
-            }
+            Event::Evicted { result } => self.evicted(result, out),
             Event::MapReleased { chunk } => {
                 self.data.requests.released(chunk);
                 self.unpark(out);
@@ -288,17 +283,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 let news = self.log.record_read(seq, bytes.as_deref(), now, out);
                 self.log_news(news, out);
             }
-            Event::CheckpointWritten { seq, written } => {
-                self.log.checkpoint_written(seq, written);
-                if written {
-                    self.repair.checkpointed();
-                }
-            }
-            Event::Detach => {
-                assert!(self.data.requests.is_empty(), "a device is gone before its detach");
-                self.lives_on(LifecycleEvent::Detach);
-                out.extend(self.core.lifecycle.end().map(Action::Report));
-            }
+            Event::CheckpointWritten { seq, written } => self.checkpoint_written(seq, written),
+            Event::Detach => self.detach(out),
             // Nothing can be repaired any more.
             Event::Repair { .. } if self.core.lifecycle.is_fenced() => {
                 out.push(Action::Report(Report::Repaired));
@@ -659,6 +645,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         self.data.evictor.round().map(|number| self.rounds.progress(number, self.core.now))
     }
 
+    fn evicted(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        if self.data.evictor.evicted(result, self.core.map.active().other()) {
+            self.data.give_back(&mut self.core, &self.rounds, out);
+            self.unpark(out);
+        }
+    }
+
     fn advance_repair(&mut self, out: &mut Vec<Action>) {
         let is_still = self.sealer.is_open() && self.log.is_idle() && self.data.evictor.is_idle();
         let Some(manifest) = &self.core.manifest else { return };
@@ -752,6 +745,13 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    fn checkpoint_written(&mut self, seq: Seq, written: bool) {
+        self.log.checkpoint_written(seq, written);
+        if written {
+            self.repair.checkpointed();
+        }
+    }
+
     /// Sends the record that the previous process had stored. The seal that it is of was found again in the
     /// live map; its sides are still, since no request was planned on them.
     fn repeat_record(&mut self, out: &mut Vec<Action>) {
@@ -797,6 +797,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             out.push(Action::Report(Report::Repaired));
         }
         out.push(Action::Report(Report::Fenced));
+    }
+
+    fn detach(&mut self, out: &mut Vec<Action>) {
+        assert!(self.data.requests.is_empty(), "a device is gone before its detach");
+        self.lives_on(LifecycleEvent::Detach);
+        out.extend(self.core.lifecycle.end().map(Action::Report));
     }
 
     fn advance_detach(&mut self, out: &mut Vec<Action>) {

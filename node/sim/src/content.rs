@@ -33,8 +33,8 @@ impl Content {
         &self.base
     }
 
-    /// The process was killed inside the engine.
-    pub(crate) fn is_killed_inside(&mut self) {
+    /// Notes that the process was killed inside the engine.
+    pub(crate) fn note_killed_inside(&mut self) {
         self.killed_inside = true;
     }
 
@@ -57,7 +57,7 @@ impl Content {
 
     /// A commit of its own did.
     pub(crate) fn own_commit(&mut self, cut: Rc<Cut>) {
-        self.expect.is_durable(cut.at);
+        self.expect.make_durable(cut.at);
         self.base = cut;
     }
 

@@ -180,10 +180,10 @@ impl Device {
                 if let Some(cut) = in_store {
                     expect.check_covered(cut, request.issued);
                 }
-                expect.is_durable(request.issued);
+                expect.make_durable(request.issued);
             }
             // What it wrote is durable, whatever else is.
-            Op::WriteFua if result.is_ok() => expect.is_durable_in(request.range, request.issued),
+            Op::WriteFua if result.is_ok() => expect.make_durable_in(request.range, request.issued),
             Op::Read | Op::Write | Op::WriteFua | Op::Flush | Op::Discard | Op::WriteZeroes => {}
         }
     }

@@ -87,8 +87,8 @@ impl DiskPast {
         self.replace(other);
     }
 
-    /// The host attached with what is there.
-    pub(crate) fn is_own(&mut self) {
+    /// Notes that the host attached with what is there.
+    pub(crate) fn make_own(&mut self) {
         self.other = None;
     }
 
@@ -107,7 +107,7 @@ impl DiskPast {
         self.was_full
     }
 
-    pub(crate) fn is_full(&mut self) {
+    pub(crate) fn note_full(&mut self) {
         self.was_full = true;
     }
 }

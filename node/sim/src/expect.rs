@@ -195,8 +195,8 @@ impl Expect {
         }
     }
 
-    /// Everything that had ended before `before` survives the loss of the host.
-    pub(crate) fn is_durable(&mut self, before: u64) {
+    /// From here on everything that had ended before `before` survives the loss of the host.
+    pub(crate) fn make_durable(&mut self, before: u64) {
         for writes in self.sectors.values_mut() {
             if writes.len() > 1 {
                 let until = superseded_until(writes, before);
@@ -205,9 +205,9 @@ impl Expect {
         }
     }
 
-    /// A write of `range`, issued at `issued`, survives the loss of the host: nothing that had ended before
-    /// comes back.
-    pub(crate) fn is_durable_in(&mut self, range: SectorRange, issued: u64) {
+    /// From here on a write of `range`, issued at `issued`, survives the loss of the host: nothing that had
+    /// ended before comes back.
+    pub(crate) fn make_durable_in(&mut self, range: SectorRange, issued: u64) {
         for sector in sectors(range) {
             let writes = self.sectors.get_mut(&sector).expect("it was written");
             writes.retain(|w| w.ended.is_none_or(|ended| ended >= issued));

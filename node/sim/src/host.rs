@@ -101,7 +101,7 @@ impl Host {
         match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| step(self))) {
             Ok(value) => Some(value),
             Err(payload) if payload.is::<Killed>() => {
-                self.content.is_killed_inside();
+                self.content.note_killed_inside();
                 None
             }
             Err(payload) => std::panic::resume_unwind(payload),

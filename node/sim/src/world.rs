@@ -125,7 +125,7 @@ impl World {
         self.hosts[host].lag.tick(self.clock.now());
         self.tell(host, Event::Tick);
         self.measure_space(host);
-        if self.dirty_check.is_due() {
+        if self.dirty_check.count_tick() {
             self.check_dirty(host);
         }
     }

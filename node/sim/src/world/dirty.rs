@@ -16,8 +16,8 @@ pub(crate) struct DirtyCheck {
 }
 
 impl DirtyCheck {
-    /// All that was ever written is looked at: not at every tick.
-    pub(super) fn is_due(&mut self) -> bool {
+    /// Counts a tick. Returns true if all that was ever written is looked at: not at every tick.
+    pub(super) fn count_tick(&mut self) -> bool {
         self.ticks += 1;
         self.ticks.is_multiple_of(16)
     }

@@ -41,7 +41,7 @@ impl World {
     pub(crate) fn set_fault(&mut self, host: usize, fault: HostFault) {
         let here = &mut self.hosts[host];
         if fault.full {
-            here.disk_past.is_full();
+            here.disk_past.note_full();
         }
         let before = std::mem::replace(&mut here.fault, fault);
         for (now, before, tag, words) in [

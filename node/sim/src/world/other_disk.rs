@@ -177,7 +177,7 @@ impl World {
             here.content.expect = Expect::after(&last_cut);
             return;
         };
-        here.disk_past.is_own();
+        here.disk_past.make_own();
         if !holds_dirty(&kept.pages) {
             here.content.expect = Expect::after(&last_cut);
             return;
