@@ -100,6 +100,7 @@ impl Host {
             | Action::Punch { .. }
             | Action::Evict { .. }
             | Action::Merge(_)
+            | Action::ReleaseMap { .. }
             | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),
         })
     }
