@@ -58,7 +58,7 @@ impl Case {
 
     /// The first of so many seeds that notices that `bug` is planted, and what it sees: the invariant that
     /// the bug is said to break, in a run that breaks none without it. The seeds are those from 0, or those
-    /// of the one profile whose runs meet the bug.
+    /// of the profile whose runs meet the bug.
     pub fn that_finds(bug: Bug, seeds: u64, operations: u64) -> Option<(Self, Violation)> {
         let (first, step) = Profile::that_meets(bug).map_or((0, 1), Profile::seeds);
         (0..seeds).map(|number| first + number * step).find_map(|seed| {

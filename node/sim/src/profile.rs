@@ -91,7 +91,7 @@ impl Profile {
         (first.expect("all profiles are listed") as u64, Self::ALL.len() as u64)
     }
 
-    /// The only profile whose runs meet a safeguard that is missing. Where others do too, `None`.
+    /// The profile whose runs meet a missing safeguard, where few or no others do. `None` where any do.
     pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
         let Bug::Missing(safeguard) = bug else { return None };
         if [Safeguard::KeepAttachRecords, Safeguard::CheckTruncation].contains(&safeguard) {
@@ -102,6 +102,8 @@ impl Profile {
             .contains(&safeguard)
         {
             Some(Self::OtherDisks)
+        } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased].contains(&safeguard) {
+            Some(Self::BadStore)
         } else {
             None
         }
