@@ -130,11 +130,13 @@ pub enum Safeguard {
     ReleaseStillChunks,
     /// Memory of the live map is used again after it was given back.
     PrepareReleased,
+    /// After a commit of both sides, older copies of sectors become clean before newer ones.
+    ClearOlderFirst,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 59] = [
+    pub const ALL: [Self; 60] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -194,6 +196,7 @@ impl Safeguard {
         Self::MergeWhenDue,
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
+        Self::ClearOlderFirst,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -221,7 +224,8 @@ impl Safeguard {
             | Self::ActiveSideIsNewest
             | Self::NewestSegmentFirst
             | Self::NameHeldChunks
-            | Self::CommitOnlyAllRead => 4,
+            | Self::CommitOnlyAllRead
+            | Self::ClearOlderFirst => 4,
             Self::StoreRecordFirst | Self::ProbeBeyondList => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
             Self::SegmentBeforeCommit => 7,

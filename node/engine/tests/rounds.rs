@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use holdfast_engine::action::{Action, Report};
+use holdfast_engine::action::{Action, DirtyBlock, Report};
 use holdfast_engine::durable_map::{FoundPage, Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
@@ -82,6 +82,8 @@ struct Host {
     fails_at: Option<u64>,
     /// Sectors that the next upload cannot read.
     unreadable: Option<SectorRange>,
+    /// The log, of a volume of which every record was created here.
+    log: Manifest,
 }
 
 /// The sides are sealed once the writes of `Host::with_all_touched` are followed by another.
@@ -138,6 +140,7 @@ impl Host {
         let bytes = vec![0; map_bytes(sectors) as usize];
         let memory = Mapping { bytes, home, steps: Rc::clone(&steps) };
         let setup = Setup { limits, ..setup(header.clone()) };
+        let log = manifest.clone();
         let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let file = if keeps_file { vec![0; file_bytes(pages) as usize] } else { Vec::new() };
@@ -150,6 +153,7 @@ impl Host {
             turns: Turns::default(),
             fails_at: None,
             unreadable: None,
+            log,
         }
     }
 
@@ -160,6 +164,22 @@ impl Host {
         let memory = Mapping { bytes, home: Rc::clone(&self.tmpfs), steps: Rc::clone(&self.steps) };
         self.volume = Some(Volume::resume(setup(self.header.clone()), memory, None, 0).unwrap());
         self.turns = Turns::default();
+    }
+
+    /// The process dies, and another takes over and reads the log. Returns what that one uploads.
+    fn uploads_after_takeover(&mut self) -> Vec<DirtyBlock> {
+        self.resume();
+        let mut actions = VecDeque::from(self.turn(Event::ManifestLoaded(Box::new(self.log.clone()))));
+        loop {
+            match actions.pop_front().expect("what is dirty is uploaded") {
+                Action::Upload { blocks, .. } => return blocks,
+                action => {
+                    if let Some(event) = self.answer(action) {
+                        actions.extend(self.turn(event));
+                    }
+                }
+            }
+        }
     }
 
     /// Asks, and answers at once whatever the volume asks for.
@@ -243,7 +263,10 @@ impl Host {
             }
             Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result },
-            Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
+            Action::CreateRecord { bytes, .. } => {
+                self.log.apply(&Record::decode(&bytes).unwrap()).unwrap();
+                Event::CreateAnswered(CreateAnswer::Created)
+            }
             Action::Report(Report::LocalDiskFailed(_)) if self.fails_at.is_some() => return None,
             Action::Report(
                 Report::Committed(_)
@@ -402,6 +425,66 @@ fn a_write_waits_until_both_sides_are_clean() {
     }
     assert!(late.is_none(), "the marks fell in one turn");
     assert_eq!(host.volume.as_ref().unwrap().status().dirty_bytes, 4096, "the late write is dirty");
+}
+
+/// Both sides hold a sector when they are committed as one, and the process dies at the end of one of the
+/// turns in which their marks fall. The mark of the newer copy once fell first: the next commit was of the
+/// older one.
+#[test]
+fn a_death_while_both_sides_become_clean_leaves_no_older_copy_to_commit() {
+    let pages = 2 * MAP_WRITE_PAGES as u64;
+    let last = SectorRange::new((pages - 1) * PAGE_SECTORS + (pages - 1) % 7, 1);
+    for newer in Side::BOTH {
+        let mut deaths = 0;
+        while let Some(uploaded) = uploaded_after_a_death(pages, newer, last, deaths) {
+            deaths += 1;
+            let at = uploaded.iter().find(|dirty| dirty.block == last.start.block()).unwrap();
+            let (of_newer, of_older) = match newer {
+                Side::A => (at.a, at.b),
+                Side::B => (at.b, at.a),
+            };
+            assert_eq!((of_newer.count(), of_older.count()), (1, 0), "{newer:?} is newer, turn {deaths}");
+        }
+        assert_eq!(deaths, 2, "the older side takes two turns, the newer one the third");
+    }
+}
+
+/// A volume of so many map pages has a sector dirty in each on one side, and `twice` on both, where `newer`
+/// has the newer copy. All of it is committed as one, and the process dies after so many of the turns in
+/// which the marks fall. Returns what the next process uploads; nothing if all marks fell before.
+fn uploaded_after_a_death(
+    pages: u64,
+    newer: Side,
+    twice: SectorRange,
+    turns: usize,
+) -> Option<Vec<DirtyBlock>> {
+    let mut host = Host::with_all_touched(pages * PAGE_SECTORS, false);
+    if newer == Side::A {
+        // Side A is committed, and the same is written to side B.
+        host.ask(Op::Write, SectorRange::new(9, 1));
+        for page in 0..pages {
+            host.ask(Op::Write, SectorRange::new(page * PAGE_SECTORS + page % 7, 1));
+        }
+    }
+    host.unreadable = Some(twice);
+    host.ask(Op::Write, SectorRange::new(11, 1));
+    assert!(host.volume.as_ref().unwrap().status().unreadable.is_some(), "one side is sealed");
+    let records = host.log.seq();
+    let write = Event::Request { id: RequestId(0), op: Op::Write, range: twice };
+    let mut actions = VecDeque::from(host.turn(write));
+    let mut turns_left = turns;
+    while let Some(action) = actions.pop_front() {
+        if host.log.seq() > records && action == Action::NextTurn {
+            if turns_left == 0 {
+                return Some(host.uploads_after_takeover());
+            }
+            turns_left -= 1;
+        }
+        if let Some(event) = host.answer(action) {
+            actions.extend(host.turn(event));
+        }
+    }
+    None
 }
 
 /// A volume whose rounds have three groups after a takeover.

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use holdfast_engine::safeguard::Safeguard;
-
 use crate::bug::{Bug, plant};
 use crate::crash::{Scenario, campaign};
 use crate::fleet::FleetCase;
@@ -118,11 +116,10 @@ const OUTCOMES: u64 = 8;
 /// The first seed that notices that `bug` is planted, and what it sees: of one volume, of several where the
 /// bug is about what they share, or of the deaths at crash points.
 pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
-    // What goes wrong only between two steps of a round is found by ending it there.
-    if bug == Bug::Missing(Safeguard::SyncEachGroup) {
+    if let Some(scenario) = Scenario::that_meets(bug) {
         let deaths = |bug| {
             plant(bug);
-            let found = campaign(&[Scenario::Groups], 0, OUTCOMES);
+            let found = campaign(&[scenario], 0, OUTCOMES);
             plant(None);
             found.violations
         };

@@ -13,8 +13,10 @@
 //! The names are crash points. The sectors are listed, and the bits cleared, `MAP_WRITE_PAGES` pages in each
 //! turn of the ring thread. Nothing is written to the sealed sides meanwhile; rounds and evictions continue.
 //! Pages that are clean already are in the commit, and those that are not yet are committed once more by a
-//! successor. Upholds invariant 4: the sealed side is still before it is uploaded; 1: a commit never runs
-//! ahead of a round; 7: the segment is stored before the commit that names it (`docs/invariants.md`).
+//! successor. So where both sides are sealed, the marks of the inactive one fall first: while the newer copy
+//! of a sector is dirty, the older one is not uploaded. Upholds invariant 4: that, and the sealed side is
+//! still before it is uploaded; 1: a commit never runs ahead of a round; 7: the segment is stored before the
+//! commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
 
@@ -25,6 +27,7 @@ use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
 use crate::limit::UPLOAD_PLACE_AHEAD;
 use crate::round_size::map_write_pages;
+use crate::safeguard::{Safeguard::ClearOlderFirst, safeguard};
 use crate::sector_map::{Side, SideSet};
 
 /// State of the seal. It covers one side, or both (after the loss of the host, or when one could not be
@@ -244,7 +247,9 @@ impl Sealer {
     pub(super) fn clear<M: Memory>(&mut self, core: &mut Core<M>, out: &mut Vec<Action>) -> Option<SideSet> {
         let Seal::Clearing(sides) = self.seal else { unreachable!("nothing to clear in {:?}", self.seal) };
         let mut left = map_write_pages();
-        for side in sides.iter() {
+        let newer = core.map.active();
+        let order = if safeguard(ClearOlderFirst) { [newer.other(), newer] } else { [newer, newer.other()] };
+        for side in order.into_iter().filter(|side| sides.contains(*side)) {
             let pages: Vec<u64> = core.dirty[side].pages.iter().take(left).collect();
             left -= pages.len();
             for page in pages {

@@ -3,10 +3,12 @@
 
 use holdfast_engine::event::Op;
 use holdfast_engine::record::{Body, Record};
+use holdfast_engine::safeguard::Safeguard;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_types::SectorRange;
 
 use super::watch::struck;
+use crate::bug::Bug;
 use crate::calls::StoreAsk;
 use crate::disk::Fate;
 use crate::drive;
@@ -80,6 +82,16 @@ impl Scenario {
         Self::Sleeper,
     ];
 
+    /// The scenario that meets a missing safeguard, where what goes wrong does so only at a death between two
+    /// certain steps.
+    pub(crate) fn that_meets(bug: Bug) -> Option<Self> {
+        match bug {
+            Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
+            Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
+            Bug::Missing(_) | Bug::Mutation(_) => None,
+        }
+    }
+
     pub(super) fn world(self, seed: u64) -> World {
         let faults = match self {
             Self::Life
@@ -101,7 +113,10 @@ impl Scenario {
         };
         let mut world = World::new(seed, HOSTS, SECTORS, LIMITS, faults);
         // Each of the two map pages is a group of its own.
-        if matches!(self, Self::Life | Self::Recovery | Self::BadDisk | Self::Fua | Self::Groups) {
+        if matches!(
+            self,
+            Self::Life | Self::Recovery | Self::BadDisk | Self::Fua | Self::Groups | Self::Corruption
+        ) {
             world.slice_rounds(1, 1);
         }
         match self {
