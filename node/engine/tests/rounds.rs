@@ -171,13 +171,12 @@ impl Host {
         self.resume();
         let mut actions = VecDeque::from(self.turn(Event::ManifestLoaded(Box::new(self.log.clone()))));
         loop {
-            match actions.pop_front().expect("what is dirty is uploaded") {
-                Action::Upload { blocks, .. } => return blocks,
-                action => {
-                    if let Some(event) = self.answer(action) {
-                        actions.extend(self.turn(event));
-                    }
-                }
+            let action = actions.pop_front().expect("what is dirty is uploaded");
+            if let Action::Upload { blocks, .. } = action {
+                return blocks;
+            }
+            if let Some(event) = self.answer(action) {
+                actions.extend(self.turn(event));
             }
         }
     }

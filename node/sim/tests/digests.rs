@@ -6,15 +6,15 @@ use holdfast_sim::fleet::FleetCase;
 /// Digests of the seeds from 0: each profile with `durability: local`, then each with `object`. A change of
 /// what the engine does changes them: then take the new ones from the message of the failure.
 const DIGESTS: [&str; 26] = [
-    "20f9c19886b7ae5b4164ddd5b5c54737",
+    "ad1476c72d3e780104f68c2134b4ffd2",
     "1d9ca7594af691e29de7b76a2fd9a7e2",
     "f77b724bc84e61cc624a521f96d7f96b",
     "c54ad808bca2dc35d214c471ae26dbf8",
     "d367a80cfe4c5976deb64be496dff1cb",
     "2405d4be8216265a50785acc6311018e",
     "69a525d87b5001c33c7f7979c71a4af5",
-    "0853108eeba3b310d8d1c86607ebccaa",
-    "de79d2809e838d0b55477ab3a1a7252e",
+    "8bdbbaafcda180830a4c1703fba959ce",
+    "a86f09b63578d9fc8949f80f56142e6f",
     "0e8ffbd30ed3028c60876ab455f56f75",
     "ec10f2f4a2bf5f4e53c1c3016f9fcce4",
     "09cc5fef7d5abb6c7a9197b889d1c0c5",
@@ -26,12 +26,12 @@ const DIGESTS: [&str; 26] = [
     "11abf1ad1f3e43fef4fe988ecda8b266",
     "1faab8a95c4bf75fd1afae76ffb1c6bf",
     "3cdedcc93f35db58145408b035117e31",
-    "360a5d1f1a62e01346d1eafbb4be5b58",
+    "51bd4e8f9254ba5f3b68e47cfa82b167",
     "b3adce9bcbc8ac8031bc9ca4bc6281a1",
     "f21b503e66d64bd6adf5827c8fe7564c",
     "0013ab812426245390f08974e9af6208",
-    "b34ea157b5b46506b8fc9167d2e94045",
-    "b555c9d27c355282ff340e9e8923775f",
+    "41352cfcd23c225fda3dc1cffb8221ed",
+    "727ba7eba4fc3992d0088942da3b6e00",
 ];
 
 #[test]

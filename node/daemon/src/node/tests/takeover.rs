@@ -13,7 +13,9 @@ use holdfast_engine::durable_map::{FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
-use holdfast_log::{CreateOutcome, Creation, create_record, provision, read_manifest, remove, write_checkpoint};
+use holdfast_log::{
+    CreateOutcome, Creation, create_record, provision, read_manifest, remove, write_checkpoint,
+};
 use holdfast_objects::{CreateError, Created, MemoryStore, Page, Parts, SegmentError, StoreError, Suffix};
 use tokio::sync::Notify;
 
