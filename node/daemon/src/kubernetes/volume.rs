@@ -212,7 +212,7 @@ impl<V: Volumes> Work<'_, V> {
             let store = object_store::read(&client, &store_name).await?;
             let attached = volumes
                 .attach(AttachRequest {
-                    volume: id,
+                    volume: id.clone(),
                     store_name,
                     store,
                     bytes: grow.then_some(bytes),
@@ -226,7 +226,8 @@ impl<V: Volumes> Work<'_, V> {
                     probe: false,
                 })
                 .await?;
-            tracing::info!(device = %attached.device_path.display(), epoch = attached.epoch, "attached");
+            let device = attached.device_path.display();
+            tracing::info!(volume = %id, %device, epoch = attached.epoch, "attached");
             Ok(OperationOutcome::Attached)
         });
     }

@@ -104,7 +104,11 @@ fn held_bytes(present: &Arc<Present>) -> u64 {
     let known = &present.board.cached_bytes;
     present.local.held_bytes().unwrap_or_else(|error| {
         // Several times a second: `debug`, for errors of the disk are reported elsewhere.
-        tracing::debug!(error = &error as &dyn std::error::Error, "the sides of a volume were not measured");
+        tracing::debug!(
+            volume = %present.local.volume(),
+            error = &error as &dyn std::error::Error,
+            "the sides of the volume were not measured"
+        );
         known.load(Ordering::Relaxed)
     })
 }

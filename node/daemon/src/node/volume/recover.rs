@@ -11,7 +11,7 @@ use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::{Pending, Setup};
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
+use holdfast_types::{Backoff, Jitter, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 use tokio::sync::oneshot;
 use tracing::Instrument;
@@ -41,8 +41,9 @@ use crate::node::{Entry, Node};
 const QUIESCE_WITHIN: Duration = Duration::from_secs(10);
 /// The same once that has failed.
 const QUIESCE_AGAIN_WITHIN: Duration = Duration::from_secs(1);
-/// Time between two tries to recover a volume, at first and at most.
-const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// Time between two tries to recover or release a volume.
+const AGAIN_AFTER: Backoff =
+    Backoff { first: Duration::from_secs(1), last: Duration::from_secs(5), jitter: Jitter::Half };
 /// Time between two tries to recover a device that the kernel has lost: only a restart of the host is known
 /// to help.
 const LOST_AGAIN_AFTER: Duration = Duration::from_secs(60);
@@ -175,8 +176,9 @@ impl Node {
 
     async fn recover_again(self, mut one: Recovery) {
         let _alone = ExitOnPanic("the recovery of a volume");
-        let [mut pause, longest] = AGAIN_AFTER;
         let mut was_flushed = false;
+        let mut attempt = 1;
+        let mut pause = AGAIN_AFTER.delay(attempt, fastrand::f64());
         loop {
             tokio::time::sleep(pause).await;
             match self.try_recover(&mut one).await {
@@ -196,7 +198,8 @@ impl Node {
                     }
                 }
             }
-            pause = (pause * 2).min(longest);
+            attempt += 1;
+            pause = AGAIN_AFTER.delay(attempt, fastrand::f64());
         }
     }
 
@@ -352,7 +355,7 @@ impl Node {
         let node = self.clone();
         self.0.tasks.spawn(async move {
             let volume = present.local.volume();
-            let [mut pause, longest] = AGAIN_AFTER;
+            let mut attempt = 0;
             let mut known = String::new();
             loop {
                 let error = match node.release(&present).await {
@@ -367,12 +370,12 @@ impl Node {
                     tracing::error!(%volume, why, "the detach of the previous process failed; it is retried");
                     known = why;
                 }
-                tokio::time::sleep(pause).await;
+                attempt += 1;
+                tokio::time::sleep(AGAIN_AFTER.delay(attempt, fastrand::f64())).await;
                 // A detach that a user began meanwhile may have called it off.
                 if !present.is_detaching() || !node.has(&present) {
                     return;
                 }
-                pause = (pause * 2).min(longest);
             }
         });
     }
