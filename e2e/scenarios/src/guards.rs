@@ -49,10 +49,11 @@ fn nodes(world: &World) -> Result<()> {
     apply(world, VOLUME)?;
     status(world, &[], "{\"volumeId\": \"id\", \"assignedNode\": \"n1\", \"phase\": \"Attaching\"}")?;
     let claim = |node| format!("{{\"node\": \"{node}\"}}");
-    // A policy that was made takes effect a moment later.
-    let refused =
-        until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n2")).err()))?;
-    ensure!(format!("{refused:#}").contains("neither granted to it nor claimed by it"), "{refused:#}");
+    // A policy that was made takes effect a moment later. Until then the write succeeds: it must not make n2
+    // one of those that may write.
+    until("the policy to take effect", LIMIT, || Ok(status(world, &as_node("n2"), &claim("n1")).err()))?;
+    let refused = said(status(world, &as_node("n2"), &claim("n2")));
+    ensure!(refused.contains("neither granted to it nor claimed by it"), "{refused}");
     status(world, &as_node("n1"), &claim("n1"))?;
     for field in ["{\"assignedNode\": \"n2\"}", "{\"volumeId\": \"other\"}"] {
         let own = said(status(world, &as_node("n1"), field));
