@@ -13,10 +13,10 @@
 //! The names are crash points. The sectors are listed, and the bits cleared, `MAP_WRITE_PAGES` pages in each
 //! turn of the ring thread. Nothing is written to the sealed sides meanwhile; rounds and evictions continue.
 //! Pages that are clean already are in the commit, and those that are not yet are committed once more by a
-//! successor. So where both sides are sealed, the marks of the inactive one fall first: while the newer copy
-//! of a sector is dirty, the older one is not uploaded. Upholds invariant 4: that, and the sealed side is
-//! still before it is uploaded; 1: a commit never runs ahead of a round; 7: the segment is stored before the
-//! commit that names it (`docs/invariants.md`).
+//! successor. So where both sides are sealed, the bits of the inactive one are cleared first: while the newer
+//! copy of a sector is dirty, the older one is not uploaded. Upholds invariant 4: that, and the sealed side
+//! is still before it is uploaded; 1: a commit never runs ahead of a round; 7: the segment is stored before
+//! the commit that names it (`docs/invariants.md`).
 
 use holdfast_types::{Block, Mask};
 
