@@ -51,6 +51,13 @@ pub enum Work {
     Merge(Box<MergePlan>),
     /// Keep this record through a crash.
     StorePending(Pending),
+    /// Store the root of the snapshot that the record at `seq` is about to register.
+    StoreRoot {
+        /// The record's place.
+        seq: Seq,
+        /// The root's bytes.
+        bytes: Vec<u8>,
+    },
     /// Create `log/<seq>` once.
     CreateRecord {
         /// The record's place.
@@ -79,6 +86,7 @@ impl Work {
             Self::Upload { blocks, .. } => tracing::info_span!("upload", %volume, blocks = blocks.len()),
             Self::Merge(plan) => tracing::info_span!("merge", %volume, runs = plan.inputs.len()),
             Self::StorePending(_) => tracing::info_span!("store_pending", %volume),
+            Self::StoreRoot { seq, .. } => tracing::info_span!("snapshot", %volume, seq = seq.0),
             Self::CreateRecord { seq, .. } => tracing::info_span!("commit", %volume, seq = seq.0),
             Self::ReadRecord { seq } => tracing::info_span!("read_record", %volume, seq = seq.0),
             Self::WriteCheckpoint { seq, .. } => tracing::info_span!("checkpoint", %volume, seq = seq.0),
@@ -190,6 +198,10 @@ impl<S: Sides, T: Environment> Background<S, T> {
                 Err(barred) => Event::MergeFailed { kind: plan.kind, barred },
             },
             Work::StorePending(pending) => Event::PendingStored { result: self.store_pending(pending).await },
+            Work::StoreRoot { seq, bytes } => {
+                self.store_root(seq, bytes).await;
+                Event::RootStored
+            }
             Work::CreateRecord { seq, bytes } => Event::CreateAnswered(self.create_record(seq, bytes).await),
             Work::ReadRecord { seq } => Event::RecordRead { seq, bytes: self.read_record(seq).await },
             Work::WriteCheckpoint { seq, bytes } => {
@@ -302,6 +314,22 @@ impl<S: Sides, T: Environment> Background<S, T> {
         self.warn("the log record could not be kept", &error);
         self.time.sleep(LOCAL_RETRY).await;
         Err(Errno::EIO)
+    }
+
+    /// Stores a snapshot's root, which is the same each time that it is made.
+    async fn store_root(&self, seq: Seq, bytes: Vec<u8>) {
+        let key = ObjectKey::Snapshot(self.volume.clone(), seq).to_string();
+        let body = Bytes::from(bytes);
+        let mut backoff = JobBackoff::of_commits();
+        loop {
+            match self.objects.create(&key, body.clone()).await {
+                Ok(_) | Err(CreateError::Exists { .. }) => return,
+                Err(CreateError::Ambiguous(error) | CreateError::Failed(error)) => {
+                    self.warn("the snapshot waits", &error);
+                    backoff.wait(&self.time).await;
+                }
+            }
+        }
     }
 
     async fn create_record(&self, seq: Seq, bytes: Vec<u8>) -> CreateAnswer {

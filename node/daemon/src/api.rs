@@ -10,6 +10,7 @@
 mod await_served;
 mod convert;
 mod scrub;
+mod snapshot;
 mod socket;
 mod status;
 
@@ -18,10 +19,12 @@ use std::sync::Arc;
 
 use holdfast_proto::node::v1::{
     AttachRequest, AttachResponse, AwaitServedRequest, AwaitServedResponse, CapabilitiesRequest,
-    CapabilitiesResponse, CreateRequest, CreateResponse, DetachRequest, DetachResponse, ListRequest,
-    ListResponse, ScrubRequest, StatsRequest, StatsResponse, node_server,
+    CapabilitiesResponse, CreateRequest, CreateResponse, CreateSnapshotRequest, CreateSnapshotResponse,
+    DeleteSnapshotRequest, DeleteSnapshotResponse, DetachRequest, DetachResponse, ListRequest, ListResponse,
+    ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, node_server,
 };
 use holdfast_s3::S3Config;
+use holdfast_types::Seq;
 use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
 
@@ -31,6 +34,7 @@ pub(crate) use self::status::code as status_code;
 use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
+use crate::node::VolumeInStore;
 use crate::volumes::Volumes;
 
 /// The stores a request may name, as the configuration file says now; none when Kubernetes says what is
@@ -95,6 +99,14 @@ impl<V: Volumes> Api<V> {
     }
 }
 
+impl<V: Volumes> Api<V> {
+    fn volume_in_store(&self, volume_id: String, store: Option<String>) -> Result<VolumeInStore, Status> {
+        let volume = convert::volume_id(volume_id)?;
+        let store = store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?))).transpose()?;
+        Ok(VolumeInStore { volume, store })
+    }
+}
+
 /// Runs an operation to its end, whether or not anybody waits for it.
 async fn to_the_end<T: Send + 'static>(
     operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -143,6 +155,40 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let epoch = served.attached.as_ref().map(|device| device.epoch);
         let may_format = epoch.is_some_and(|epoch| self.permissions.allow(&volume, epoch));
         Ok(Response::new(AwaitServedResponse { volume: Some(served.into()), may_format }))
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        let CreateSnapshotRequest { volume_id, store, uid } = request.into_inner();
+        let (at, uid) = (self.volume_in_store(volume_id, store)?, snapshot::uid(&uid)?);
+        let (volumes, volume) = (self.volumes.clone(), at.volume.clone());
+        let taken = to_the_end(async move { volumes.create_snapshot(at, uid).await }).await?;
+        Ok(Response::new(CreateSnapshotResponse { snapshot: Some(snapshot::wire(&volume, &taken)) }))
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        let ListSnapshotsRequest { volume_id, store } = request.into_inner();
+        let at = self.volume_in_store(volume_id, store)?;
+        let (volumes, volume) = (self.volumes.clone(), at.volume.clone());
+        let listed = to_the_end(async move { volumes.list_snapshots(at).await }).await?;
+        let snapshots = listed.iter().map(|one| snapshot::wire(&volume, one)).collect();
+        Ok(Response::new(ListSnapshotsResponse { snapshots }))
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<DeleteSnapshotRequest>,
+    ) -> Result<Response<DeleteSnapshotResponse>, Status> {
+        let DeleteSnapshotRequest { volume_id, store, seq } = request.into_inner();
+        let at = self.volume_in_store(volume_id, store)?;
+        let volumes = self.volumes.clone();
+        to_the_end(async move { volumes.delete_snapshot(at, Seq(seq)).await }).await?;
+        Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ListResponse>, Status> {

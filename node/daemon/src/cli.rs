@@ -5,6 +5,7 @@ mod exit;
 mod fenced;
 mod output;
 mod scrub;
+mod snapshot;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -76,6 +77,8 @@ enum Command {
     },
     /// Verify all stored objects of a volume and report damage
     Scrub(Scrub),
+    /// Take, list and delete snapshots of a volume
+    Snapshot(snapshot::SnapshotCommand),
     /// List, export or delete data of fenced volumes that was not uploaded; works without a daemon
     Fenced(fenced::Fenced),
     /// Flush a block device; the daemon's own, for a device that may never answer
@@ -178,6 +181,7 @@ impl Cli {
             | Command::List { .. }
             | Command::Stats { .. }
             | Command::Scrub(_)
+            | Command::Snapshot(_)
             | Command::Capabilities { .. }) => {
                 let runtime = match Runtime::new() {
                     Ok(runtime) => runtime,

@@ -47,6 +47,7 @@ pub(crate) use ring::handle::RingStatus;
 pub(crate) use run_blocking::run_blocking;
 pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
 pub(crate) use volume::scrub::{ScrubEffect, ScrubFinding, ScrubRepair, ScrubRequest, Scrubbed};
+pub(crate) use volume::snapshot::VolumeInStore;
 #[cfg(test)]
 pub(crate) use volume::status::{DiskStatus, StoreStatus};
 pub(crate) use volume::status::{VolumeState, VolumeStatus};
@@ -55,7 +56,8 @@ use clock::unix_ms;
 use device::kernel::{Devices, Kernel};
 use device::tag::Installation;
 use error::file;
-use local::file::{open_direct, random};
+use local::file::open_direct;
+pub(crate) use local::file::random;
 use local::volume_files::Local;
 use ring::message::Message;
 use ring::placement::Rings;

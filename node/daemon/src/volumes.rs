@@ -3,13 +3,15 @@
 
 use std::future::Future;
 
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::scrub::Progress;
 use holdfast_s3::S3Config;
-use holdfast_types::VolumeId;
+use holdfast_types::{Seq, SnapshotUid, VolumeId};
 
 use crate::failure::Failure;
 use crate::node::{
-    AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeStatus,
+    AttachRequest, Attached, Capabilities, Node, RingStatus, ScrubRequest, Scrubbed, VolumeInStore,
+    VolumeStatus,
 };
 
 /// The volumes of this node. Clones refer to the same node.
@@ -53,6 +55,27 @@ pub(crate) trait Volumes: Clone + Send + Sync + 'static {
         request: ScrubRequest,
         tell: impl Fn(Progress) + Send + Sync + 'static,
     ) -> impl Future<Output = Result<Scrubbed, Failure>> + Send;
+
+    /// Takes a snapshot of a volume, or answers the one that was taken for this uid; waits while the store of
+    /// a volume that is served here is unreachable.
+    fn create_snapshot(
+        &self,
+        at: VolumeInStore,
+        uid: SnapshotUid,
+    ) -> impl Future<Output = Result<Snapshot, Failure>> + Send;
+
+    /// The snapshots of a volume, oldest first.
+    fn list_snapshots(
+        &self,
+        at: VolumeInStore,
+    ) -> impl Future<Output = Result<Vec<Snapshot>, Failure>> + Send;
+
+    /// Deletes a snapshot of a volume; again it changes nothing.
+    fn delete_snapshot(
+        &self,
+        at: VolumeInStore,
+        seq: Seq,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// The volumes this node serves.
     fn list(&self) -> Vec<VolumeStatus>;
@@ -110,6 +133,18 @@ impl Volumes for Node {
         tell: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
         Self::scrub(self, request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
+        Self::create_snapshot(self, at, uid).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {
+        Self::list_snapshots(self, at).await.map_err(|error| Failure::new(error.kind(), &error))
+    }
+
+    async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), Failure> {
+        Self::delete_snapshot(self, at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

@@ -1,11 +1,12 @@
 //! Actions that a volume asks its caller for. Each but `Complete` and `Report` is answered by exactly one
 //! event.
 
-use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq};
+use holdfast_types::{Block, Chunk, Mask, SectorRange, Seq, SnapshotUid};
 
 use crate::event::{Errno, RequestId};
 use crate::index::{MergePlan, Runs};
 use crate::sector_map::Side;
+use crate::snapshot::{Snapshot, SnapshotRefused};
 
 /// A local file that request bytes come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,6 +63,15 @@ pub enum Report {
     Preserved {
         /// The durable map tells all that they hold. Where it does not, it may even name nothing.
         complete: bool,
+    },
+    /// A snapshot is registered in the log.
+    SnapshotTaken(Snapshot),
+    /// A snapshot is not taken.
+    SnapshotRefused {
+        /// The snapshot.
+        uid: SnapshotUid,
+        /// The reason.
+        why: SnapshotRefused,
     },
     /// The data with which this node repairs the object store is stored and committed.
     Repaired,
@@ -162,6 +172,14 @@ pub enum Action {
         /// The record's place.
         seq: Seq,
         /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// Store the root of the snapshot that the record at `seq` is about to register; try until it is there.
+    /// Answer: `RootStored`.
+    StoreRoot {
+        /// The record's place.
+        seq: Seq,
+        /// The root's bytes.
         bytes: Vec<u8>,
     },
     /// Create `log/<seq>` once. Answer: `CreateAnswered`.

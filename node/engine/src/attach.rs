@@ -325,9 +325,12 @@ pub fn plan_attach(
 
 #[cfg(test)]
 mod tests {
+    use holdfast_types::SnapshotUid;
+
     use super::*;
     use crate::chunk_set::ChunkSet;
     use crate::fence::Fence;
+    use crate::snapshot::SnapshotChange;
 
     const MINE: Nonce = Nonce([1; 16]);
     const THEIRS: Nonce = Nonce([2; 16]);
@@ -391,6 +394,7 @@ mod tests {
                 invalidated: SideSet::NONE,
                 generation,
                 merges: vec![],
+                snapshots: SnapshotChange::default(),
             },
         )
     }
@@ -611,6 +615,9 @@ mod tests {
         let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach)];
         let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach)]].concat();
         assert_eq!(worth(&log(&again), Some(&header)), LocalData::Ours { trust_clean: true });
+        let taken = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: vec![] };
+        let snapshot = [&used[..], &[(0, THEIRS, Body::of_snapshots(taken))]].concat();
+        assert_eq!(worth(&log(&snapshot), Some(&header)), LocalData::Ours { trust_clean: true });
         let changed = [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach)]].concat();
         assert_eq!(worth(&log(&changed), Some(&header)), LocalData::Ours { trust_clean: false });
     }

@@ -100,6 +100,8 @@ crash_points! {
     RecordMade,
     /// It is stored locally, and not sent.
     RecordStored,
+    /// The root of the snapshot that it registers is in the store, and it is not sent.
+    RootStored,
     /// The record that a dead predecessor had stored is sent again.
     RecordRepeated,
     /// The create was answered without a clear yes: the key is to be read back.

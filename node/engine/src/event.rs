@@ -1,6 +1,6 @@
 //! Events that a volume handles.
 
-use holdfast_types::{Chunk, PlacedId, SectorRange, Seq};
+use holdfast_types::{Chunk, PlacedId, SectorRange, Seq, SnapshotUid};
 
 use crate::index::RunRef;
 use crate::index::policy::MergeKind;
@@ -160,6 +160,17 @@ pub enum Event {
         /// other merge.
         barred: PlacedId,
     },
+    /// A snapshot of all that has completed is wanted. Answer: [`crate::action::Report::SnapshotTaken`], or
+    /// `SnapshotRefused`. Asked for again it is answered again; the answer of one that a dead process was
+    /// asked for comes only then.
+    Snapshot {
+        /// Tells it from others.
+        uid: SnapshotUid,
+        /// Places of snapshots that were forgotten: they are registered no longer.
+        forgotten: Vec<Seq>,
+    },
+    /// `StoreRoot` ended: the root is in the store.
+    RootStored,
     /// `StorePending` ended.
     PendingStored {
         /// Outcome.

@@ -3,7 +3,7 @@
 //! Owns: what a volume's data structures mean, in memory, on the local disk and in the object store, and the
 //! order in which they may change. Does not own: doing any of it; [`volume::Volume::handle`] takes events and
 //! answers with actions. Byte layouts are drawn at the head of [`record`], [`manifest`], [`segment`],
-//! [`durable_map`] and [`sector_map`].
+//! [`snapshot`], [`durable_map`] and [`sector_map`].
 
 pub mod action;
 pub mod attach;
@@ -22,6 +22,7 @@ pub mod round_size;
 pub mod safeguard;
 pub mod sector_map;
 pub mod segment;
+pub mod snapshot;
 pub mod volume;
 pub mod wire;
 

@@ -10,6 +10,10 @@ pub const UPLOAD_PLACE_AHEAD: u64 = 16;
 pub const MERGED_ENTRIES_A_PLACE: u64 = 1 << 9;
 /// Attach records a manifest remembers; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
+/// Snapshots that a volume can have registered: 160 KiB of each checkpoint.
+pub const MAX_SNAPSHOTS: usize = 4096;
+/// Snapshots that wait for a writer at a time.
+pub const WAITING_SNAPSHOTS: usize = 64;
 /// Nonces of own attaches that the durable header keeps: so many that it fits 512 bytes.
 pub const REMEMBERED_NONCES: usize = 21;
 /// Largest volume: the block number of a frame has 32 bits (512 TiB).

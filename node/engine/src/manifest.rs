@@ -14,23 +14,25 @@
 //! u32 n, n x (u64 epoch, u8[16] nonce, u64 seq)     attach records, oldest first
 //! u32 n, n x (u8 0 and segment reference, or u8 1 and run reference)    runs, newest first
 //! set of chunks (`chunk_set`): those that hold data
+//! snapshots that are registered (`snapshot`), oldest first
 //! ```
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, VolumeId};
+use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
 use crate::index::{Run, Runs};
 use crate::limit::{MAX_SECTORS, REMEMBERED_ATTACHES};
 use crate::record::{Body, Displaced, Merge, Record};
 use crate::safeguard::{
-    Safeguard::{KeepAttachRecords, NewestSegmentFirst},
+    Safeguard::{ControlOnlyDetached, KeepAttachRecords, NewestSegmentFirst},
     safeguard,
 };
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
+use crate::snapshot::{Snapshot, SnapshotChange};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "checkpoint";
@@ -60,6 +62,8 @@ pub struct Manifest {
     runs: Runs,
     /// Chunks of which a run ever had a frame.
     holds: ChunkSet,
+    /// Oldest first.
+    snapshots: Vec<Snapshot>,
 }
 
 /// An attach record of the log.
@@ -166,6 +170,12 @@ pub enum LogError {
         /// The object's id.
         object: Box<PlacedId>,
     },
+    /// A record of the control plane changes more than the list of snapshots.
+    #[error("log record {0} has no writer and changes more than the list of snapshots")]
+    Control(Seq),
+    /// A snapshot that is registered, one too many, or the end of one that is not registered.
+    #[error("log record {0} changes the list of snapshots as it cannot be changed")]
+    Snapshots(Seq),
     /// A merge of runs that are not in the list, or not in this order.
     #[error("log record {seq} merges runs into {output} that are not neighbours of the list")]
     Merge {
@@ -207,6 +217,7 @@ impl Manifest {
             attaches: VecDeque::new(),
             runs: Runs::default(),
             holds: ChunkSet::default(),
+            snapshots: Vec::new(),
         }
     }
 
@@ -331,6 +342,16 @@ impl Manifest {
         &self.runs
     }
 
+    /// The snapshots that are registered, oldest first; also those that were forgotten and not dropped yet.
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.snapshots
+    }
+
+    /// Returns true if the control plane may change the list of snapshots: no writer extends the log.
+    pub fn takes_control_records(&self) -> bool {
+        self.exists() && !(self.attached && safeguard(ControlOnlyDetached))
+    }
+
     /// Returns true if the attach of `epoch` is the one of `writer`, or too old to be remembered. The volume
     /// has epoch zero before its first attach.
     pub fn has_attach(&self, epoch: Epoch, writer: Nonce) -> bool {
@@ -406,12 +427,20 @@ impl Manifest {
                 self.replaced |= displaced.is_some();
                 self.attach(record);
             }
+            Body::Change { snapshots, .. } if record.epoch == Epoch(0) && self.takes_control_records() => {
+                if record.body != Body::of_snapshots(snapshots.clone()) {
+                    return Err(LogError::Control(seq));
+                }
+                self.snapshots = self.with_snapshots(record, snapshots)?;
+            }
             Body::Change { .. } | Body::Detach if record.epoch != current || !self.attached => {
                 return Err(wrong_epoch);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges } => {
+            Body::Change { segments, chunks, invalidated, generation, merges, snapshots } => {
                 self.check_segments(seq, segments, chunks)?;
+                let snapshots = self.with_snapshots(record, snapshots)?;
                 self.runs = self.with_merges(seq, merges)?;
+                self.snapshots = snapshots;
                 self.holds.add_all(chunks);
                 for segment in segments {
                     self.add_segment(Arc::new(segment.clone()));
@@ -471,6 +500,13 @@ impl Manifest {
     /// [`LogError`] when it cannot.
     pub(crate) fn check_merges(&self, merges: &[Merge]) -> Result<(), LogError> {
         self.with_merges(self.seq.next(), merges).map(drop)
+    }
+
+    /// The list of snapshots after `record`, which changes it so.
+    fn with_snapshots(&self, record: &Record, change: &SnapshotChange) -> Result<Vec<Snapshot>, LogError> {
+        let Record { seq, unix_ms, .. } = *record;
+        let own = Snapshot { seq, uid: SnapshotUid([0; 16]), unix_ms, sectors: self.sectors };
+        change.applied(&self.snapshots, own).ok_or(LogError::Snapshots(seq))
     }
 
     /// The list with the output of each merge in the place of its inputs.
@@ -538,7 +574,15 @@ impl Manifest {
         out.extend_from_slice(&runs.to_le_bytes());
         self.runs.iter().for_each(|run| run.put(&mut out));
         self.holds.put(&mut out);
+        Snapshot::put_all(&self.snapshots, &mut out);
         wire::enclose(Kind::Checkpoint, &out)
+    }
+
+    /// The bytes of the root of a snapshot at [`Manifest::seq`]: a checkpoint of what the volume holds, and
+    /// of nothing else. So all who make it of one state make the same.
+    pub fn encode_root(&self) -> Vec<u8> {
+        let Self { volume, seq, data_seq, sectors, identity, runs, holds, .. } = self.clone();
+        Self { seq, data_seq, sectors, identity, runs, holds, ..Self::empty(volume) }.encode_checkpoint()
     }
 
     /// Reads a stored checkpoint.
@@ -588,6 +632,7 @@ impl Manifest {
         }
         manifest.runs = runs.into();
         manifest.holds = ChunkSet::take(&mut fields, chunks)?;
+        manifest.snapshots = Snapshot::take_all(&mut fields, manifest.seq)?;
         fields.end()?;
         Ok(manifest)
     }

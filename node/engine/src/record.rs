@@ -7,7 +7,7 @@
 //! create (1): u64 sectors, n x (u8 length + text name, u8 length + text value) to the end: labels (`labels`)
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
-//!             set of chunks (`chunk_set`), u32 m, m x merge
+//!             set of chunks (`chunk_set`), u32 m, m x merge, changes of the list of snapshots (`snapshot`)
 //! detach (4): nothing
 //! delete (5): nothing: the volume's tombstone
 //! ```
@@ -16,13 +16,14 @@
 //! A merge: `u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of the output.
 //! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
 
-use holdfast_types::{Epoch, Nonce, PlacedId, Seq, VolumeId};
+use holdfast_types::{Epoch, Nonce, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use crate::chunk_set::ChunkSet;
 use crate::index::RunRef;
 use crate::limit::MAX_SECTORS;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
+use crate::snapshot::SnapshotChange;
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 pub use labels::{Labels, Origin};
@@ -70,7 +71,8 @@ pub enum Body {
         /// repeat it.
         displaced: Option<Displaced>,
     },
-    /// One seal is durable, or runs were merged.
+    /// One seal is durable, or runs were merged, or the list of snapshots changes. While no writer is
+    /// attached the control plane makes one too, with epoch zero, that changes nothing but that list.
     Change {
         /// The segments that hold what the seal captured: no block is in two of them.
         segments: Vec<SegmentRef>,
@@ -85,11 +87,35 @@ pub enum Body {
         generation: u64,
         /// Merges of runs, of the list as it is before the segments are added.
         merges: Vec<Merge>,
+        /// Changes of the list of snapshots. A snapshot that is taken holds all that the record adds.
+        snapshots: SnapshotChange,
     },
     /// The writer released the volume after its last commit.
     Detach,
     /// The volume is deleted permanently.
     Delete,
+}
+
+impl Body {
+    /// A change of the list of snapshots, and of nothing else.
+    pub fn of_snapshots(snapshots: SnapshotChange) -> Self {
+        Self::Change {
+            segments: Vec::new(),
+            chunks: ChunkSet::default(),
+            invalidated: SideSet::NONE,
+            generation: 0,
+            merges: Vec::new(),
+            snapshots,
+        }
+    }
+
+    /// The uid of the snapshot that the record's place is.
+    pub fn snapshot_taken(&self) -> Option<SnapshotUid> {
+        match self {
+            Self::Change { snapshots, .. } => snapshots.taken,
+            Self::Create { .. } | Self::Attach { .. } | Self::Detach | Self::Delete => None,
+        }
+    }
 }
 
 /// Neighbours of a volume's list of runs, and the run that takes their place.
@@ -177,7 +203,7 @@ impl Record {
                 wire::put_text(&mut out, node);
                 Displaced::put(displaced.as_ref(), &mut out);
             }
-            Body::Change { segments, chunks, invalidated, generation, merges } => {
+            Body::Change { segments, chunks, invalidated, generation, merges, snapshots } => {
                 out.push(3);
                 out.push(invalidated.bits());
                 out.extend_from_slice(&generation.to_le_bytes());
@@ -192,6 +218,7 @@ impl Record {
                 for merge in merges {
                     merge.put(&mut out);
                 }
+                snapshots.put(&mut out);
             }
             Body::Detach => out.push(4),
             Body::Delete => out.push(5),
@@ -229,7 +256,8 @@ impl Record {
                 let chunks = ChunkSet::take_sparse(&mut fields)?;
                 let count = fields.count(Merge::MIN_BYTES)?;
                 let merges = (0..count).map(|_| Merge::take(&mut fields)).collect::<Result<_, _>>()?;
-                Body::Change { segments, chunks, invalidated, generation, merges }
+                let snapshots = SnapshotChange::take(&mut fields)?;
+                Body::Change { segments, chunks, invalidated, generation, merges, snapshots }
             }
             4 => Body::Detach,
             5 => Body::Delete,
@@ -293,6 +321,7 @@ mod tests {
             invalidated: SideSet::NONE,
             generation: 1,
             merges: vec![],
+            snapshots: SnapshotChange::default(),
         }
     }
 
@@ -315,7 +344,12 @@ mod tests {
                 invalidated: SideSet::BOTH,
                 generation: 7,
                 merges: vec![merge()],
+                snapshots: SnapshotChange {
+                    taken: Some(SnapshotUid([5; 16])),
+                    dropped: vec![Seq(2), Seq(7)],
+                },
             },
+            Body::of_snapshots(SnapshotChange { taken: None, dropped: vec![Seq(3)] }),
             Body::Detach,
             Body::Delete,
         ] {

@@ -132,11 +132,17 @@ pub enum Safeguard {
     PrepareReleased,
     /// After a commit of both sides, older copies of sectors become clean before newer ones.
     ClearOlderFirst,
+    /// A snapshot waits for the seal that covers what has completed.
+    SnapshotAfterSeal,
+    /// The root of a snapshot is stored before the record that registers it.
+    RootBeforeRecord,
+    /// The control plane extends a log only while no writer does.
+    ControlOnlyDetached,
 }
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 60] = [
+    pub const ALL: [Self; 63] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -197,6 +203,9 @@ impl Safeguard {
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
         Self::ClearOlderFirst,
+        Self::SnapshotAfterSeal,
+        Self::RootBeforeRecord,
+        Self::ControlOnlyDetached,
     ];
 
     /// Returns true if the safeguard is about what the volumes of a host share: only several of them notice
@@ -226,7 +235,7 @@ impl Safeguard {
             | Self::NameHeldChunks
             | Self::CommitOnlyAllRead
             | Self::ClearOlderFirst => 4,
-            Self::StoreRecordFirst | Self::ProbeBeyondList => 5,
+            Self::StoreRecordFirst | Self::ProbeBeyondList | Self::ControlOnlyDetached => 5,
             Self::PreserveFenced | Self::LastRoundOfFenced => 6,
             Self::SegmentBeforeCommit => 7,
             Self::UploadStillSides => 10,
@@ -251,6 +260,7 @@ impl Safeguard {
             Self::MergeWhenDue => 21,
             Self::PlaceBeyondRecord | Self::CheckMergePlace => 27,
             Self::MergeNeighbours | Self::MergeInOrder | Self::MergeKeepsZeros => 28,
+            Self::SnapshotAfterSeal | Self::RootBeforeRecord => 29,
         }
     }
 }

@@ -45,11 +45,12 @@ mod repair;
 mod requests;
 mod seal;
 mod setup;
+mod snapshot;
 mod status;
 mod unflushed;
 mod unreadable;
 
-use holdfast_types::{Millis, SectorRange, Seq};
+use holdfast_types::{Millis, SectorRange, Seq, SnapshotUid};
 
 use crate::action::{Action, Report};
 use crate::chunk_set::ChunkSet;
@@ -61,12 +62,14 @@ use crate::record::{Body, Record};
 use crate::safeguard::{
     Safeguard::{
         FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
-        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, UploadStillSides,
+        LastRoundOfFenced, NameHeldChunks, RememberFailedSync, RoundBeforeCommit, SnapshotAfterSeal,
+        UploadStillSides,
     },
     safeguard,
 };
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap, Side, SideSet};
 use crate::segment::SegmentRef;
+use crate::snapshot::{SnapshotChange, SnapshotRefused};
 
 use self::core::{Core, map_after_attach};
 use commit::{LogNews, LogWriter};
@@ -77,6 +80,7 @@ use merge::Merger;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
 pub use setup::{DirtyLimits, Durability, Pending, Setup};
+use snapshot::Snapshotter;
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use unreadable::ReadRetry;
 pub use unreadable::Unreadable;
@@ -90,6 +94,7 @@ pub struct Volume<M> {
     sealer: Sealer,
     log: LogWriter,
     merger: Merger,
+    snapshots: Snapshotter,
     repair: RepairJob,
 }
 
@@ -105,6 +110,7 @@ enum Turn {
     Punch,
     Repair,
     Seal,
+    Snapshot,
     Merge,
     Checkpoint,
     Detach,
@@ -122,6 +128,7 @@ const AFTER_EVENT: &[Turn] = &[
     Turn::Repair,
     Turn::Seal,
     Turn::Round,
+    Turn::Snapshot,
     Turn::Merge,
     Turn::Checkpoint,
     Turn::Detach,
@@ -208,6 +215,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             sealer: Sealer::open(),
             log: LogWriter::idle(nonce, pending, now),
             merger: Merger::idle(),
+            snapshots: Snapshotter::default(),
             repair: RepairJob::default(),
             core: Core::over(setup, map, now),
         }
@@ -274,7 +282,9 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             Event::SidesUnreadable(ranges) => self.sides_unreadable(ranges, out),
             Event::Merged { kind, output } => self.merger.merged(kind, output),
             Event::MergeFailed { kind, barred } => self.merger.failed(kind, barred),
-            Event::PendingStored { result } => self.log.pending_stored(result, out),
+            Event::Snapshot { uid, forgotten } => self.snapshot(uid, forgotten, out),
+            Event::RootStored => self.log.root_stored(out),
+            Event::PendingStored { result } => self.log.pending_stored(result, &self.core, out),
             Event::CreateAnswered(answer) => {
                 let news = self.log.create_answered(answer, out);
                 self.log_news(news, out);
@@ -310,6 +320,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 Turn::Punch => {}
                 Turn::Repair => self.advance_repair(out),
                 Turn::Seal => self.advance_seal(out),
+                Turn::Snapshot => self.advance_snapshots(out),
                 Turn::Merge => self.advance_merge(out),
                 Turn::Checkpoint => {
                     self.log.advance_checkpoint(&self.core, self.repair.wants_checkpoint(), out);
@@ -546,16 +557,29 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if !safeguard(FlushAfterCommit) {
             self.seal_committed(out);
         }
-        let (invalidated, generation) = (self.core.invalidated_with(sides), self.rounds.durable_generation());
         let manifest = self.core.manifest.as_ref().expect("a seal is uploaded once it is known");
         let chunks = if segment.chunks.is_exact() || !safeguard(NameHeldChunks) {
             ChunkSet::default()
         } else {
             manifest.not_held(chunks)
         };
-        let segments = vec![segment];
+        let snapshots = self.snapshots.take(self.sealer.seals.begun(), manifest, out);
+        let invalidated = self.core.invalidated_with(sides);
+        self.create_change((vec![segment], chunks), invalidated, snapshots, out);
+    }
+
+    /// Makes the record of a change, which carries the merge that is stored.
+    fn create_change(
+        &mut self,
+        (segments, chunks): (Vec<SegmentRef>, ChunkSet),
+        invalidated: SideSet,
+        snapshots: SnapshotChange,
+        out: &mut Vec<Action>,
+    ) {
+        let generation = self.rounds.durable_generation();
+        let manifest = self.core.manifest.as_ref().expect("a record is made from it");
         let merges = self.merger.take(manifest);
-        let body = Body::Change { segments, chunks, invalidated, generation, merges };
+        let body = Body::Change { segments, chunks, invalidated, generation, merges, snapshots };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -631,6 +655,40 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         }
     }
 
+    // ---- snapshots ----
+
+    fn snapshot(&mut self, uid: SnapshotUid, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
+        if self.core.lifecycle.is_fenced() {
+            return snapshot::refuse(uid, SnapshotRefused::Fenced, out);
+        }
+        if self.core.lifecycle == Lifecycle::Detached {
+            return snapshot::refuse(uid, SnapshotRefused::Released, out);
+        }
+        let seal = if safeguard(SnapshotAfterSeal) { self.covering_seal() } else { 0 };
+        self.sealer.seals.want(seal);
+        self.snapshots.ask(uid, seal, forgotten, out);
+    }
+
+    /// Makes a record for a snapshot that no commit carries, since there is nothing to commit. It goes before
+    /// a detach record.
+    fn advance_snapshots(&mut self, out: &mut Vec<Action>) {
+        let Some(manifest) = &self.core.manifest else { return };
+        if self.snapshots.is_idle() || !self.log.is_idle() {
+            return;
+        }
+        if !manifest.is_attached() {
+            // The detach record is in the log: only the control plane extends it now.
+            return self.snapshots.refuse_all(SnapshotRefused::Released, out);
+        }
+        if !self.sealer.is_open() || self.log.is_full(manifest) {
+            return;
+        }
+        let change = self.snapshots.take(self.sealer.seals.newest_committed(), manifest, out);
+        if change.taken.is_some() {
+            self.create_change(Default::default(), SideSet::NONE, change, out);
+        }
+    }
+
     // ---- eviction and repair ----
 
     fn advance_evict(&mut self, out: &mut Vec<Action>) {
@@ -685,7 +743,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             return;
         }
         let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
-        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges };
+        let snapshots = SnapshotChange::default();
+        let body = Body::Change { segments, chunks, invalidated, generation: 0, merges, snapshots };
         self.log.create_record(body, &self.core, out);
     }
 
@@ -728,6 +787,10 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
                 self.follow(&record);
                 self.log.created(self.core.now);
                 self.merger.won(&record);
+                if record.body.snapshot_taken().is_some() {
+                    let manifest = self.core.manifest.as_ref().expect("it has followed the record");
+                    self.snapshots.registered(manifest, out);
+                }
                 match record.body {
                     Body::Change { .. } if self.sealer.is_committing() => {
                         self.sealer.committed();
@@ -756,7 +819,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     /// live map; its sides are still, since no request was planned on them.
     fn repeat_record(&mut self, out: &mut Vec<Action>) {
         let Some(record) = self.log.left() else { return };
-        // One with merges alone is of no seal.
+        // One without segments is of no seal.
         if let (Body::Change { segments, .. }, Seal::Draining(sides)) = (&record.body, self.sealer.seal())
             && !segments.is_empty()
         {
@@ -765,7 +828,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             }
             self.sealer.record_repeated();
         }
-        self.log.repeat(out);
+        self.log.repeat(&self.core, out);
     }
 
     /// A record of this writer is the next one in the log.
@@ -796,6 +859,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         if std::mem::take(&mut self.repair).is_asked() {
             out.push(Action::Report(Report::Repaired));
         }
+        self.snapshots.refuse_all(SnapshotRefused::Fenced, out);
         out.push(Action::Report(Report::Fenced));
     }
 

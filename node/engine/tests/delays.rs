@@ -131,6 +131,7 @@ fn drive(volume: &mut Volume<Vec<u8>>, now: u64, event: Event, synced: Result<()
                     Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks })
                 }
                 Action::StorePending { .. } => Event::PendingStored { result },
+                Action::StoreRoot { .. } => Event::RootStored,
                 Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
                 Action::ReadRecord { seq } => Event::RecordRead { seq, bytes: None },
                 Action::WriteCheckpoint { seq, .. } => Event::CheckpointWritten { seq, written: true },

@@ -100,6 +100,7 @@ impl Bench {
             Action::WriteMap(_) => Event::MapWritten { result },
             Action::SyncMap => Event::MapSynced { result },
             Action::StorePending { .. } => Event::PendingStored { result },
+            Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::NextTurn => Event::NextTurn,
             Action::Upload { place, .. } => {

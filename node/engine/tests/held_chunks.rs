@@ -90,6 +90,7 @@ impl Host {
             }
             Action::ReadRecord { seq } => Event::RecordRead { seq: *seq, bytes: None },
             Action::StorePending { .. } => Event::PendingStored { result },
+            Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { bytes, .. } => {
                 self.record_bytes.push(bytes.len());
                 self.log.apply(&Record::decode(bytes).unwrap()).unwrap();

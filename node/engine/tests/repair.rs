@@ -16,8 +16,9 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::snapshot::{SnapshotChange, SnapshotRefused};
 use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
-use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq};
+use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq, SnapshotUid};
 
 const SECTORS: u64 = 1000;
 const MAX_AGE: u64 = 1000;
@@ -193,6 +194,7 @@ impl Host {
             }
             Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result: done },
+            Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { bytes, .. } => {
                 let there = self.late.is_some() || self.answers_exist;
                 let record = Record::decode(&bytes).unwrap();
@@ -399,7 +401,8 @@ fn change(name: u8, merges: Vec<Merge>) -> Body {
     let (id, chunks) = (SegmentId::new(Seq(100), 1, [name; 10]), Fence::around([(0, 1)]));
     let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, chunks };
     let (segments, chunks, invalidated) = (vec![segment], ChunkSet::default(), SideSet::NONE);
-    Body::Change { segments, chunks, invalidated, generation: 1, merges }
+    let snapshots = SnapshotChange::default();
+    Body::Change { segments, chunks, invalidated, generation: 1, merges, snapshots }
 }
 
 impl Host {
@@ -500,10 +503,67 @@ fn a_left_record_with_merges_alone_commits_no_seal() {
     host.commit();
     let merges = vec![host.merge_of(0..8)];
     let (segments, chunks, invalidated) = (Vec::new(), ChunkSet::default(), SideSet::NONE);
-    host.die_before(Body::Change { segments, chunks, invalidated, generation: 0, merges });
+    let snapshots = SnapshotChange::default();
+    host.die_before(Body::Change { segments, chunks, invalidated, generation: 0, merges, snapshots });
     host.uploads.clear();
     host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
     assert_eq!(host.log.runs().len(), 1, "the record is in the log");
     assert_eq!(host.volume.status().dirty_bytes, 4096);
     assert_eq!(host.uploads, [block(1 << 3, 0)], "the seal is uploaded");
+}
+
+fn taken(name: u8) -> SnapshotChange {
+    SnapshotChange { taken: Some(SnapshotUid([name; 16])), dropped: Vec::new() }
+}
+
+fn registered(reports: &[Report]) -> Vec<(u64, u8)> {
+    let taken = reports.iter().filter_map(|report| match report {
+        Report::SnapshotTaken(taken) => Some((taken.seq.0, taken.uid.0[0])),
+        _ => None,
+    });
+    taken.collect()
+}
+
+/// Dirty data goes into the record that registers the snapshot; without anything dirty it has a record of
+/// its own.
+#[test]
+fn a_snapshot_commits_what_is_dirty_and_registers_itself() {
+    let mut host = Host::new();
+    host.write(0, 4);
+    let ask = |name| Event::Snapshot { uid: SnapshotUid([name; 16]), forgotten: Vec::new() };
+    host.tell(ask(1));
+    assert_eq!((host.uploads.len(), registered(&host.reports)), (1, vec![(3, 1)]));
+    host.tell(ask(2));
+    host.tell(ask(1));
+    assert_eq!((host.uploads.len(), registered(&host.reports)), (1, vec![(3, 1), (4, 2), (3, 1)]));
+    assert_eq!((host.log.seq(), host.log.data_seq(), host.log.snapshots().len()), (Seq(4), Seq(3), 2));
+    assert_eq!(host.volume.status().dirty_bytes, 0);
+}
+
+/// A record that changes no data was left beside a sealed side: its repetition is not that side's commit.
+#[test]
+fn a_repeated_snapshot_leaves_the_sealed_side_dirty() {
+    let mut host = Host::new();
+    host.write(0, 4);
+    host.store_answers = false;
+    host.commit();
+    host.die_before(Body::of_snapshots(taken(1)));
+    host.uploads.clear();
+    host.tell(Event::ManifestLoaded(Box::new(host.log.clone())));
+    assert_eq!(registered(&host.reports), [(3, 1)]);
+    assert_eq!((host.uploads.len(), host.volume.status().dirty_bytes), (1, 4 * 4096));
+}
+
+#[test]
+fn a_fenced_writer_refuses_snapshots() {
+    let mut host = Host::new();
+    host.write(0, 4);
+    host.late = Some(b"another's".to_vec());
+    host.answers_exist = true;
+    let (uid, why) = (SnapshotUid([1; 16]), SnapshotRefused::Fenced);
+    for _ in 0..2 {
+        host.tell(Event::Snapshot { uid, forgotten: Vec::new() });
+        assert!(host.reports.contains(&Report::SnapshotRefused { uid, why }), "{:?}", host.reports);
+        host.reports.clear();
+    }
 }

@@ -262,6 +262,7 @@ impl Host {
             }
             Action::Merge(plan) => Event::MergeFailed { kind: plan.kind, barred: plan.inputs[0].id() },
             Action::StorePending { .. } => Event::PendingStored { result },
+            Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { bytes, .. } => {
                 self.log.apply(&Record::decode(&bytes).unwrap()).unwrap();
                 Event::CreateAnswered(CreateAnswer::Created)

@@ -162,7 +162,9 @@ pub async fn drop_checkpoints(
             ObjectKey::Log(..)
             | ObjectKey::Segment(..)
             | ObjectKey::Run(..)
-            | ObjectKey::TruncationMarker(..),
+            | ObjectKey::TruncationMarker(..)
+            | ObjectKey::Snapshot(..)
+            | ObjectKey::Forgotten(..),
         )
         | None => None,
     }))

@@ -1,12 +1,12 @@
 //! A volume's log in an object store.
 //!
-//! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log. What
-//! the records mean is the engine's; what the requests mean is the store's.
-//! Costs: finding the volumes of a store is one LIST for each; reading is one LIST of checkpoints, one GET of
-//! the newest, one LIST of the records after it and a GET for each; to be sure that there is none after them,
-//! and that none of them was truncated, a GET each; provisioning is one PUT; a record is one PUT. After
-//! 32 records a checkpoint is one PUT and one LIST, and its truncation one or two GETs, one LIST, one PUT for
-//! 64 records, and DELETEs.
+//! Owns: the sequence of requests that reads, extends, truncates, provisions, removes and scrubs a log, and
+//! takes and forgets snapshots of a volume that no node has attached. What the records mean is the engine's;
+//! what the requests mean is the store's. Costs: finding the volumes of a store is one LIST for each; reading
+//! is one LIST of checkpoints, one GET of the newest, one LIST of the records after it and a GET for each; to
+//! be sure that there is none after them, and that none of them was truncated, a GET each; provisioning is
+//! one PUT; a record is one PUT; a snapshot is one PUT more. After 32 records a checkpoint is one PUT and one
+//! LIST, and its truncation one or two GETs, one LIST, one PUT for 64 records, and DELETEs.
 //! On failure: a create that did not answer clearly is read back; its outcome is never guessed.
 
 mod create;
@@ -15,6 +15,7 @@ mod list;
 mod read;
 mod remove;
 pub mod scrub;
+mod snapshot;
 mod truncate;
 
 pub use create::{
@@ -23,13 +24,14 @@ pub use create::{
 pub use list::list_volumes;
 pub use read::{read_manifest, read_manifest_to_end, read_record};
 pub use remove::remove;
+pub use snapshot::{SnapshotError, forget, forgotten_from, read_snapshot, snapshot_detached, snapshots};
 pub use truncate::{truncate, was_truncated_after};
 
 use holdfast_engine::DecodeError;
 use holdfast_engine::manifest::LogError as Order;
 use holdfast_engine::record::Origin;
 use holdfast_objects::StoreError;
-use holdfast_types::VolumeId;
+use holdfast_types::{Seq, VolumeId};
 
 /// Largest record or checkpoint read, in bytes.
 const MAX_METADATA_BYTES: u64 = 256 << 20;
@@ -86,6 +88,18 @@ pub enum LogFailure {
     /// The id was used before.
     #[error("volume {0} was deleted and its id cannot be used again: choose another id")]
     WasDeleted(VolumeId),
+    /// A volume with snapshots is not removed.
+    #[error(
+        "volume {volume} has {} that would be lost with it ({}): delete them first",
+        count_of(.seqs),
+        names_of(.volume, .seqs)
+    )]
+    HasSnapshots {
+        /// The volume.
+        volume: VolumeId,
+        /// Its snapshots that were not forgotten.
+        seqs: Vec<Seq>,
+    },
     /// The log changed during each read of it, or LIST shows an older part of it.
     #[error(
         "the log of volume {0} changed during each of {tries} reads, or the bucket lists an older part of it: \
@@ -106,9 +120,24 @@ impl LogFailure {
             | Self::Broken { .. }
             | Self::ExistsOtherwise { .. }
             | Self::CreatedElsewhere { .. }
-            | Self::WasDeleted(_) => false,
+            | Self::WasDeleted(_)
+            | Self::HasSnapshots { .. } => false,
         }
     }
+}
+
+fn count_of(seqs: &[Seq]) -> String {
+    if seqs.len() == 1 { "a snapshot".to_owned() } else { format!("{} snapshots", seqs.len()) }
+}
+
+/// The names of the first ones.
+fn names_of(volume: &VolumeId, seqs: &[Seq]) -> String {
+    const NAMED: usize = 5;
+    let mut names: Vec<String> = seqs.iter().take(NAMED).map(|seq| format!("{volume}@{seq}")).collect();
+    if seqs.len() > NAMED {
+        names.push("...".to_owned());
+    }
+    names.join(", ")
 }
 
 fn store(what: &'static str, volume: &VolumeId) -> impl FnOnce(StoreError) -> LogFailure {

@@ -150,7 +150,12 @@ pub(crate) async fn seqs_under(
             .map_err(store("list the log", volume))?;
         for entry in &page.entries {
             match ObjectKey::parse(&entry.key) {
-                Some(ObjectKey::Log(_, seq) | ObjectKey::Checkpoint(_, seq)) => seqs.push(seq),
+                Some(
+                    ObjectKey::Log(_, seq)
+                    | ObjectKey::Checkpoint(_, seq)
+                    | ObjectKey::Snapshot(_, seq)
+                    | ObjectKey::Forgotten(_, seq),
+                ) => seqs.push(seq),
                 // Not ours: a foreign object under our prefix says nothing about the volume.
                 Some(ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::TruncationMarker(..))
                 | None => {}

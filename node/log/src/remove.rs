@@ -1,6 +1,8 @@
 //! Removing a volume: the tombstone first, then everything else.
 //!
-//! What bars the places of the log stays, so that the id is never used again:
+//! A volume with snapshots that were not forgotten is not removed. Marks of forgotten snapshots stay, so that
+//! a fork which came too late can see them. What bars the places of the log stays too, so that the id is
+//! never used again:
 //! - the tombstone, at the end of the log;
 //! - the record at the first place, so that a create of the volume loses ([`crate::provision`]);
 //! - the truncation markers of all places between them. Records are deleted here too: a reader whose LIST
@@ -10,21 +12,23 @@
 use futures::future::try_join_all;
 use holdfast_engine::record::{Body, Record};
 use holdfast_objects::{MAX_PAGE_ENTRIES, ObjectStore};
-use holdfast_types::key::{ObjectKey, volume_prefix};
+use holdfast_types::key::{ObjectKey, snapshot_prefix, volume_prefix};
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
 use crate::create::{CreateOutcome, create_record};
 use crate::limit::{PARALLEL_DELETES, TRIES};
-use crate::read::{read_record, records_after};
+use crate::read::{read_manifest_to_end, read_record, records_after, seqs_under};
+use crate::snapshot::{forgotten_from, live};
 use crate::truncate::{store_markers_beyond, was_truncated_after};
 use crate::{LogFailure, store};
 
 /// Ends the volume's log with its tombstone (which fences any writer), then deletes all objects but those
-/// that bar its places. May be called again after it failed half-way. Without a log there is nothing to
-/// remove.
+/// that bar its places and the marks of forgotten snapshots. May be called again after it failed half-way.
+/// Without a log there is nothing to remove.
 ///
 /// # Errors
-/// [`LogFailure`]: what is left is removed by the next call.
+/// [`LogFailure::HasSnapshots`]: nothing was changed. Another [`LogFailure`]: what is left is removed by the
+/// next call.
 pub async fn remove(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
@@ -47,7 +51,7 @@ pub async fn remove(
             .entries
             .iter()
             .map(|entry| entry.key.as_str())
-            .filter(|key| !bars_a_place(key, tombstone))
+            .filter(|key| !stays(key, tombstone))
             .collect();
         for batch in unneeded.chunks(PARALLEL_DELETES) {
             try_join_all(batch.iter().map(|key| objects.delete(key)))
@@ -64,11 +68,14 @@ pub async fn remove(
 }
 
 /// Returns true if an object stays for good.
-fn bars_a_place(key: &str, tombstone: Seq) -> bool {
+fn stays(key: &str, tombstone: Seq) -> bool {
     match ObjectKey::parse(key) {
         Some(ObjectKey::Log(_, seq)) => seq == Seq::FIRST || seq == tombstone,
-        Some(ObjectKey::TruncationMarker(..)) => true,
-        Some(ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => false,
+        Some(ObjectKey::TruncationMarker(..) | ObjectKey::Forgotten(..)) => true,
+        Some(
+            ObjectKey::Checkpoint(..) | ObjectKey::Segment(..) | ObjectKey::Run(..) | ObjectKey::Snapshot(..),
+        )
+        | None => false,
     }
 }
 
@@ -83,6 +90,7 @@ async fn bury(
         let Some(last) = records_after(objects, volume, Seq(0)).await?.last().copied() else {
             return Ok(None);
         };
+        refuse_with_snapshots(objects, volume, last).await?;
         match read_record(objects, volume, last).await {
             Ok(Record { body: Body::Delete, .. }) => return Ok(Some(last)),
             // A damaged record is not a tombstone, and is about to be deleted.
@@ -105,4 +113,27 @@ async fn bury(
         }
     }
     Err(LogFailure::Contended(volume.clone()))
+}
+
+/// A record at `last` or before it may have registered snapshots; one that comes behind it makes the create
+/// of the tombstone lose.
+///
+/// # Errors
+/// [`LogFailure::HasSnapshots`]; of a log that cannot be read, its damage, where there may be snapshots.
+async fn refuse_with_snapshots(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    last: Seq,
+) -> Result<(), LogFailure> {
+    let seqs: Vec<Seq> = match read_manifest_to_end(objects, volume).await {
+        Ok(manifest) => live(objects, &manifest).await?.iter().map(|known| known.seq).collect(),
+        Err(damage @ (LogFailure::Damaged { .. } | LogFailure::Broken { .. } | LogFailure::Contended(_))) => {
+            let mut roots = seqs_under(objects, volume, &snapshot_prefix(volume), None).await?;
+            let forgotten = forgotten_from(objects, volume, Seq::FIRST).await?;
+            roots.retain(|seq| *seq <= last && !forgotten.contains(seq));
+            return if roots.is_empty() { Ok(()) } else { Err(damage) };
+        }
+        Err(error) => return Err(error),
+    };
+    if seqs.is_empty() { Ok(()) } else { Err(LogFailure::HasSnapshots { volume: volume.clone(), seqs }) }
 }

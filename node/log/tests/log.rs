@@ -10,6 +10,7 @@ use holdfast_engine::fence::Fence;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::SegmentRef;
+use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, drop_checkpoints, list_volumes, provision,
     read_manifest, read_manifest_to_end, remove, truncate, was_truncated_after, write_checkpoint,
@@ -46,6 +47,7 @@ fn commit(seq: u64) -> Record {
             invalidated: SideSet::NONE,
             generation: 1,
             merges: vec![],
+            snapshots: SnapshotChange::default(),
         },
     )
 }

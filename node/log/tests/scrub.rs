@@ -10,6 +10,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::SideSet;
 use holdfast_engine::segment::{FrameIndex, SegmentBuilder, SegmentRef};
+use holdfast_engine::snapshot::SnapshotChange;
 use holdfast_log::scrub::{Damage, Effect, Progress, Report, repair_checkpoints, scrub};
 use holdfast_log::{
     CreateOutcome, Creation, create_record, drop_checkpoints, provision, read_manifest, truncate,
@@ -89,6 +90,7 @@ impl Stored {
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
+                snapshots: SnapshotChange::default(),
             },
         )
         .await;
@@ -118,6 +120,7 @@ impl Stored {
             invalidated: SideSet::NONE,
             generation: 1,
             merges,
+            snapshots: SnapshotChange::default(),
         };
         self.record(seq, body).await;
         output

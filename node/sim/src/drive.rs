@@ -79,5 +79,6 @@ pub fn check_everywhere(world: &mut World, host: usize, other: usize) {
         detach(world, host);
     }
     world.check_store(host);
+    world.check_snapshots();
     read_all(world, other);
 }

@@ -236,6 +236,20 @@ impl Expect {
         }
     }
 
+    /// Checks that the snapshot that captured `cut` has what `asked` allowed and was not written again since.
+    pub(crate) fn check_snapshot(&self, cut: &Cut, asked: &Cut) {
+        for (sector, before) in &asked.sectors {
+            let mut writes = self.sectors.get(sector).into_iter().flatten();
+            let (is_newer, stamps) = (writes.any(|w| w.issued > asked.at), cut.allowed(*sector));
+            let holds = is_newer || before.iter().any(|stamp| stamps.contains(stamp));
+            Invariant::SnapshotIsItsCut.check(holds, || {
+                format!(
+                    "sector {sector} is {stamps:?} in a snapshot, and was {before:?} when it was asked for"
+                )
+            });
+        }
+    }
+
     /// The host is gone: any write that nothing durable supersedes may be what is left.
     pub(crate) fn lose_host(&mut self) {
         self.reads_by = Invariant::FlushedSurvives;

@@ -1,15 +1,19 @@
 //! One simulated host: its disk, its tmpfs, the daemon's process, the device.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use holdfast_engine::action::{Action, Report};
 use holdfast_engine::event::Event;
 use holdfast_engine::volume::Volume;
-use holdfast_types::{Millis, Nonce};
+use holdfast_types::{Millis, Nonce, SnapshotUid};
 
 use crate::attempt::Attempt;
 use crate::content::Content;
 use crate::device::Device;
 use crate::disk::SharedDisk;
 use crate::disk_past::DiskPast;
+use crate::expect::Cut;
 use crate::lag::Lag;
 use crate::memory::{Fuse, Killed, LiveMemory, Tmpfs};
 use crate::process::{Ended, Process};
@@ -57,6 +61,8 @@ pub(crate) struct Host {
     pub(crate) fault: HostFault,
     pub(crate) lag: Lag,
     pub(crate) attempt: Attempt,
+    /// Snapshots that its guest asked for since the attach, and what the volume held when it did first.
+    pub(crate) asked: BTreeMap<SnapshotUid, Rc<Cut>>,
     /// `None` where the volume is alone: then its client and its engine need no leave.
     pub(crate) access: Option<Access>,
 }
@@ -76,6 +82,7 @@ impl Host {
             fault: HostFault::default(),
             lag: Lag::default(),
             attempt: Attempt::none(),
+            asked: BTreeMap::new(),
             access: None,
         }
     }

@@ -57,11 +57,14 @@ pub enum Invariant {
     PlaceIsKept = 27,
     /// Every block reads the same, and has the same name, whether runs are merged or not.
     MergeSaysTheSame = 28,
+    /// A registered snapshot holds permanently what its commit captured, and all that had completed before it
+    /// was asked for.
+    SnapshotIsItsCut = 29,
 }
 
 impl Invariant {
     /// All of them, in order of their numbers.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::FlushedSurvives,
         Self::ReadsTheNewest,
         Self::NeverForeignBytes,
@@ -87,6 +90,7 @@ impl Invariant {
         Self::DevicesAreOwn,
         Self::PlaceIsKept,
         Self::MergeSaysTheSame,
+        Self::SnapshotIsItsCut,
     ];
 
     /// Its number in `docs/invariants.md`.

@@ -1,6 +1,7 @@
 //! The daemon's process on a simulated host: the engine, what it asked to be done, and the pipeline's
 //! futures.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -15,9 +16,10 @@ use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::index::Runs;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::Side;
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Pending, Volume};
 use holdfast_objects::ObjectStore;
-use holdfast_types::{BLOCK_BYTES, Millis, SectorRange, VolumeId};
+use holdfast_types::{BLOCK_BYTES, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
@@ -108,6 +110,8 @@ pub(crate) struct Process {
     /// Seals that its engine has begun.
     pub(crate) seals: u64,
     pub(crate) fenced: bool,
+    /// Snapshots that it was asked for and did not answer.
+    pub(crate) snapshots: BTreeSet<SnapshotUid>,
     slowness: Rng,
 }
 
@@ -144,6 +148,7 @@ impl Process {
             sealing: false,
             seals: 0,
             fenced: false,
+            snapshots: BTreeSet::new(),
             slowness: Rng::new(!seed),
         }
     }
@@ -231,6 +236,10 @@ impl Process {
                 self.check_commit();
                 return self.work(Work::StorePending(Pending { seq, bytes }));
             }
+            Action::StoreRoot { seq, bytes } => {
+                self.check_commit();
+                return self.work(Work::StoreRoot { seq, bytes });
+            }
             Action::CreateRecord { seq, bytes } => {
                 self.check_commit();
                 return self.work(Work::CreateRecord { seq, bytes });
@@ -243,6 +252,9 @@ impl Process {
             Action::SyncSide { side } => mark = Some(disk.lock().sides[side as usize].mark()),
             Action::SyncMap => mark = Some(disk.lock().map.mark()),
             Action::Report(Report::Fenced) => self.fenced = true,
+            Action::Report(
+                Report::SnapshotTaken(Snapshot { uid, .. }) | Report::SnapshotRefused { uid, .. },
+            ) => drop(self.snapshots.remove(&uid)),
             Action::Complete { id, result: Err(_) } => {
                 let device = device.as_mut().expect("requests come from a device");
                 self.check_failure(device.request(id).op);

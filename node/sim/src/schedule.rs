@@ -339,6 +339,21 @@ impl Schedule {
         }
     }
 
+    /// Something is done about snapshots. The control plane hurries while no writer is there.
+    fn snapshots(&mut self, host: usize) {
+        let again = self.rng().once_in(4);
+        match self.rng().below(12) {
+            0 | 1 => self.world.ask_snapshot(host, again),
+            2 => self.world.check_a_snapshot(),
+            3 if self.world.control_is_idle() => self.world.begin_forget(),
+            4 if self.world.control_is_idle() => self.world.begin_control_snapshot(again),
+            _ => {
+                let steps = if self.rng().once_in(2) { 1 } else { 8 };
+                (0..steps).for_each(|_| self.world.step_control());
+            }
+        }
+    }
+
     /// Takes step `number`. Its randomness is its own, so that it chooses alike whatever was left out before
     /// it.
     pub(crate) fn step(&mut self, number: u64) {
@@ -370,6 +385,7 @@ impl Schedule {
                 let checkpoint = self.rng().once_in(4);
                 self.world.repair(host, ranges, checkpoint);
             }
+            8 if self.rng().once_in(3) => self.snapshots(host),
             _ => self.daemon(host),
         }
         self.disaster(host);
@@ -460,13 +476,26 @@ impl Schedule {
             }
         }
         Invariant::ComesToRest.check(left, || "a home that was fenced is fenced again and again".into());
+        self.settle_control();
         self.world.check_store(self.home);
         self.home = (self.home + 1) % self.world.hosts.len();
         while !self.read_and_leave() {}
         self.world.check_store(self.home);
+        self.world.check_snapshots();
         self.world.check_whole();
         self.world.check_decay(Rng::new(self.seed));
         self.world.check_removal();
+    }
+
+    /// The control plane ends what it began.
+    fn settle_control(&mut self) {
+        for _ in 0..PATIENCE {
+            if self.world.control_is_idle() {
+                return;
+            }
+            self.world.step_control();
+        }
+        Invariant::ComesToRest.broken("the control plane asks and asks");
     }
 
     /// True if the home detached; if it was fenced instead, it is ready to attach again.

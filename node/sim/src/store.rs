@@ -3,6 +3,7 @@
 //! It knows what the keys mean and checks each request against the log as it truly is.
 
 mod indexes;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -63,6 +64,8 @@ pub(crate) struct Store {
     /// Records that came where another had been truncated.
     pub(crate) strays: u64,
     last_cut: Rc<Cut>,
+    /// Contents of the snapshots that were registered, dropped ones too.
+    snapshots: BTreeMap<Seq, Rc<Cut>>,
     /// Requests in flight whose sender no longer waits for the answer.
     pub(crate) late: Vec<(StoreAsk, Option<Rc<Cut>>)>,
     /// Records that the model has not seen yet.
@@ -84,6 +87,7 @@ impl Store {
             indexes: StoredIndexes::default(),
             merges: MergesDue::default(),
             last_cut: Rc::default(),
+            snapshots: BTreeMap::new(),
             late: Vec::new(),
             landed: Vec::new(),
             requests: 0,
@@ -193,6 +197,8 @@ impl Store {
                 None => self.check_record(seq, &body),
             },
             Some(ObjectKey::Checkpoint(_, seq)) => self.check_checkpoint(seq, &body),
+            Some(ObjectKey::Snapshot(_, seq)) => self.check_root(seq, key, &body),
+            Some(ObjectKey::Forgotten(_, seq)) => self.check_mark(seq),
             Some(ObjectKey::TruncationMarker(..)) => {}
             Some(ObjectKey::Segment(..) | ObjectKey::Run(..)) | None => panic!("{key} is created"),
         }
@@ -234,12 +240,14 @@ impl Store {
         }
         self.indexes.check_merges(&before, self.truth.runs(), &record.body);
         self.merges.note(&before, &record.body);
+        self.note_snapshot(&record);
         self.history.insert(seq, body.clone());
         match record.body {
-            Body::Change { segments, .. } if segments.is_empty() => {}
-            Body::Change { .. } => self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut))),
+            Body::Change { segments, .. } if !segments.is_empty() => {
+                self.landed.push(Landed::Commit(record.nonce, Rc::clone(&self.last_cut)));
+            }
             Body::Attach { node, .. } => self.landed.push(Landed::Attach(record.nonce, node, replaced)),
-            Body::Create { .. } | Body::Detach | Body::Delete => {}
+            Body::Create { .. } | Body::Change { .. } | Body::Detach | Body::Delete => {}
         }
     }
 
@@ -383,12 +391,15 @@ impl Store {
     }
 }
 
-/// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach,
-/// which its writer must detect, or a repetition of the first one by the same writer.
+/// Checks a record that came in the place of a truncated one, and is not in the log. It must be an attach or
+/// a record of the control plane, which its maker must detect, or a repetition of the first one by the same
+/// writer.
 fn check_stray(seq: Seq, first: &Bytes, body: &Bytes) {
     let [first, stray] = [first, body].map(|body| Record::decode(body).expect("writers send whole records"));
     let says_the_same = first.nonce == stray.nonce && first.body == stray.body;
-    Invariant::LogIsAChain.check(says_the_same || matches!(stray.body, Body::Attach { .. }), || {
+    let is_control = stray.epoch == Epoch(0) && matches!(stray.body, Body::Change { .. });
+    let is_detected = is_control || matches!(stray.body, Body::Attach { .. });
+    Invariant::LogIsAChain.check(says_the_same || is_detected, || {
         format!("log/{} was truncated and is created again as another record", seq.0)
     });
 }

@@ -144,6 +144,8 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::CreateAnswered(answer) => (10, [answer_number(*answer), 0, 0, 0]),
         Event::RecordRead { seq, bytes } => (11, [seq.0, bytes.as_deref().map_or(0, sum), 0, 0]),
         Event::CheckpointWritten { seq, written } => (12, [seq.0, u64::from(*written), 0, 0]),
+        Event::Snapshot { uid, forgotten } => (24, [uid.0[0].into(), forgotten.len() as u64, 0, 0]),
+        Event::RootStored => (23, [0; 4]),
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
         Event::Repair { ranges, checkpoint } => (17, [ranges.len() as u64, u64::from(*checkpoint), 0, 0]),
@@ -192,6 +194,7 @@ fn action_numbers(action: &Action) -> (u8, [u64; 4]) {
         Action::Merge(plan) => {
             (50, [plan.place.0, plan.inputs.len() as u64, u64::from(plan.level), u64::from(plan.is_oldest)])
         }
+        Action::StoreRoot { seq, bytes } => (52, [seq.0, sum(bytes), 0, 0]),
         Action::StorePending { seq, bytes } => (43, [seq.0, sum(bytes), 0, 0]),
         Action::CreateRecord { seq, bytes } => (44, [seq.0, sum(bytes), 0, 0]),
         Action::ReadRecord { seq } => (45, [seq.0, 0, 0, 0]),
@@ -283,10 +286,12 @@ fn event_words(event: &Event) -> String {
         | Event::PendingStored { .. }
         | Event::CreateAnswered(_)
         | Event::CheckpointWritten { .. }
+        | Event::RootStored
         | Event::Detach
         | Event::Repair { .. }
         | Event::MergeFailed { .. }
         | Event::Tick => format!("{event:?}"),
+        Event::Snapshot { uid, .. } => format!("a snapshot is asked for: {uid}"),
         Event::Merged { output, .. } => format!("merged into {}, {} entries", output.id, output.entries),
     }
 }
@@ -315,6 +320,7 @@ fn action_words(action: &Action) -> String {
         Action::WriteMap(writes) => format!("write {} map slots", writes.len()),
         Action::Upload { blocks, .. } => format!("upload {} blocks", blocks.len()),
         Action::Merge(plan) => format!("merge {} runs", plan.inputs.len()),
+        Action::StoreRoot { seq, .. } => format!("store the root of snapshot {}", seq.0),
         Action::StorePending { seq, .. } => format!("store the record of log/{}", seq.0),
         Action::CreateRecord { seq, .. } => format!("create log/{}", seq.0),
         Action::WriteCheckpoint { seq, .. } => format!("checkpoint {}", seq.0),

@@ -14,6 +14,7 @@ mod life;
 mod look;
 mod other_disk;
 mod perform;
+mod snapshots;
 mod space;
 #[cfg(test)]
 mod tests;
@@ -47,6 +48,7 @@ pub use crate::failures::Faults;
 use client::Stamps;
 pub(crate) use company::{Company, Death, Outage};
 use dirty::DirtyCheck;
+use snapshots::ControlPlane;
 
 /// Everything there is.
 pub struct World {
@@ -62,6 +64,7 @@ pub struct World {
     writers: Writers,
     stamps: Stamps,
     dirty_check: DirtyCheck,
+    control: ControlPlane,
     /// The volume shares its hosts and its store with others.
     pub(crate) company: Option<Company>,
 }
@@ -101,6 +104,7 @@ impl World {
             writers: Writers::default(),
             stamps: Stamps::default(),
             dirty_check: DirtyCheck::default(),
+            control: ControlPlane::default(),
             company: None,
         }
     }
@@ -284,7 +288,11 @@ impl World {
                         "a sound disk is said to have failed".into()
                     });
             }
-            Report::Committed(_) | Report::Repaired | Report::UploadReadable => {}
+            Report::SnapshotTaken(taken) => self.snapshot_taken(host, taken),
+            Report::SnapshotRefused { .. }
+            | Report::Committed(_)
+            | Report::Repaired
+            | Report::UploadReadable => {}
             Report::Preserved { complete } => {
                 if complete {
                     self.check_kept(host);

@@ -104,9 +104,55 @@ impl fmt::Debug for Nonce {
     }
 }
 
+/// 128 bits by which the one who asks for a snapshot tells it from all others, in the text form of a UUID. A
+/// volume makes one snapshot for each, however often it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SnapshotUid(pub [u8; 16]);
+
+/// A string that cannot be a [`SnapshotUid`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("snapshot uid {0:?} is not valid: use a UUID, as in 0189f7e0-5c2b-7cc3-9d1e-0242ac120002")]
+pub struct InvalidSnapshotUid(pub String);
+
+impl std::str::FromStr for SnapshotUid {
+    type Err = InvalidSnapshotUid;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSnapshotUid> {
+        let invalid = || InvalidSnapshotUid(text.to_owned());
+        let groups: Vec<usize> = text.split('-').map(str::len).collect();
+        let digits: String = text.split('-').collect();
+        if groups != [8, 4, 4, 4, 12] || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(invalid());
+        }
+        let bits = u128::from_str_radix(&digits, 16).map_err(|_digits_were_checked| invalid())?;
+        Ok(Self(bits.to_be_bytes()))
+    }
+}
+
+impl fmt::Display for SnapshotUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = format!("{:032x}", u128::from_be_bytes(self.0));
+        let groups = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]];
+        f.write_str(&groups.join("-"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_snapshot_uid_is_a_uuid() {
+        let text = "0189f7e0-5c2b-7cc3-9d1e-0242ac120002";
+        let uid: SnapshotUid = text.parse().unwrap();
+        assert_eq!((uid.0[0], uid.0[15], uid.to_string().as_str()), (1, 2, text));
+        for bad in
+            ["", "0189f7e05c2b7cc39d1e0242ac120002", "+189f7e0-5c2b-7cc3-9d1e-0242ac120002", &text[1..]]
+        {
+            let refused = bad.parse::<SnapshotUid>().expect_err(bad);
+            assert!(refused.to_string().contains("use a UUID"));
+        }
+    }
 
     #[test]
     fn a_volume_id_is_refused_with_the_rule_it_breaks() {

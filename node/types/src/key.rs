@@ -6,6 +6,8 @@
 //! volumes/<volume>/segments/<place:020>-<ulid>
 //! volumes/<volume>/runs/<place:020>-<ulid>
 //! volumes/<volume>/truncated/<seq:020>
+//! volumes/<volume>/snapshots/<seq:020>
+//! volumes/<volume>/forgotten/<seq:020>
 //! ```
 //! Invariant: no key is also a prefix of another key followed by `/` (file-backed servers cannot hold `a` and
 //! `a/b`).
@@ -27,6 +29,10 @@ pub enum ObjectKey {
     Run(VolumeId, RunId),
     /// Once it is there, log records up to this seq may be gone.
     TruncationMarker(VolumeId, Seq),
+    /// The root of a snapshot: what the volume held as of a seq.
+    Snapshot(VolumeId, Seq),
+    /// Once it is there, the snapshot of this seq does not count any more.
+    Forgotten(VolumeId, Seq),
 }
 
 /// The prefix of everything that belongs to volumes, ending in `/`.
@@ -47,6 +53,16 @@ pub fn checkpoint_prefix(volume: &VolumeId) -> String {
     format!("volumes/{volume}/checkpoints/")
 }
 
+/// The prefix of `volume`'s snapshots, ending in `/`.
+pub fn snapshot_prefix(volume: &VolumeId) -> String {
+    format!("volumes/{volume}/snapshots/")
+}
+
+/// The prefix of the marks of `volume`'s forgotten snapshots, ending in `/`.
+pub fn forgotten_prefix(volume: &VolumeId) -> String {
+    format!("volumes/{volume}/forgotten/")
+}
+
 impl ObjectKey {
     /// Reads a key; `None` if it is not one of Holdfast's.
     pub fn parse(text: &str) -> Option<Self> {
@@ -58,6 +74,8 @@ impl ObjectKey {
             "log" => Some(Self::Log(volume, Seq::parse_padded(name)?)),
             "checkpoints" => Some(Self::Checkpoint(volume, Seq::parse_padded(name)?)),
             "truncated" => Some(Self::TruncationMarker(volume, Seq::parse_padded(name)?)),
+            "snapshots" => Some(Self::Snapshot(volume, Seq::parse_padded(name)?)),
+            "forgotten" => Some(Self::Forgotten(volume, Seq::parse_padded(name)?)),
             "runs" => Some(Self::Run(volume, RunId::parse(name)?)),
             "segments" => Some(Self::Segment(volume, SegmentId::parse(name)?)),
             _ => None,
@@ -71,6 +89,8 @@ impl fmt::Display for ObjectKey {
             Self::Log(volume, seq) => write!(f, "volumes/{volume}/log/{:020}", seq.0),
             Self::Checkpoint(volume, seq) => write!(f, "volumes/{volume}/checkpoints/{:020}", seq.0),
             Self::TruncationMarker(volume, seq) => write!(f, "volumes/{volume}/truncated/{:020}", seq.0),
+            Self::Snapshot(volume, seq) => write!(f, "volumes/{volume}/snapshots/{:020}", seq.0),
+            Self::Forgotten(volume, seq) => write!(f, "volumes/{volume}/forgotten/{:020}", seq.0),
             Self::Run(volume, id) => write!(f, "volumes/{volume}/runs/{id}"),
             Self::Segment(volume, id) => write!(f, "volumes/{volume}/segments/{id}"),
         }
@@ -90,6 +110,8 @@ mod tests {
             ObjectKey::Segment(volume.clone(), SegmentId::new(Seq(9), 5, [1; 10])),
             ObjectKey::Run(volume.clone(), RunId::new(Seq(u64::MAX), 5, [1; 10])),
             ObjectKey::TruncationMarker(volume.clone(), Seq(64)),
+            ObjectKey::Snapshot(volume.clone(), Seq(65)),
+            ObjectKey::Forgotten(volume.clone(), Seq(65)),
         ] {
             assert_eq!(ObjectKey::parse(&key.to_string()), Some(key));
         }

@@ -15,7 +15,7 @@ pub use backoff::{Backoff, Jitter};
 pub use extent::{
     BLOCK_BYTES, BLOCK_SECTORS, Block, CHUNK_BLOCKS, CHUNK_SECTORS, Chunk, SECTOR_BYTES, Sector, SectorRange,
 };
-pub use identity::{Epoch, InvalidVolumeId, Nonce, Seq, VolumeId};
+pub use identity::{Epoch, InvalidSnapshotUid, InvalidVolumeId, Nonce, Seq, SnapshotUid, VolumeId};
 pub use mask::Mask;
 pub use placed::{PlacedId, RunId, SegmentId, Ulid};
 

@@ -128,3 +128,26 @@ async fn a_request_uses_the_stores_that_were_read_last() {
     assert_eq!((request.store.bucket.as_str(), request.probe), ("elsewhere", true));
     assert_eq!(attach("main").await.unwrap_err().code(), Code::InvalidArgument);
 }
+
+#[tokio::test]
+async fn a_snapshot_is_taken_once_for_each_uid() {
+    let fake = Fake::default();
+    let uid = "0189f7e0-5c2b-7cc3-9d1e-0242ac120002";
+    let ask = |store: Option<&str>, uid: &str| CreateSnapshotRequest {
+        volume_id: "v".to_owned(),
+        store: store.map(str::to_owned),
+        uid: uid.to_owned(),
+    };
+    for (expected, request) in
+        [("uid: ", ask(None, "u")), ("store: `x` is not one of the configured stores", ask(Some("x"), uid))]
+    {
+        let status = api(&fake).create_snapshot(Request::new(request)).await.expect_err(expected);
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with(expected), "{}", status.message());
+    }
+    for store in [None, Some("main")] {
+        let taken = api(&fake).create_snapshot(Request::new(ask(store, uid))).await.unwrap().into_inner();
+        let taken = taken.snapshot.unwrap();
+        assert_eq!((taken.seq, taken.uid.as_str(), taken.size_bytes), (3, uid, 1 << 30));
+    }
+}

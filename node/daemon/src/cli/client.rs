@@ -11,7 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 
 use super::output::{self, Render};
-use super::{Attach, Class, Command, Target, exit, scrub};
+use super::{Attach, Class, Command, Target, exit, scrub, snapshot};
 use crate::failure::Failure;
 use crate::node::ErrorKind;
 
@@ -64,6 +64,7 @@ pub(super) async fn ask(command: Command, out: &mut String) -> Result<(), Failur
             finish(client.stats(StatsRequest { volume_id: volume }).await, &target, out)
         }
         Command::Scrub(scrub) => scrub::run(scrub, out).await,
+        Command::Snapshot(command) => snapshot::run(command, out).await,
         Command::Capabilities { target } => {
             let mut client = connect(&target).await?;
             finish(client.capabilities(CapabilitiesRequest {}).await, &target, out)
@@ -94,7 +95,7 @@ pub(super) fn refused(status: Status) -> Failure {
     Failure { kind: exit::kind(status.code()), message: status.message().to_owned() }
 }
 
-fn finish<T: Render>(
+pub(super) fn finish<T: Render>(
     answer: Result<Response<T>, Status>,
     target: &Target,
     out: &mut String,

@@ -271,7 +271,7 @@ fn oldest(volume: &Volume) -> Option<Duration> {
     volume.oldest_dirty.and_then(|age| Duration::try_from(age).ok())
 }
 
-fn or_dash<T: ToString>(value: Option<T>) -> String {
+pub(super) fn or_dash<T: ToString>(value: Option<T>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 

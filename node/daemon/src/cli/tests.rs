@@ -51,6 +51,29 @@ impl Drop for World {
 }
 
 #[tokio::test]
+async fn snapshots_are_taken_shown_and_deleted_by_name() {
+    let world = World::start().await;
+    assert_eq!(world.ask("snapshot create v --store main").await.unwrap(), "v@3\n");
+    let uid = "0189f7e0-5c2b-7cc3-9d1e-0242ac120002";
+    for _ in 0..2 {
+        assert_eq!(world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap(), "v@4\n");
+    }
+    let list = world.ask("snapshot list v").await.unwrap();
+    let rows: Vec<Vec<&str>> = list.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["SNAPSHOT", "CREATED", "SIZE", "UID"]);
+    assert_eq!(rows[2], ["v@4", "2023-11-14T22:13:20Z", "1Gi", uid]);
+    assert_eq!(world.ask("snapshot delete v@3").await.unwrap(), "");
+    assert_eq!(world.ask("snapshot delete v@3").await.unwrap_err().kind, ErrorKind::NotFound);
+    world.fake.fail(ErrorKind::Unavailable, "the store is unreachable");
+    let failed = world.ask(&format!("snapshot create v --uid {uid}")).await.unwrap_err();
+    assert!(failed.message.ends_with(&format!("again: --uid {uid})")), "{}", failed.message);
+    for bad in ["v", "v@", "v@x", "V@3"] {
+        let words = ["holdfast-node", "snapshot", "delete", bad];
+        assert!(Cli::try_parse_from(words).is_err(), "{bad}");
+    }
+}
+
+#[tokio::test]
 async fn a_volume_is_created_attached_shown_and_detached() {
     let world = World::start().await;
     assert_eq!(world.ask("create vol-1 --size 2Gi --store main").await.unwrap(), "");

@@ -9,7 +9,7 @@ use holdfast_engine::attach::AttachRefused;
 use holdfast_engine::durable_map::DamagedPage;
 use holdfast_engine::sector_map::LiveMapError;
 use holdfast_engine::volume::Unreadable;
-use holdfast_log::LogFailure;
+use holdfast_log::{LogFailure, SnapshotError};
 use holdfast_ring::{Errno, RingError};
 use holdfast_s3::{InvalidConfig, ProbeFailure};
 use holdfast_types::{Epoch, Seq, VolumeId};
@@ -210,6 +210,9 @@ pub(crate) enum NodeError {
     /// The log could not be read or extended.
     #[error(transparent)]
     Log(#[from] LogFailure),
+    /// A snapshot was not taken, or not found.
+    #[error(transparent)]
+    Snapshot(SnapshotError),
     /// Other writers kept winning.
     #[error("volume {0} is being attached by other nodes at the same time")]
     Contended(VolumeId),
@@ -432,6 +435,11 @@ impl NodeError {
             Self::StoreUnchecked { .. } | Self::StoreBusy { .. } | Self::StoreAttaching { .. } => {
                 ErrorKind::Unavailable
             }
+            Self::Snapshot(SnapshotError::NotFound(_) | SnapshotError::NoSuchSnapshot { .. }) => {
+                ErrorKind::NotFound
+            }
+            Self::Snapshot(SnapshotError::Attached { .. }) => ErrorKind::HeldElsewhere,
+            Self::Snapshot(_) => ErrorKind::Invalid,
             Self::Log(failure) if failure.is_transient() => ErrorKind::Unavailable,
             Self::Log(_) => ErrorKind::Invalid,
             Self::Unsupported(_) => ErrorKind::Unavailable,
@@ -448,6 +456,15 @@ impl NodeError {
             | Self::RingThread(_)
             | Self::RingSetup(_)
             | Self::RingLost => ErrorKind::Local,
+        }
+    }
+}
+
+impl From<SnapshotError> for NodeError {
+    fn from(error: SnapshotError) -> Self {
+        match error {
+            SnapshotError::Log(failure) => failure.into(),
+            other => Self::Snapshot(other),
         }
     }
 }

@@ -487,6 +487,7 @@ async fn leave_volume_dirty(
                 | Action::Upload { .. }
                 | Action::Merge(_)
                 | Action::StorePending { .. }
+                | Action::StoreRoot { .. }
                 | Action::CreateRecord { .. }
                 | Action::ReadRecord { .. }
                 | Action::WriteCheckpoint { .. } => unreachable!("{action:?}"),

@@ -7,5 +7,6 @@ pub(in crate::node) mod own_log;
 pub(in crate::node) mod present;
 pub(in crate::node) mod recover;
 pub(in crate::node) mod scrub;
+pub(in crate::node) mod snapshot;
 pub(in crate::node) mod state;
 pub(in crate::node) mod status;

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_engine::record::Displaced;
+use holdfast_engine::snapshot::Snapshot;
 use holdfast_engine::volume::{Durability, IndexStatus};
 use holdfast_log::scrub::Progress;
 use holdfast_objects::RequestCounts;
 use holdfast_s3::S3Config;
-use holdfast_types::{Epoch, VolumeId};
+use holdfast_types::{Epoch, Seq, SnapshotUid, VolumeId};
 use holdfast_ublk::Transport;
 use parking_lot::Mutex;
 
@@ -17,7 +18,7 @@ use super::Volumes;
 use crate::failure::Failure;
 use crate::node::{
     AttachRequest, Attached, Capabilities, DiskStatus, ErrorKind, RingStatus, ScrubRequest, Scrubbed,
-    ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeState, VolumeStatus,
+    ServedCounts, StateDisk, StoreHealth, StoreStatus, VolumeInStore, VolumeState, VolumeStatus,
 };
 
 /// Attaches whatever was created, at once.
@@ -33,6 +34,7 @@ struct Inner {
     requests: Vec<AttachRequest>,
     scrubs: Vec<(VolumeId, Option<String>, bool)>,
     scrubbed: Scrubbed,
+    snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
 }
@@ -190,6 +192,37 @@ impl Volumes for Fake {
             return Err(failure);
         }
         Ok(inner.scrubbed.clone())
+    }
+
+    async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
+        let mut inner = self.inner.lock();
+        if let Some(failure) = inner.failure.take() {
+            return Err(failure);
+        }
+        if let Some((.., there)) = inner.snapshots.iter().find(|(.., there)| there.uid == uid) {
+            return Ok(*there);
+        }
+        let seq = Seq(3 + inner.snapshots.len() as u64);
+        let taken = Snapshot { seq, uid, unix_ms: 1_700_000_000_000, sectors: 1 << 18 };
+        inner.snapshots.push((at.volume, at.store.map(|(name, _)| name), taken));
+        Ok(taken)
+    }
+
+    async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {
+        let inner = self.inner.lock();
+        let of_volume = inner.snapshots.iter().filter(|(volume, ..)| *volume == at.volume);
+        Ok(of_volume.map(|(.., one)| *one).collect())
+    }
+
+    async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), Failure> {
+        let mut inner = self.inner.lock();
+        let before = inner.snapshots.len();
+        inner.snapshots.retain(|(volume, _, one)| *volume != at.volume || one.seq != seq);
+        if inner.snapshots.len() < before {
+            return Ok(());
+        }
+        let message = format!("volume {} has no snapshot {seq}: list its snapshots", at.volume);
+        Err(Failure { kind: ErrorKind::NotFound, message })
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

@@ -29,6 +29,7 @@ fn commit(name: u8, chunks: Vec<(u32, u32)>) -> Body {
         invalidated: SideSet::NONE,
         generation: u64::from(name),
         merges: vec![],
+        snapshots: SnapshotChange::default(),
     }
 }
 
@@ -162,6 +163,7 @@ fn an_object_is_not_added_behind_its_place() {
                 invalidated: SideSet::NONE,
                 generation: 1,
                 merges: vec![],
+                snapshots: SnapshotChange::default(),
             },
         )
     };
@@ -192,6 +194,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         invalidated: SideSet::NONE,
         generation: 1,
         merges: vec![],
+        snapshots: SnapshotChange::default(),
     };
     assert!(matches!(manifest.apply(&record(3, 1, body)), Err(LogError::BeyondEnd { first: 32, .. })));
     assert!(manifest.runs().is_empty() && !manifest.may_hold(Chunk(0)));
@@ -202,6 +205,7 @@ fn of_a_change_whose_last_segment_cannot_be_added_none_is() {
         invalidated: SideSet::NONE,
         generation: 1,
         merges: vec![],
+        snapshots: SnapshotChange::default(),
     };
     manifest.apply(&record(3, 1, body)).unwrap();
     assert_eq!(manifest.runs().len(), 2);
@@ -224,7 +228,14 @@ fn merge(place: u64, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
 /// A change with one segment of this name.
 fn merging(name: u8, merges: Vec<Merge>) -> Body {
     let segments = vec![segment(name, vec![(0, 1)])];
-    Body::Change { segments, chunks: ChunkSet::default(), invalidated: SideSet::NONE, generation: 1, merges }
+    Body::Change {
+        segments,
+        chunks: ChunkSet::default(),
+        invalidated: SideSet::NONE,
+        generation: 1,
+        merges,
+        snapshots: SnapshotChange::default(),
+    }
 }
 
 #[test]
@@ -271,7 +282,14 @@ fn chunks_that_a_fence_names_besides_hold_nothing() {
     (0..100).for_each(|n| chunks.add(Chunk(4 * n)));
     let change = |segments, chunks| {
         let (invalidated, generation) = (SideSet::NONE, 1);
-        Body::Change { segments, chunks, invalidated, generation, merges: vec![] }
+        Body::Change {
+            segments,
+            chunks,
+            invalidated,
+            generation,
+            merges: vec![],
+            snapshots: SnapshotChange::default(),
+        }
     };
     manifest.apply(&record(3, 1, change(vec![wide], chunks.clone()))).unwrap();
     let held: Vec<u64> = (0..1000).filter(|chunk| manifest.may_hold(Chunk(*chunk))).collect();
@@ -281,4 +299,98 @@ fn chunks_that_a_fence_names_besides_hold_nothing() {
     beyond.add(Chunk(1000));
     let refused = manifest.apply(&record(4, 1, change(vec![], beyond))).unwrap_err().to_string();
     assert_eq!(refused, "log record 4 commits chunks from 1000 on, of which the volume has 1000");
+}
+
+fn taken(seq: u64, epoch: u64, uid: u8, dropped: &[u64]) -> Record {
+    let dropped = dropped.iter().map(|seq| Seq(*seq)).collect();
+    let change = SnapshotChange { taken: Some(SnapshotUid([uid; 16])), dropped };
+    record(seq, epoch, Body::of_snapshots(change))
+}
+
+fn registered(manifest: &Manifest) -> Vec<(u64, u8)> {
+    manifest.snapshots().iter().map(|known| (known.seq.0, known.uid.0[0])).collect()
+}
+
+#[test]
+fn snapshots_survive_checkpoints_detaches_and_later_attaches() {
+    let mut manifest = attached();
+    manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
+    manifest.apply(&taken(4, 1, 1, &[])).unwrap();
+    manifest.apply(&taken(5, 1, 2, &[])).unwrap();
+    assert_eq!((manifest.data_seq(), manifest.seq()), (Seq(3), Seq(5)));
+    manifest.apply(&record(6, 1, Body::Detach)).unwrap();
+    let mut read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
+    assert_eq!(registered(&read), [(4, 1), (5, 2)]);
+    read.apply(&attach(7, 2)).unwrap();
+    read.apply(&taken(8, 2, 3, &[4])).unwrap();
+    assert_eq!(registered(&read), [(5, 2), (8, 3)]);
+}
+
+#[test]
+fn a_list_of_snapshots_changes_only_as_it_can() {
+    let mut manifest = attached();
+    manifest.apply(&taken(3, 1, 1, &[])).unwrap();
+    for altered in [taken(4, 1, 1, &[]), taken(4, 1, 2, &[9])] {
+        assert_eq!(manifest.apply(&altered), Err(LogError::Snapshots(Seq(4))));
+    }
+    manifest.apply(&taken(4, 1, 1, &[3])).unwrap();
+    assert_eq!(registered(&manifest), [(4, 1)]);
+    let full =
+        |uid: usize| Snapshot { uid: SnapshotUid((uid as u128).to_be_bytes()), ..manifest.snapshots()[0] };
+    let mut manifest =
+        Manifest { snapshots: (0..crate::limit::MAX_SNAPSHOTS).map(full).collect(), ..manifest };
+    assert_eq!(manifest.apply(&taken(5, 1, 7, &[])), Err(LogError::Snapshots(Seq(5))));
+}
+
+/// A record without a writer would take the place of the one that the writer is about to make.
+#[test]
+fn the_control_plane_changes_only_detached_lists_of_snapshots() {
+    let mut manifest = attached();
+    assert!(!manifest.takes_control_records());
+    assert!(matches!(manifest.apply(&taken(3, 0, 1, &[])), Err(LogError::Epoch { .. })));
+    manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    assert!(manifest.takes_control_records());
+    assert_eq!(manifest.apply(&record(5, 0, commit(2, vec![(0, 2)]))), Err(LogError::Control(Seq(5))));
+    assert!(matches!(manifest.apply(&taken(5, 1, 1, &[])), Err(LogError::Epoch { .. })));
+    let covered = manifest.covered;
+    manifest.apply(&taken(5, 0, 1, &[])).unwrap();
+    assert_eq!((manifest.covered, manifest.data_seq(), manifest.epoch()), (covered, Seq(3), Epoch(1)));
+    assert_eq!(registered(&manifest), [(5, 1)]);
+    manifest.apply(&record(6, 0, Body::Delete)).unwrap();
+    assert!(!manifest.takes_control_records());
+}
+
+/// Two that take a snapshot of one place at the same time store the same root.
+#[test]
+fn a_root_says_only_what_the_volume_holds() {
+    let mut manifest = attached();
+    manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
+    manifest.apply(&record(4, 1, Body::Detach)).unwrap();
+    let root = |uid: u8| {
+        let mut manifest = manifest.clone();
+        manifest.apply(&taken(5, 0, uid, &[])).unwrap();
+        manifest.encode_root()
+    };
+    assert_eq!(root(1), root(2));
+    let read = Manifest::decode_checkpoint(&root(1)).unwrap();
+    assert_eq!((read.seq(), read.sectors(), read.identity()), (Seq(5), 1 << 20, manifest.identity()));
+    assert_eq!((read.runs(), &read.holds), (manifest.runs(), &manifest.holds));
+    assert_eq!((read.epoch(), read.snapshots().len()), (Epoch(0), 0));
+}
+
+#[test]
+fn a_checkpoint_with_snapshots_that_cannot_be_is_refused() {
+    let mut manifest = attached();
+    manifest.apply(&taken(3, 1, 1, &[])).unwrap();
+    let own = manifest.snapshots()[0];
+    for (list, words) in [
+        (vec![own, own], "seq of a snapshot"),
+        (vec![Snapshot { seq: Seq(4), ..own }], "seq of a snapshot"),
+        (vec![Snapshot { sectors: MAX_SECTORS + 1, ..own }], "sectors of a snapshot"),
+    ] {
+        let altered = Manifest { snapshots: list, ..manifest.clone() };
+        let refused = Manifest::decode_checkpoint(&altered.encode_checkpoint()).unwrap_err();
+        assert!(refused.to_string().contains(words), "{refused}");
+    }
 }

@@ -4,6 +4,8 @@
 //!    the same bytes (`RecordRepeated`): it may be in the log already;
 //! 1. the record is made (`RecordMade`) and its bytes are stored locally (`RecordStored`), so that a
 //!    successor repeats the same bytes;
+//!    A record that registers a snapshot is not sent before the snapshot's root is stored (`RootStored`), nor
+//!    repeated before that: the dead process may not have come so far;
 //! 2. `log/<seq>` is created once;
 //! 3. an ambiguous answer (`RecordInDoubt`) is resolved by reading the key back (`RecordReadBack`): this
 //!    writer's record there means committed, another one fenced (`Fenced`), none that it is sent again with
@@ -25,7 +27,7 @@ use crate::log_length::{checkpoint_every, max_records_after_checkpoint};
 use crate::manifest::Manifest;
 use crate::record::{Body, Record};
 use crate::safeguard::{
-    Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, StoreRecordFirst},
+    Safeguard::{NoticeOtherWriters, ReadBackAmbiguous, RootBeforeRecord, StoreRecordFirst},
     safeguard,
 };
 
@@ -36,6 +38,8 @@ enum Commit {
     /// The previous process was about to create this record, or had created it.
     Left(Record, Vec<u8>),
     Storing(Record),
+    /// The root of the snapshot that the record registers is being stored.
+    Rooting(Record, Vec<u8>),
     Creating(Record, Vec<u8>),
     Reading(Record, Vec<u8>),
     /// No record is in flight; the next sequence number is being checked.
@@ -127,11 +131,38 @@ impl LogWriter {
             out.push(Action::StorePending { seq: record.seq, bytes });
             self.commit = Commit::Storing(record);
         } else {
-            self.send(record, bytes, out);
+            self.send(record, bytes, core, out);
         }
     }
 
-    fn send(&mut self, record: Record, bytes: Vec<u8>, out: &mut Vec<Action>) {
+    /// Sends the record; the root of the snapshot that it registers goes first (invariant 29).
+    fn send<M: Memory>(&mut self, record: Record, bytes: Vec<u8>, core: &Core<M>, out: &mut Vec<Action>) {
+        if record.body.snapshot_taken().is_some() {
+            let manifest = core.manifest.as_ref().expect("the record was made from it");
+            out.push(Action::StoreRoot { seq: record.seq, bytes: root(manifest, &record) });
+            if safeguard(RootBeforeRecord) {
+                self.commit = Commit::Rooting(record, bytes);
+                return;
+            }
+        }
+        self.create(record, bytes, out);
+    }
+
+    /// The root of the snapshot is stored.
+    pub(super) fn root_stored(&mut self, out: &mut Vec<Action>) {
+        match self.take_commit() {
+            Commit::Rooting(record, bytes) => {
+                reach(CrashPoint::RootStored);
+                self.create(record, bytes, out);
+            }
+            other => {
+                assert!(!safeguard(RootBeforeRecord), "no root was being stored in {other:?}");
+                self.commit = other;
+            }
+        }
+    }
+
+    fn create(&mut self, record: Record, bytes: Vec<u8>, out: &mut Vec<Action>) {
         out.push(Action::CreateRecord { seq: record.seq, bytes: bytes.clone() });
         self.commit = Commit::Creating(record, bytes);
     }
@@ -142,6 +173,7 @@ impl LogWriter {
             Commit::Left(record, _) => Some(record),
             Commit::Idle
             | Commit::Storing(_)
+            | Commit::Rooting(..)
             | Commit::Creating(..)
             | Commit::Reading(..)
             | Commit::Probing(_) => None,
@@ -149,19 +181,24 @@ impl LogWriter {
     }
 
     /// Sends what the previous process had stored, unchanged.
-    pub(super) fn repeat(&mut self, out: &mut Vec<Action>) {
+    pub(super) fn repeat<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         let Commit::Left(record, bytes) = self.take_commit() else { unreachable!("no record was left") };
         reach(CrashPoint::RecordRepeated);
-        self.send(record, bytes, out);
+        self.send(record, bytes, core, out);
     }
 
-    pub(super) fn pending_stored(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+    pub(super) fn pending_stored<M: Memory>(
+        &mut self,
+        result: Result<(), Errno>,
+        core: &Core<M>,
+        out: &mut Vec<Action>,
+    ) {
         let Commit::Storing(record) = self.take_commit() else { unreachable!("no record was being stored") };
         let bytes = record.encode();
         match result {
             Ok(()) => {
                 reach(CrashPoint::RecordStored);
-                self.send(record, bytes, out);
+                self.send(record, bytes, core, out);
             }
             Err(errno) => {
                 out.push(Action::Report(Report::LocalDiskFailed(errno)));
@@ -198,7 +235,7 @@ impl LogWriter {
             Commit::Reading(record, bytes) if record.seq == seq => {
                 reach(CrashPoint::RecordReadBack);
                 let Some(there) = found else {
-                    self.send(record, bytes, out);
+                    self.create(record, bytes, out);
                     return LogNews::Nothing;
                 };
                 match Record::decode(there) {
@@ -222,6 +259,7 @@ impl LogWriter {
             other @ (Commit::Idle
             | Commit::Left(..)
             | Commit::Storing(_)
+            | Commit::Rooting(..)
             | Commit::Creating(..)
             | Commit::Reading(..)
             | Commit::Probing(_)) => unreachable!("log record {seq} was not asked for in {other:?}"),
@@ -235,9 +273,9 @@ impl LogWriter {
     }
 
     /// Checks the next place in the log after a time without contact, so that a writer that commits nothing
-    /// learns of its fencing.
+    /// learns of its fencing. Behind the detach record of a predecessor there may be any record.
     pub(super) fn probe<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
-        let Some(manifest) = &core.manifest else { return };
+        let Some(manifest) = core.manifest.as_ref().filter(|manifest| manifest.is_attached()) else { return };
         let quiet = core.now.saturating_sub(self.last_log_contact);
         if self.is_idle() && quiet >= core.limits.max_age_ms {
             let seq = manifest.seq().next();
@@ -274,6 +312,15 @@ impl LogWriter {
     fn take_commit(&mut self) -> Commit {
         std::mem::replace(&mut self.commit, Commit::Idle)
     }
+}
+
+/// The root of the snapshot that `record` registers.
+fn root(manifest: &Manifest, record: &Record) -> Vec<u8> {
+    let mut manifest = manifest.clone();
+    if let Err(error) = manifest.apply(record) {
+        unreachable!("a record made from the manifest follows it: {error}")
+    }
+    manifest.encode_root()
 }
 
 #[cfg(test)]

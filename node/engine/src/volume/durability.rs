@@ -60,6 +60,11 @@ impl Seals {
         self.begun
     }
 
+    /// The number of the newest seal whose commit is in the log.
+    pub(super) fn newest_committed(&self) -> u64 {
+        self.committed
+    }
+
     /// A seal begins that flushes may wait for.
     pub(super) fn begin(&mut self) {
         self.begun += 1;

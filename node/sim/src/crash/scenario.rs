@@ -54,6 +54,9 @@ pub enum Scenario {
     Corruption,
     /// Commits whose runs are merged.
     Merges,
+    /// Snapshots: one that a commit carries, one of a volume in which nothing is dirty while a seal begins,
+    /// one that the detach waits for.
+    Snapshots,
     /// A process that attaches stands still until the place of its record was truncated.
     Sleeper,
 }
@@ -63,7 +66,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -79,6 +82,7 @@ impl Scenario {
         Self::Groups,
         Self::Corruption,
         Self::Merges,
+        Self::Snapshots,
         Self::Sleeper,
     ];
 
@@ -107,6 +111,7 @@ impl Scenario {
             | Self::Groups
             | Self::Corruption
             | Self::Merges
+            | Self::Snapshots
             | Self::Sleeper => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
@@ -132,6 +137,7 @@ impl Scenario {
             | Self::Merges
             | Self::Race
             | Self::Repair
+            | Self::Snapshots
             | Self::Takeover
             | Self::Doubt
             | Self::Rival
@@ -158,6 +164,7 @@ impl Scenario {
             Self::Groups => groups(&mut stage),
             Self::Corruption => corrupt(&mut stage),
             Self::Merges => merges(&mut stage),
+            Self::Snapshots => snapshots(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
         }
     }
@@ -374,6 +381,20 @@ fn corrupt(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Read, 0, 8)])
 }
 
+fn snapshots(stage: &mut Stage<'_>) -> Played {
+    stage.ask(&[(Op::Write, 0, 2), (Op::Write, 4097, 1)])?;
+    stage.snapshot()?;
+    stage.until(|world| world.holds_snapshots(1))?;
+    stage.until(|world| world.status(0).is_some_and(|status| !status.seal.in_progress))?;
+    // A seal begins while the record of the next one is in flight.
+    stage.snapshot()?;
+    stage.issue(&[(Op::Write, 1, 12)])?;
+    stage.until(|world| world.holds_snapshots(2))?;
+    stage.ask(&[(Op::Write, 3, 1), (Op::Flush, 0, 0)])?;
+    stage.snapshot()?;
+    stage.detach()
+}
+
 fn sleeper(stage: &mut Stage<'_>) -> Played {
     stage.ask(&[(Op::Write, 0, 12)])?;
     stage.until(World::holds_a_commit)?;
@@ -441,6 +462,11 @@ impl Stage<'_> {
             self.makes_progress()?;
         }
         Ok(())
+    }
+
+    fn snapshot(&mut self) -> Played {
+        self.world.ask_snapshot(self.host, false);
+        self.makes_progress()
     }
 
     fn rest(&mut self) -> Played {

@@ -128,7 +128,8 @@ impl MergesDue {
         if let Body::Attach { .. } = body {
             self.commits = 0;
         }
-        if !matches!(body, Body::Change { .. }) {
+        // A snapshot alone takes no time in which a merge is made.
+        if segments_of(body).is_empty() && merges_of(body).is_empty() {
             return;
         }
         let shapes: Vec<Shape> = before.iter().map(Run::shape).collect();

@@ -36,7 +36,7 @@ impl World {
 
     // ---- the store ----
 
-    fn ask_store(&mut self, host: usize, ask: &StoreAsk) -> Answer {
+    pub(super) fn ask_store(&mut self, host: usize, ask: &StoreAsk) -> Answer {
         let cut = self.cut_of(host, ask);
         if matches!(ask, StoreAsk::Create { .. }) && self.rng.once_in(3) {
             // The worst moment for an older one to arrive.

@@ -58,6 +58,7 @@ impl World {
         let here = &mut self.hosts[host];
         assert!(!here.tmpfs.holds_a_map(), "attached already");
         here.attempt.begin(self.writers.count());
+        here.asked.clear();
         let process = here.process.as_mut().expect("just begun");
         process.dies = dies;
         process.attach(claim);

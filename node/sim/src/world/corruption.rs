@@ -53,7 +53,13 @@ impl World {
         let last = ObjectKey::Log(self.store.volume().clone(), self.store.manifest().seq()).to_string();
         let keys = self.store.keys().into_iter();
         keys.filter(|key| {
-            **key != last && !matches!(ObjectKey::parse(key), Some(ObjectKey::TruncationMarker(..)))
+            **key != last
+                && !matches!(
+                    ObjectKey::parse(key),
+                    Some(
+                        ObjectKey::TruncationMarker(..) | ObjectKey::Snapshot(..) | ObjectKey::Forgotten(..)
+                    )
+                )
         })
         .map(str::to_owned)
         .collect()

@@ -148,6 +148,7 @@ impl World {
             | Action::Upload { .. }
             | Action::Merge(_)
             | Action::StorePending { .. }
+            | Action::StoreRoot { .. }
             | Action::CreateRecord { .. }
             | Action::WriteCheckpoint { .. }
             | Action::Read { .. }
@@ -245,6 +246,10 @@ impl World {
     /// The writer of `host` released the volume: its process ends, its files stay.
     pub(super) fn has_ended(&mut self, host: usize) {
         let here = &mut self.hosts[host];
+        let unanswered = here.process.as_ref().map_or(0, |process| process.snapshots.len());
+        Invariant::ComesToRest.check(unanswered == 0, || {
+            format!("host {host} released the volume with {unanswered} snapshots unanswered")
+        });
         here.process = None;
         here.tmpfs.remove();
         here.device = None;

@@ -106,6 +106,11 @@ impl World {
         self.store.last_cut().touched().next().is_some()
     }
 
+    /// True if so many snapshots are registered, or more.
+    pub fn holds_snapshots(&self, count: usize) -> bool {
+        self.store.registered().len() >= count
+    }
+
     /// The process on `host`, or the next one, dies inside the engine, at that many changes of the live map
     /// from now.
     pub fn kill_inside(&mut self, host: usize, changes: u32) {

@@ -110,6 +110,7 @@ impl World {
 
     fn change_bucket(&mut self, store: Store, disks: OtherDisk) {
         self.store.become_like(store);
+        self.stop_control();
         self.writers.set_last(None);
         for here in &mut self.hosts {
             here.disk_past.change_log(disks);

@@ -83,6 +83,7 @@ impl World {
             | Action::Upload { .. }
             | Action::Merge(_)
             | Action::StorePending { .. }
+            | Action::StoreRoot { .. }
             | Action::CreateRecord { .. }
             | Action::ReadRecord { .. }
             | Action::WriteCheckpoint { .. } => unreachable!("the pipeline does {action:?}"),

@@ -1,7 +1,7 @@
 //! The whole volume in the store, at the end of a run: what a scrub says of it, and what its removal leaves.
 
 use holdfast_engine::log_length::mark_after;
-use holdfast_log::{remove, scrub};
+use holdfast_log::{LogFailure, remove, scrub};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, Seq};
 
@@ -23,9 +23,22 @@ impl World {
     }
 
     /// Nothing is left of a volume that is removed but what bars its id: the first record, the tombstone, and
-    /// the truncation markers that say that records between them are missing.
+    /// the truncation markers that say that records between them are missing; and the marks of its snapshots,
+    /// without which it is not removed.
     pub(crate) fn check_removal(&mut self) {
         let volume = self.store.volume().clone();
+        let snapshots = self.store.registered().len() - self.store.forgotten().len();
+        if snapshots > 0 {
+            let named = volume.clone();
+            let refused = self
+                .ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
+            Invariant::SnapshotIsItsCut
+                .check(matches!(refused, Err(LogFailure::HasSnapshots { .. })), || {
+                    format!("a volume with {snapshots} snapshots is removed: {refused:?}")
+                });
+            self.check_snapshots();
+            self.forget_all();
+        }
         let named = volume.clone();
         let removed =
             self.ask_soundly(|objects| async move { remove(&objects, &named, Nonce::default(), 0).await });
@@ -40,7 +53,9 @@ impl World {
         }
         let expected: Vec<String> = expected.iter().map(ObjectKey::to_string).collect();
         let left = self.store.keys();
-        Invariant::LogIsAChain.check(left == expected && manifest.is_deleted(), || {
+        let is_mark = |key: &str| matches!(ObjectKey::parse(key), Some(ObjectKey::Forgotten(..)));
+        let others: Vec<&str> = left.iter().copied().filter(|key| !is_mark(key)).collect();
+        Invariant::LogIsAChain.check(others == expected && manifest.is_deleted(), || {
             format!("of a removed volume are left {left:?}")
         });
     }

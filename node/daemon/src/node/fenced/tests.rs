@@ -154,6 +154,7 @@ impl Writer {
                 chunks: Fence::around([(0, 1)]),
             }),
             Action::StorePending { .. } => Event::PendingStored { result: done },
+            Action::StoreRoot { .. } => Event::RootStored,
             Action::CreateRecord { .. } => Event::CreateAnswered(CreateAnswer::Created),
             Action::Upload { .. } | Action::Merge(_) | Action::Complete { .. } | Action::Report(_) => {
                 return None;

@@ -3,12 +3,24 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use holdfast_engine::snapshot::{Snapshot, SnapshotRefused};
 use holdfast_engine::volume::Status;
 use holdfast_ring::Errno;
+use holdfast_types::SnapshotUid;
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{broadcast, watch};
 
 use crate::node::volume::state::{StateCell, StateEvent, Writer};
+
+/// Answers to requests for snapshots that wait for their receivers; one that misses some asks again.
+const WAITING_ANSWERS: usize = 64;
+
+/// Answer of the volume's writer to a request for a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SnapshotAnswer {
+    Taken(Snapshot),
+    Refused(SnapshotUid, SnapshotRefused),
+}
 
 /// Counts of the I/O served since this process attached or recovered the volume. They only grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -43,6 +55,7 @@ pub(crate) struct Board {
     state: Arc<StateCell>,
     /// Number of repairs of damage in the store.
     repairs: watch::Sender<u64>,
+    snapshots: broadcast::Sender<SnapshotAnswer>,
     /// Error number of a command of the device's queues that the kernel refused.
     refused: watch::Sender<Option<Errno>>,
     /// Bytes that the sides hold, as last measured.
@@ -56,6 +69,7 @@ impl Board {
             shown: Mutex::default(),
             state,
             repairs: watch::Sender::new(0),
+            snapshots: broadcast::Sender::new(WAITING_ANSWERS),
             refused: watch::Sender::new(None),
             cached_bytes: AtomicU64::default(),
         }
@@ -83,6 +97,17 @@ impl Board {
 
     pub(crate) fn repaired(&self) {
         self.repairs.send_modify(|count| *count += 1);
+    }
+
+    /// Tells those who wait of the answer to a request for a snapshot.
+    pub(crate) fn snapshot_answered(&self, answer: SnapshotAnswer) {
+        // None may wait any more: who asks again is answered again.
+        let _receivers = self.snapshots.send(answer);
+    }
+
+    /// Hears of every answer from now on.
+    pub(crate) fn snapshot_answers(&self) -> broadcast::Receiver<SnapshotAnswer> {
+        self.snapshots.subscribe()
     }
 
     pub(crate) fn queue_refused(&self, errno: Errno) {

@@ -121,6 +121,7 @@ impl Writer {
                     }
                     Action::Upload { place, blocks } => Work::Upload { place, blocks },
                     Action::Merge(plan) => Work::Merge(plan),
+                    Action::StoreRoot { seq, bytes } => Work::StoreRoot { seq, bytes },
                     Action::StorePending { seq, bytes } => Work::StorePending(Pending { seq, bytes }),
                     Action::CreateRecord { seq, bytes } => Work::CreateRecord { seq, bytes },
                     Action::ReadRecord { seq } => Work::ReadRecord { seq },

@@ -1,11 +1,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use holdfast_types::Epoch;
+use holdfast_types::{Epoch, SnapshotUid};
 
 use super::super::core::tests::{NONCE, core};
 use super::*;
+use crate::snapshot::SnapshotChange;
 
-const STATES: [&str; 6] = ["idle", "storing", "creating", "reading", "probing", "left"];
+const STATES: [&str; 7] = ["idle", "storing", "creating", "reading", "probing", "left", "rooting"];
 
 fn name(log: &LogWriter) -> &'static str {
     match log.commit {
@@ -15,6 +16,7 @@ fn name(log: &LogWriter) -> &'static str {
         Commit::Reading(..) => STATES[3],
         Commit::Probing(_) => STATES[4],
         Commit::Left(..) => STATES[5],
+        Commit::Rooting(..) => STATES[6],
     }
 }
 
@@ -24,21 +26,29 @@ fn at(state: usize) -> LogWriter {
     let out = &mut Vec::new();
     if state == 4 {
         log.last_log_contact = 0;
-        let late = Core { now: 1000, ..core };
-        log.probe(&late, out);
+        log.probe(&Core { now: 1000, ..core }, out);
+        return log;
     } else if state == 5 {
         log = after(&record(NONCE));
+    } else if state == 6 {
+        log.create_record(snapshot(), &core, out);
+        log.pending_stored(Ok(()), &core, out);
     } else if state > 0 {
         log.create_record(Body::Detach, &core, out);
     }
     if (2..4).contains(&state) {
-        log.pending_stored(Ok(()), out);
+        log.pending_stored(Ok(()), &core, out);
     }
     if state == 3 {
         assert_eq!(log.create_answered(CreateAnswer::Ambiguous, out), LogNews::Nothing);
     }
     assert_eq!(name(&log), STATES[state]);
     log
+}
+
+/// A record that registers a snapshot.
+fn snapshot() -> Body {
+    Body::of_snapshots(SnapshotChange { taken: Some(SnapshotUid([4; 16])), dropped: Vec::new() })
 }
 
 /// The record at the next place in the log, as a process of this writer or of another made it.
@@ -68,14 +78,14 @@ fn read(log: &mut LogWriter, found: Option<Record>) -> LogNews {
 }
 
 fn stored(log: &mut LogWriter, result: Result<(), Errno>) -> LogNews {
-    log.pending_stored(result, &mut Vec::new());
+    log.pending_stored(result, &core(1), &mut Vec::new());
     LogNews::Nothing
 }
 
 #[test]
 fn every_event_in_every_state() {
     let other = Nonce([9; 16]);
-    let events: [LogEvent; 9] = [
+    let events: [LogEvent; 10] = [
         ("stored", |log| stored(log, Ok(()))),
         ("not stored", |log| stored(log, Err(Errno::EIO))),
         ("created", |log| log.create_answered(CreateAnswer::Created, &mut Vec::new())),
@@ -85,22 +95,27 @@ fn every_event_in_every_state() {
         ("own there", |log| read(log, Some(record(NONCE)))),
         ("another's there", |log| read(log, Some(record(Nonce([9; 16]))))),
         ("repeated", |log| {
-            log.repeat(&mut Vec::new());
+            log.repeat(&core(1), &mut Vec::new());
+            LogNews::Nothing
+        }),
+        ("root stored", |log| {
+            log.root_stored(&mut Vec::new());
             LogNews::Nothing
         }),
     ];
     assert_ne!(other, NONCE);
     // The state after it, from each of `STATES`; none where the event cannot happen.
     let table = [
-        [None, Some("creating"), None, None, None, None],
-        [None, Some("storing"), None, None, None, None],
-        [None, None, Some("idle"), None, None, None],
-        [None, None, Some("reading"), None, None, None],
-        [None, None, Some("reading"), None, None, None],
-        [None, None, None, Some("creating"), Some("idle"), None],
-        [None, None, None, Some("idle"), Some("idle"), None],
-        [None, None, None, Some("idle"), Some("idle"), None],
-        [None, None, None, None, None, Some("creating")],
+        [None, Some("creating"), None, None, None, None, None],
+        [None, Some("storing"), None, None, None, None, None],
+        [None, None, Some("idle"), None, None, None, None],
+        [None, None, Some("reading"), None, None, None, None],
+        [None, None, Some("reading"), None, None, None, None],
+        [None, None, None, Some("creating"), Some("idle"), None, None],
+        [None, None, None, Some("idle"), Some("idle"), None, None],
+        [None, None, None, Some("idle"), Some("idle"), None, None],
+        [None, None, None, None, None, Some("creating"), None],
+        [None, None, None, None, None, None, Some("creating")],
     ];
     for ((event, happens), row) in events.into_iter().zip(table) {
         for (state, expected) in row.into_iter().enumerate() {
@@ -139,7 +154,27 @@ fn what_the_previous_process_left_comes_before_any_other_record() {
     assert!(out.is_empty(), "nothing is asked of its place");
     let made = catch_unwind(AssertUnwindSafe(|| log.create_record(Body::Detach, &late, &mut Vec::new())));
     assert!(made.is_err(), "no other record is made");
-    log.repeat(out);
+    log.repeat(&late, out);
+    assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
+}
+
+/// The process may have died before the root was stored.
+#[test]
+fn a_repeated_record_of_a_snapshot_stores_the_root_first() {
+    let (own, core, out) = (Record { body: snapshot(), ..record(NONCE) }, core(1), &mut Vec::new());
+    let mut log = after(&own);
+    log.repeat(&core, out);
+    let [Action::StoreRoot { seq, bytes }] = &out[..] else { panic!("{out:?}") };
+    let root = Manifest::decode_checkpoint(bytes).unwrap();
+    assert_eq!((*seq, root.seq(), root.sectors()), (own.seq, own.seq, core.map.sectors()));
+    out.clear();
+    log.root_stored(out);
+    assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
+    // The root is there, whatever becomes of the record.
+    out.clear();
+    let _nothing = log.create_answered(CreateAnswer::Ambiguous, out);
+    out.clear();
+    let _nothing = log.record_read(own.seq, None, 0, out);
     assert_eq!(out[..], [Action::CreateRecord { seq: own.seq, bytes: own.encode() }]);
 }
 

@@ -8,6 +8,7 @@ use crate::chunk_set::ChunkSet;
 use crate::fence::Fence;
 use crate::sector_map::SideSet;
 use crate::segment::SegmentRef;
+use crate::snapshot::SnapshotChange;
 
 fn id(name: u8) -> SegmentId {
     SegmentId::new(Seq(100), 1, [name; 10])
@@ -58,7 +59,8 @@ fn record(manifest: &Manifest, segments: &[u8], merges: Vec<Merge>) -> Record {
     };
     let segments = segments.iter().map(segment).collect();
     let (chunks, invalidated, generation) = (ChunkSet::default(), SideSet::NONE, 1);
-    let body = Body::Change { segments, chunks, invalidated, generation, merges };
+    let snapshots = SnapshotChange::default();
+    let body = Body::Change { segments, chunks, invalidated, generation, merges, snapshots };
     Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 0, body }
 }
 

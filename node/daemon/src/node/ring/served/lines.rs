@@ -49,6 +49,12 @@ impl Lines {
     pub(super) fn report(&self, report: &Report, now: Millis) {
         match report {
             Report::Ready | Report::Detached | Report::Preserved { .. } | Report::Repaired => {}
+            Report::SnapshotTaken(taken) => self.label.span().in_scope(|| {
+                tracing::info!(seq = %taken.seq, uid = %taken.uid, "took a snapshot");
+            }),
+            Report::SnapshotRefused { uid, why } => self.label.span().in_scope(|| {
+                tracing::info!(%uid, reason = ?why, "refused a snapshot");
+            }),
             Report::Fenced => {
                 self.label.span().in_scope(|| {
                     tracing::error!("another writer holds the volume: all I/O fails from here on");

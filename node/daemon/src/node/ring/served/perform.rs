@@ -76,6 +76,9 @@ impl Served {
             Action::StorePending { seq, bytes } => {
                 self.send_other(background::Work::StorePending(Pending { seq, bytes }));
             }
+            Action::StoreRoot { seq, bytes } => {
+                self.send_other(background::Work::StoreRoot { seq, bytes });
+            }
             Action::CreateRecord { seq, bytes } => {
                 self.send_other(background::Work::CreateRecord { seq, bytes });
             }

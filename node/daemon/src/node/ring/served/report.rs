@@ -4,6 +4,7 @@ use holdfast_engine::action::Report;
 
 use super::Served;
 use crate::node::clock::now;
+use crate::node::ring::board::SnapshotAnswer;
 use crate::node::volume::state::Writer;
 
 impl Served {
@@ -20,6 +21,10 @@ impl Served {
             Report::Detached => self.board.report(Writer::Detached),
             Report::Preserved { complete } => self.board.report(Writer::Preserved { complete }),
             Report::Repaired => self.board.repaired(),
+            Report::SnapshotTaken(taken) => self.board.snapshot_answered(SnapshotAnswer::Taken(taken)),
+            Report::SnapshotRefused { uid, why } => {
+                self.board.snapshot_answered(SnapshotAnswer::Refused(uid, why));
+            }
         }
         self.show();
     }

@@ -1,0 +1,164 @@
+//! `holdfast-node snapshot`: takes, lists and deletes snapshots of a volume.
+
+use std::str::FromStr;
+
+use clap::{Args, Subcommand};
+use holdfast_crds::ByteSize;
+use holdfast_proto::node::v1::{
+    CreateSnapshotRequest, CreateSnapshotResponse, DeleteSnapshotRequest, DeleteSnapshotResponse,
+    ListSnapshotsRequest, ListSnapshotsResponse, Snapshot,
+};
+use holdfast_types::{Seq, SnapshotUid, VolumeId};
+use serde_json::{Value, json};
+
+use super::Target;
+use super::client::{connect, finish, refused};
+use super::output::{Render, or_dash, table};
+use crate::failure::Failure;
+use crate::node::random;
+
+/// Arguments of `snapshot`.
+#[derive(Debug, Args)]
+pub(super) struct SnapshotCommand {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Take a snapshot of all that was completed before, of a volume that this node serves or that no node
+    /// has attached
+    Create {
+        /// Name of the volume
+        volume: String,
+        #[command(flatten)]
+        place: Place,
+        /// Answer the snapshot that was taken for this UUID, if there is one
+        #[arg(long)]
+        uid: Option<SnapshotUid>,
+    },
+    /// Show the snapshots of a volume
+    List {
+        /// Name of the volume
+        volume: String,
+        #[command(flatten)]
+        place: Place,
+    },
+    /// Delete a snapshot; its space is not freed yet
+    Delete {
+        /// The snapshot, as `create` and `list` show it: VOLUME@SEQ
+        snapshot: SnapshotName,
+        #[command(flatten)]
+        place: Place,
+    },
+}
+
+/// The volume's store, and the daemon.
+#[derive(Debug, Args)]
+struct Place {
+    /// Name of a store of the daemon's configuration; only for a volume that is not attached on this node
+    #[arg(long)]
+    store: Option<String>,
+    #[command(flatten)]
+    target: Target,
+}
+
+/// `VOLUME@SEQ`.
+#[derive(Debug, Clone)]
+struct SnapshotName {
+    volume: VolumeId,
+    seq: Seq,
+}
+
+impl FromStr for SnapshotName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text:?} is not the name of a snapshot: use VOLUME@SEQ, as in data@17");
+        let (volume, seq) = text.split_once('@').ok_or_else(wrong)?;
+        let volume = volume.parse().map_err(|error| format!("{error}"))?;
+        Ok(Self { volume, seq: Seq(seq.parse().map_err(|_not_a_number| wrong())?) })
+    }
+}
+
+/// Asks the daemon; its answer goes to `out`.
+///
+/// # Errors
+/// The daemon's refusal, or why it was not reached.
+pub(super) async fn run(command: SnapshotCommand, out: &mut String) -> Result<(), Failure> {
+    match command.verb {
+        Verb::Create { volume, place: Place { store, target }, uid } => {
+            let uid = uid.unwrap_or_else(|| SnapshotUid(random()));
+            let request = CreateSnapshotRequest { volume_id: volume, store, uid: uid.to_string() };
+            let answer = connect(&target).await?.create_snapshot(request).await;
+            if let Err(status) = answer {
+                let mut failure = refused(status);
+                failure.message.push_str(&format!(" (to ask for the same snapshot again: --uid {uid})"));
+                return Err(failure);
+            }
+            finish(answer, &target, out)
+        }
+        Verb::List { volume, place: Place { store, target } } => {
+            let request = ListSnapshotsRequest { volume_id: volume, store };
+            finish(connect(&target).await?.list_snapshots(request).await, &target, out)
+        }
+        Verb::Delete { snapshot: SnapshotName { volume, seq }, place: Place { store, target } } => {
+            let request = DeleteSnapshotRequest { volume_id: volume.to_string(), store, seq: seq.0 };
+            finish(connect(&target).await?.delete_snapshot(request).await, &target, out)
+        }
+    }
+}
+
+fn name(snapshot: &Snapshot) -> String {
+    format!("{}@{}", snapshot.volume_id, snapshot.seq)
+}
+
+fn snapshot_json(snapshot: &Snapshot) -> Value {
+    let Snapshot { volume_id, seq, uid, created, size_bytes } = snapshot;
+    json!({
+        "name": name(snapshot),
+        "volume_id": volume_id,
+        "seq": seq,
+        "uid": uid,
+        "created": created.map(|time| time.to_string()),
+        "size_bytes": size_bytes,
+    })
+}
+
+impl Render for CreateSnapshotResponse {
+    fn text(&self) -> String {
+        self.snapshot.as_ref().map(|snapshot| format!("{}\n", name(snapshot))).unwrap_or_default()
+    }
+
+    fn json(&self) -> Value {
+        self.snapshot.as_ref().map(snapshot_json).unwrap_or_default()
+    }
+}
+
+impl Render for ListSnapshotsResponse {
+    fn text(&self) -> String {
+        let row = |snapshot: &Snapshot| {
+            [
+                name(snapshot),
+                or_dash(snapshot.created),
+                ByteSize(snapshot.size_bytes).to_string(),
+                snapshot.uid.clone(),
+            ]
+        };
+        table(["SNAPSHOT", "CREATED", "SIZE", "UID"], self.snapshots.iter().map(row))
+    }
+
+    fn json(&self) -> Value {
+        json!({ "snapshots": self.snapshots.iter().map(snapshot_json).collect::<Vec<_>>() })
+    }
+}
+
+impl Render for DeleteSnapshotResponse {
+    fn text(&self) -> String {
+        String::new()
+    }
+
+    fn json(&self) -> Value {
+        json!({})
+    }
+}

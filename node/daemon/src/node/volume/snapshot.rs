@@ -1,0 +1,134 @@
+//! Snapshots of a volume: taken by its writer where it is served here, else in its log; listed, forgotten.
+//!
+//! Invariants: a snapshot is asked for by a uid, so that a request may be repeated at any time, to another
+//! process too.
+//! On failure: what was begun is registered or not; the same request again tells.
+
+use std::sync::Arc;
+
+use holdfast_engine::event::Event;
+use holdfast_engine::snapshot::{Snapshot, SnapshotRefused};
+use holdfast_log::{SnapshotError, forget, forgotten_from, snapshot_detached, snapshots};
+use holdfast_s3::S3Config;
+use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::node::Node;
+use crate::node::clock::unix_ms;
+use crate::node::error::NodeError;
+use crate::node::local::file::random;
+use crate::node::ring::board::SnapshotAnswer;
+use crate::node::ring::message::Message;
+use crate::node::store::watched::WatchedStore;
+use crate::node::volume::present::Present;
+use crate::node::volume::state::State;
+
+/// A volume, and where it is if it is not attached here.
+#[derive(Debug, Clone)]
+pub(crate) struct VolumeInStore {
+    /// The volume.
+    pub(crate) volume: VolumeId,
+    /// Name and configuration of its store, where the volume is not attached here.
+    pub(crate) store: Option<(String, S3Config)>,
+}
+
+impl Node {
+    /// Takes a snapshot of all that was completed before, or answers the one that was taken for this uid.
+    /// Waits while the store is unreachable.
+    ///
+    /// # Errors
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::Busy`], [`NodeError::Fenced`], what
+    /// the store says.
+    #[tracing::instrument(skip_all, fields(volume = %at.volume, %uid))]
+    pub(crate) async fn create_snapshot(
+        &self,
+        at: VolumeInStore,
+        uid: SnapshotUid,
+    ) -> Result<Snapshot, NodeError> {
+        let (present, objects) = self.place_of(&at).await?;
+        match present {
+            Some(present) => snapshot_served(&present, &at.volume, uid).await,
+            None => Ok(snapshot_detached(&*objects, &at.volume, uid, Nonce(random()), unix_ms()).await?),
+        }
+    }
+
+    /// The snapshots of a volume, oldest first.
+    ///
+    /// # Errors
+    /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], what the store says.
+    pub(crate) async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, NodeError> {
+        let (_, objects) = self.place_of(&at).await?;
+        Ok(snapshots(&*objects, &at.volume).await?)
+    }
+
+    /// Deletes a snapshot of a volume. Again it changes nothing.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), NodeError> {
+        let (_, objects) = self.place_of(&at).await?;
+        Ok(forget(&*objects, &at.volume, seq).await?)
+    }
+
+    /// The volume if it is served here, and its store.
+    async fn place_of(
+        &self,
+        at: &VolumeInStore,
+    ) -> Result<(Option<Arc<Present>>, Arc<WatchedStore>), NodeError> {
+        match (self.present(&at.volume), &at.store) {
+            (Ok(present), _) => {
+                let objects = Arc::clone(&present.objects);
+                Ok((Some(present), objects))
+            }
+            (Err(NodeError::NotAttached(_)), Some((name, config))) => {
+                Ok((None, self.store(name, config).await?))
+            }
+            (Err(NodeError::NotAttached(volume)), None) => Err(NodeError::StoreNeeded(volume)),
+            (Err(error), _) => Err(error),
+        }
+    }
+}
+
+/// Has the writer of a volume take a snapshot.
+async fn snapshot_served(
+    present: &Present,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+) -> Result<Snapshot, NodeError> {
+    let mut answers = present.board.snapshot_answers();
+    let forgotten: Vec<Seq> =
+        forgotten_from(&*present.objects, volume, Seq::FIRST).await?.into_iter().collect();
+    loop {
+        let event = Event::Snapshot { uid, forgotten: forgotten.clone() };
+        present.ring.send(Message::Event { key: present.key, event }).await;
+        loop {
+            let answer = tokio::select! {
+                answer = answers.recv() => answer,
+                _ = present.state.reach(State::has_ended) => return Err(released(volume)),
+            };
+            match answer {
+                Ok(SnapshotAnswer::Taken(taken)) if taken.uid == uid => return Ok(taken),
+                Ok(SnapshotAnswer::Refused(other, why)) if other == uid => return Err(refused(volume, why)),
+                Ok(SnapshotAnswer::Taken(_) | SnapshotAnswer::Refused(..)) => {}
+                // The answer may be among those that were missed.
+                Err(RecvError::Lagged(_)) => break,
+                Err(RecvError::Closed) => return Err(released(volume)),
+            }
+        }
+    }
+}
+
+fn refused(volume: &VolumeId, why: SnapshotRefused) -> NodeError {
+    match why {
+        SnapshotRefused::Fenced => NodeError::Fenced(volume.clone()),
+        SnapshotRefused::Released => released(volume),
+        SnapshotRefused::TooMany => SnapshotError::TooMany(volume.clone()).into(),
+        SnapshotRefused::Busy => {
+            NodeError::Busy { volume: volume.clone(), doing: "taking as many snapshots as it can at a time" }
+        }
+    }
+}
+
+fn released(volume: &VolumeId) -> NodeError {
+    NodeError::Busy { volume: volume.clone(), doing: "being detached" }
+}

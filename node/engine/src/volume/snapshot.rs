@@ -1,0 +1,103 @@
+//! Snapshots that were asked for, until the log has them.
+//!
+//! 1. a snapshot waits for the seal that covers all that has completed, as a FLUSH with `durability: object`
+//!    does (`volume/durability.rs`);
+//! 2. the record of that seal's commit registers it; where nothing is dirty, a record of its own;
+//! 3. between the local copy of that record and its creation the snapshot's root is stored (`RootStored`,
+//!    `volume/commit.rs`).
+//!
+//! Owns: what waits. Does not own: the list of registered snapshots, which is the manifest's.
+//! The name is a crash point. A record registers one snapshot; more that wait follow one by one. Upholds
+//! invariant 29 (`docs/invariants.md`).
+//! On failure: those that wait are refused once nothing more is committed; a request with the same
+//! uid is answered later from the manifest if the record came into the log.
+
+use std::collections::VecDeque;
+
+use holdfast_types::{Seq, SnapshotUid};
+
+use crate::action::{Action, Report};
+use crate::limit::{MAX_SNAPSHOTS, WAITING_SNAPSHOTS};
+use crate::manifest::Manifest;
+use crate::snapshot::{Snapshot, SnapshotChange, SnapshotRefused};
+
+/// A snapshot that waits for its record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Waiting {
+    uid: SnapshotUid,
+    /// The number of the seal that covers it.
+    seal: u64,
+    /// Places of snapshots that were forgotten.
+    forgotten: Vec<Seq>,
+}
+
+/// The snapshots that wait, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Snapshotter {
+    waiting: VecDeque<Waiting>,
+    /// The one whose record is in flight.
+    in_flight: Option<SnapshotUid>,
+}
+
+impl Snapshotter {
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// A snapshot of what the seal with this number covers is wanted. One that waits already stays in its
+    /// place.
+    pub(super) fn ask(&mut self, uid: SnapshotUid, seal: u64, forgotten: Vec<Seq>, out: &mut Vec<Action>) {
+        if self.in_flight == Some(uid) || self.waiting.iter().any(|waiting| waiting.uid == uid) {
+            return;
+        }
+        if self.waiting.len() >= WAITING_SNAPSHOTS {
+            return refuse(uid, SnapshotRefused::Busy, out);
+        }
+        self.waiting.push_back(Waiting { uid, seal, forgotten });
+    }
+
+    /// Takes the change that the next record makes to the list, which is that of `manifest` before it: the
+    /// record holds all that seals up to `seal` cover.
+    pub(super) fn take(&mut self, seal: u64, manifest: &Manifest, out: &mut Vec<Action>) -> SnapshotChange {
+        while let Some(at) = self.waiting.iter().position(|waiting| waiting.seal <= seal) {
+            let Waiting { uid, forgotten, .. } = self.waiting.remove(at).expect("it was found there");
+            let (dropped, live): (Vec<&Snapshot>, Vec<&Snapshot>) =
+                manifest.snapshots().iter().partition(|known| forgotten.contains(&known.seq));
+            if let Some(known) = live.iter().find(|known| known.uid == uid) {
+                out.push(Action::Report(Report::SnapshotTaken(**known)));
+            } else if live.len() >= MAX_SNAPSHOTS {
+                refuse(uid, SnapshotRefused::TooMany, out);
+            } else {
+                self.in_flight = Some(uid);
+                return SnapshotChange {
+                    taken: Some(uid),
+                    dropped: dropped.iter().map(|gone| gone.seq).collect(),
+                };
+            }
+        }
+        SnapshotChange::default()
+    }
+
+    /// A record that registers a snapshot is in the log: `manifest` has it.
+    pub(super) fn registered(&mut self, manifest: &Manifest, out: &mut Vec<Action>) {
+        self.in_flight = None;
+        let newest = manifest.snapshots().last().expect("the record registered one");
+        out.push(Action::Report(Report::SnapshotTaken(*newest)));
+    }
+
+    /// Nothing more is committed.
+    pub(super) fn refuse_all(&mut self, why: SnapshotRefused, out: &mut Vec<Action>) {
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.uid);
+        for uid in self.in_flight.take().into_iter().chain(waiting) {
+            refuse(uid, why, out);
+        }
+    }
+}
+
+/// Says that a snapshot is not taken.
+pub(super) fn refuse(uid: SnapshotUid, why: SnapshotRefused, out: &mut Vec<Action>) {
+    out.push(Action::Report(Report::SnapshotRefused { uid, why }));
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+use holdfast_types::Epoch;
+
+use super::super::core::tests::{NONCE, core};
+use super::*;
+use crate::record::{Body, Record};
+
+fn uid(name: u8) -> SnapshotUid {
+    SnapshotUid([name; 16])
+}
+
+/// The manifest of an attached volume with snapshots of these names, from seq 3 on.
+fn manifest(names: &[u8]) -> Manifest {
+    let mut manifest = core(1).manifest.unwrap();
+    for name in names {
+        let change = SnapshotChange { taken: Some(uid(*name)), dropped: Vec::new() };
+        let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
+        let body = Body::of_snapshots(change);
+        manifest.apply(&Record { volume, seq, epoch: Epoch(1), nonce: NONCE, unix_ms: 5, body }).unwrap();
+    }
+    manifest
+}
+
+fn taken(change: &SnapshotChange) -> Option<u8> {
+    change.taken.map(|uid| uid.0[0])
+}
+
+#[test]
+fn a_snapshot_waits_for_its_seal_and_is_asked_for_once() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
+    snapshots.ask(uid(1), 2, Vec::new(), out);
+    snapshots.ask(uid(1), 3, Vec::new(), out);
+    snapshots.ask(uid(2), 1, Vec::new(), out);
+    assert_eq!(taken(&snapshots.take(0, &manifest, out)), None);
+    assert_eq!(taken(&snapshots.take(1, &manifest, out)), Some(2));
+    snapshots.ask(uid(2), 9, Vec::new(), out);
+    assert_eq!(taken(&snapshots.take(2, &manifest, out)), Some(1));
+    assert!(snapshots.is_idle() && out.is_empty());
+}
+
+#[test]
+fn what_is_registered_is_answered_and_what_is_forgotten_is_dropped() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1, 2]));
+    snapshots.ask(uid(2), 0, Vec::new(), out);
+    assert_eq!(taken(&snapshots.take(0, &manifest, out)), None);
+    assert_eq!(
+        out.drain(..).collect::<Vec<_>>(),
+        [Action::Report(Report::SnapshotTaken(manifest.snapshots()[1]))]
+    );
+    // A place that is no snapshot's is none to drop.
+    snapshots.ask(uid(2), 0, vec![Seq(1), Seq(4)], out);
+    let change = snapshots.take(0, &manifest, out);
+    assert_eq!(change, SnapshotChange { taken: Some(uid(2)), dropped: vec![Seq(4)] });
+    assert!(
+        change.applied(manifest.snapshots(), Snapshot { seq: Seq(5), ..manifest.snapshots()[0] }).is_some()
+    );
+}
+
+#[test]
+fn snapshots_that_nothing_will_register_are_refused() {
+    let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[]));
+    for name in 0..=WAITING_SNAPSHOTS {
+        snapshots.ask(uid(name as u8), 0, Vec::new(), out);
+    }
+    let busy = Report::SnapshotRefused { uid: uid(WAITING_SNAPSHOTS as u8), why: SnapshotRefused::Busy };
+    assert_eq!(out.drain(..).collect::<Vec<_>>(), [Action::Report(busy)]);
+    snapshots.take(0, &manifest, out);
+    snapshots.refuse_all(SnapshotRefused::Fenced, out);
+    assert_eq!(out.len(), WAITING_SNAPSHOTS, "the one in flight too");
+    assert!(snapshots.is_idle());
+}

@@ -1,0 +1,243 @@
+//! Snapshots of a volume: taken while no writer is attached, listed, forgotten.
+//!
+//! A snapshot that is taken here:
+//! 1. the log is read to its end; its writer has detached;
+//! 2. the root is stored. So a snapshot that is registered is stored, and a root in a place where no record
+//!    registers it is garbage;
+//! 3. the record is created once. If another one is in its place, everything begins again;
+//! 4. the log that was read was not truncated meanwhile ([`crate::was_truncated_after`]): else the record is
+//!    no part of it, and everything begins again.
+//!
+//! The writer of an attached volume takes its snapshots itself, in the same order.
+//!
+//! A snapshot is *forgotten* once its mark is stored, which is never deleted: a fork of it that came too late
+//! can see it. The next snapshot of the volume drops it from the list of registered ones.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use holdfast_engine::limit::MAX_SNAPSHOTS;
+use holdfast_engine::manifest::Manifest;
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
+use holdfast_objects::{CreateError, ObjectStore, StoreError};
+use holdfast_types::key::{ObjectKey, forgotten_prefix};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
+
+use crate::create::{CreateOutcome, create_record};
+use crate::limit::TRIES;
+use crate::read::{read_manifest_to_end, seqs_under};
+use crate::truncate::was_truncated_after;
+use crate::{LogFailure, MAX_METADATA_BYTES, store};
+
+/// A mark is empty: only its presence counts.
+const MAX_MARK_BYTES: u64 = 1 << 10;
+
+/// Reasons for which a snapshot was not taken, listed or forgotten.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// The log could not be read or extended.
+    #[error(transparent)]
+    Log(#[from] LogFailure),
+    /// No such volume.
+    #[error(
+        "volume {0} does not exist in this object store: check its name, and the store's bucket and prefix"
+    )]
+    NotFound(VolumeId),
+    /// The volume was deleted.
+    #[error("volume {0} was deleted")]
+    Deleted(VolumeId),
+    /// A node holds the volume: only that one can take a snapshot of it.
+    #[error(
+        "volume {volume} is attached by node {node} (epoch {epoch}): take the snapshot on that node, or detach the volume there"
+    )]
+    Attached {
+        /// The volume.
+        volume: VolumeId,
+        /// The node that holds it.
+        node: String,
+        /// The writer's epoch.
+        epoch: Epoch,
+    },
+    /// It has as many as it can have.
+    #[error("volume {0} has {MAX_SNAPSHOTS} snapshots, the most it can have: delete some of them")]
+    TooMany(VolumeId),
+    /// There is no such snapshot.
+    #[error("volume {volume} has no snapshot {seq}: list its snapshots")]
+    NoSuchSnapshot {
+        /// The volume.
+        volume: VolumeId,
+        /// The place that was named.
+        seq: Seq,
+    },
+}
+
+/// Takes a snapshot of a volume that no node has attached: root and record, two PUTs. Asked for again with
+/// the same uid, it answers the snapshot that it took.
+///
+/// # Errors
+/// [`SnapshotError`]: nothing was registered, unless the store did not answer; then ask again.
+pub async fn snapshot_detached(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    uid: SnapshotUid,
+    nonce: Nonce,
+    unix_ms: u64,
+) -> Result<Snapshot, SnapshotError> {
+    for _ in 0..TRIES {
+        let manifest = existing(objects, volume).await?;
+        let dropped = forgotten(objects, &manifest).await?;
+        let live = || manifest.snapshots().iter().filter(|known| !dropped.contains(&known.seq));
+        if let Some(there) = live().find(|known| known.uid == uid) {
+            return Ok(*there);
+        }
+        if live().count() >= MAX_SNAPSHOTS {
+            return Err(SnapshotError::TooMany(volume.clone()));
+        }
+        if let Some(writer) = manifest.attached().filter(|_| !manifest.takes_control_records()) {
+            let (node, epoch) = (writer.node, writer.epoch);
+            return Err(SnapshotError::Attached { volume: volume.clone(), node, epoch });
+        }
+        let change = SnapshotChange { taken: Some(uid), dropped: dropped.into_iter().collect() };
+        let record = Record {
+            volume: volume.clone(),
+            seq: manifest.seq().next(),
+            epoch: Epoch(0),
+            nonce,
+            unix_ms,
+            body: Body::of_snapshots(change),
+        };
+        if let Some(taken) = register(objects, manifest, &record).await? {
+            return Ok(taken);
+        }
+    }
+    Err(LogFailure::Contended(volume.clone()).into())
+}
+
+/// Stores the root and creates the record; `None` if the record is no part of the log.
+async fn register(
+    objects: &dyn ObjectStore,
+    mut manifest: Manifest,
+    record: &Record,
+) -> Result<Option<Snapshot>, LogFailure> {
+    let volume = &record.volume;
+    let begun_at = manifest.checkpointed();
+    manifest.apply(record).map_err(|source| LogFailure::Broken { volume: volume.clone(), source })?;
+    store_root(objects, volume, record.seq, manifest.encode_root().into()).await?;
+    let is_lost = create_record(objects, record).await? == CreateOutcome::Lost;
+    if is_lost || was_truncated_after(objects, volume, begun_at).await? {
+        return Ok(None);
+    }
+    Ok(manifest.snapshots().last().copied())
+}
+
+/// Stores the root of the snapshot at `seq`, which is the same each time that it is made.
+async fn store_root(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+    root: Bytes,
+) -> Result<(), LogFailure> {
+    let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
+    create(objects, volume, "store the root of a snapshot", &key, root).await
+}
+
+/// The snapshots of a volume that were not forgotten, oldest first.
+///
+/// # Errors
+/// [`SnapshotError`].
+pub async fn snapshots(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Vec<Snapshot>, SnapshotError> {
+    let manifest = existing(objects, volume).await?;
+    Ok(live(objects, &manifest).await?)
+}
+
+/// Forgets the snapshot at `seq`: one PUT. Again it changes nothing.
+///
+/// # Errors
+/// [`SnapshotError`].
+pub async fn forget(objects: &dyn ObjectStore, volume: &VolumeId, seq: Seq) -> Result<(), SnapshotError> {
+    let manifest = existing(objects, volume).await?;
+    let key = ObjectKey::Forgotten(volume.clone(), seq).to_string();
+    if manifest.snapshots().iter().any(|known| known.seq == seq) {
+        return Ok(create(objects, volume, "forget a snapshot", &key, Bytes::new()).await?);
+    }
+    // A mark in a place that is no snapshot's would void a snapshot to come.
+    match objects.get(&key, MAX_MARK_BYTES).await {
+        Ok(_) => Ok(()),
+        Err(StoreError::NotFound { .. }) => {
+            Err(SnapshotError::NoSuchSnapshot { volume: volume.clone(), seq })
+        }
+        Err(error) => Err(store("look for a forgotten snapshot", volume)(error).into()),
+    }
+}
+
+/// Reads the root of the snapshot `seq`: what the volume held there.
+///
+/// # Errors
+/// [`LogFailure::Store`] with [`StoreError::NotFound`] where no root is stored; [`LogFailure::Damaged`].
+pub async fn read_snapshot(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    seq: Seq,
+) -> Result<Manifest, LogFailure> {
+    let key = ObjectKey::Snapshot(volume.clone(), seq).to_string();
+    let bytes = objects.get(&key, MAX_METADATA_BYTES).await.map_err(store("read a snapshot", volume))?;
+    Manifest::decode_checkpoint(&bytes).map_err(|source| LogFailure::Damaged { key, source })
+}
+
+/// The seqs whose snapshots are forgotten, from `first` on, as far as LIST shows them.
+///
+/// # Errors
+/// [`LogFailure::Store`].
+pub async fn forgotten_from(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    first: Seq,
+) -> Result<BTreeSet<Seq>, LogFailure> {
+    let before = ObjectKey::Forgotten(volume.clone(), Seq(first.0.saturating_sub(1))).to_string();
+    let marks = seqs_under(objects, volume, &forgotten_prefix(volume), Some(before)).await?;
+    Ok(marks.into_iter().collect())
+}
+
+/// The snapshots that `manifest` has registered and that were not forgotten, oldest first.
+pub(crate) async fn live(
+    objects: &dyn ObjectStore,
+    manifest: &Manifest,
+) -> Result<Vec<Snapshot>, LogFailure> {
+    let forgotten = forgotten(objects, manifest).await?;
+    Ok(manifest.snapshots().iter().filter(|known| !forgotten.contains(&known.seq)).copied().collect())
+}
+
+/// Those that were.
+async fn forgotten(objects: &dyn ObjectStore, manifest: &Manifest) -> Result<BTreeSet<Seq>, LogFailure> {
+    let Some(oldest) = manifest.snapshots().first() else { return Ok(BTreeSet::new()) };
+    let mut marks = forgotten_from(objects, manifest.volume(), oldest.seq).await?;
+    marks.retain(|seq| manifest.snapshots().iter().any(|known| known.seq == *seq));
+    Ok(marks)
+}
+
+async fn existing(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Manifest, SnapshotError> {
+    let manifest = read_manifest_to_end(objects, volume).await?;
+    if manifest.is_deleted() {
+        return Err(SnapshotError::Deleted(volume.clone()));
+    }
+    if !manifest.exists() {
+        return Err(SnapshotError::NotFound(volume.clone()));
+    }
+    Ok(manifest)
+}
+
+/// Creates an object that is the same each time that it is made.
+async fn create(
+    objects: &dyn ObjectStore,
+    volume: &VolumeId,
+    what: &'static str,
+    key: &str,
+    body: Bytes,
+) -> Result<(), LogFailure> {
+    match objects.create(key, body).await {
+        Ok(_) | Err(CreateError::Exists { .. }) => Ok(()),
+        Err(CreateError::Failed(source) | CreateError::Ambiguous(source)) => Err(store(what, volume)(source)),
+    }
+}

@@ -1,0 +1,213 @@
+//! Snapshots of a volume without a writer, on the reference store.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::time::Duration;
+
+use holdfast_engine::record::{Body, Record};
+use holdfast_engine::snapshot::{Snapshot, SnapshotChange};
+use holdfast_log::{
+    CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
+    read_manifest_to_end, read_snapshot, remove, snapshot_detached, snapshots, write_checkpoint,
+};
+use holdfast_objects::{Fault, Gate, MemoryStore, ObjectStore, Verb};
+use holdfast_types::{Epoch, Nonce, Seq, SnapshotUid, VolumeId};
+
+const NONCE: Nonce = Nonce([3; 16]);
+const SECTORS: u64 = 1000;
+
+fn volume() -> VolumeId {
+    "v".parse().unwrap()
+}
+
+fn uid(name: u8) -> SnapshotUid {
+    SnapshotUid([name; 16])
+}
+
+async fn created() -> MemoryStore {
+    let store = MemoryStore::new();
+    provision(&store, &volume(), Creation::plain(SECTORS, NONCE, 0)).await.unwrap();
+    store
+}
+
+async fn append(store: &MemoryStore, epoch: u64, body: Body) {
+    let seq = read_manifest_to_end(store, &volume()).await.unwrap().seq().next();
+    let record = Record { volume: volume(), seq, epoch: Epoch(epoch), nonce: NONCE, unix_ms: 0, body };
+    assert_eq!(create_record(store, &record).await.unwrap(), CreateOutcome::Created);
+}
+
+async fn attach(store: &MemoryStore, epoch: u64) {
+    append(store, epoch, Body::Attach { sectors: SECTORS, node: "n".into(), displaced: None }).await;
+}
+
+async fn take(store: &MemoryStore, name: u8) -> Result<Snapshot, SnapshotError> {
+    snapshot_detached(store, &volume(), uid(name), Nonce([name; 16]), 7).await
+}
+
+async fn list(store: &MemoryStore) -> Vec<u64> {
+    snapshots(store, &volume()).await.unwrap().iter().map(|known| known.seq.0).collect()
+}
+
+async fn keys(store: &MemoryStore, kind: &str) -> usize {
+    store.list(&format!("volumes/v/{kind}/"), None, 100).await.unwrap().entries.len()
+}
+
+#[tokio::test]
+async fn a_snapshot_of_a_detached_volume_is_two_puts() {
+    let store = created().await;
+    let before = store.counts();
+    let taken = take(&store, 1).await.unwrap();
+    assert_eq!(taken, Snapshot { seq: Seq(2), uid: uid(1), unix_ms: 7, sectors: SECTORS });
+    assert_eq!(store.counts().put - before.put, 2);
+    assert_eq!(snapshots(&store, &volume()).await.unwrap(), [taken]);
+    let root = read_snapshot(&store, &volume(), taken.seq).await.unwrap();
+    assert_eq!((root.seq(), root.sectors()), (Seq(2), SECTORS));
+}
+
+#[tokio::test]
+async fn the_same_uid_answers_the_same_snapshot() {
+    let store = created().await;
+    let taken = take(&store, 1).await.unwrap();
+    assert_ne!(take(&store, 2).await.unwrap().seq, taken.seq);
+    attach(&store, 1).await;
+    let puts = store.counts().put;
+    assert_eq!(take(&store, 1).await.unwrap(), taken);
+    assert_eq!(store.counts().put, puts);
+}
+
+/// The reply to the record's create, or the request, is lost, and the caller asks again.
+#[tokio::test]
+async fn a_lost_reply_registers_one_snapshot() {
+    for fault in [Fault::LostReply, Fault::LostRequest] {
+        let store = created().await;
+        store.fail_next(Verb::Put, Fault::Delay(Duration::ZERO));
+        store.fail_next(Verb::Put, fault);
+        let _first = take(&store, 1).await;
+        let taken = take(&store, 1).await.unwrap();
+        assert_eq!(list(&store).await, [taken.seq.0]);
+    }
+}
+
+#[tokio::test]
+async fn an_attached_volume_names_the_node_to_ask() {
+    let store = created().await;
+    attach(&store, 1).await;
+    let refused = take(&store, 1).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "volume v is attached by node n (epoch 1): take the snapshot on that node, or detach the volume there"
+    );
+    append(&store, 1, Body::Detach).await;
+    assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
+}
+
+/// A node attaches between the root and the record.
+#[tokio::test]
+async fn a_snapshot_that_an_attach_overtook_is_not_registered() {
+    let (store, gate) = (created().await, Gate::new());
+    store.fail_next(Verb::Put, Fault::Delay(Duration::ZERO));
+    store.fail_next(Verb::Put, Fault::Hold(gate.clone()));
+    let overtaken = async {
+        gate.arrival().await;
+        attach(&store, 1).await;
+        gate.release();
+    };
+    let (taken, ()) = tokio::join!(take(&store, 1), overtaken);
+    assert!(matches!(taken, Err(SnapshotError::Attached { epoch: Epoch(1), .. })), "{taken:?}");
+    assert_eq!((list(&store).await.len(), keys(&store, "snapshots").await), (0, 1));
+    append(&store, 1, Body::Detach).await;
+    assert_eq!(take(&store, 1).await.unwrap().seq, Seq(4));
+}
+
+#[tokio::test]
+async fn what_is_forgotten_leaves_the_list_with_the_next_snapshot() {
+    let store = created().await;
+    for name in 1..=3 {
+        take(&store, name).await.unwrap();
+    }
+    forget(&store, &volume(), Seq(3)).await.unwrap();
+    forget(&store, &volume(), Seq(3)).await.unwrap();
+    assert_eq!(list(&store).await, [2, 4]);
+    let registered = || async { read_manifest_to_end(&store, &volume()).await.unwrap().snapshots().len() };
+    assert_eq!(registered().await, 3);
+    // Its uid is free again.
+    assert_eq!(take(&store, 2).await.unwrap().seq, Seq(5));
+    assert_eq!((registered().await, list(&store).await), (3, vec![2, 4, 5]));
+    forget(&store, &volume(), Seq(3)).await.unwrap();
+    assert_eq!(keys(&store, "forgotten").await, 1);
+}
+
+/// A mark in a place to come would void the snapshot that is taken there.
+#[tokio::test]
+async fn only_a_snapshot_can_be_forgotten() {
+    let store = created().await;
+    take(&store, 1).await.unwrap();
+    for seq in [1, 3, 99] {
+        let refused = forget(&store, &volume(), Seq(seq)).await.unwrap_err();
+        assert!(matches!(refused, SnapshotError::NoSuchSnapshot { .. }), "{refused}");
+    }
+    assert_eq!(keys(&store, "forgotten").await, 0);
+}
+
+#[tokio::test]
+async fn an_attached_volume_forgets_and_its_checkpoints_keep_the_rest() {
+    let store = created().await;
+    take(&store, 1).await.unwrap();
+    attach(&store, 1).await;
+    let change = SnapshotChange { taken: Some(uid(2)), dropped: vec![] };
+    append(&store, 1, Body::of_snapshots(change)).await;
+    let manifest = read_manifest_to_end(&store, &volume()).await.unwrap();
+    let checkpoint = manifest.encode_checkpoint().into();
+    write_checkpoint(&store, &volume(), manifest.seq(), checkpoint).await.unwrap();
+    for seq in 1..=4u64 {
+        store.delete(&format!("volumes/v/log/{seq:020}")).await.unwrap();
+    }
+    assert_eq!(list(&store).await, [2, 4]);
+    forget(&store, &volume(), Seq(2)).await.unwrap();
+    assert_eq!(list(&store).await, [4]);
+}
+
+#[tokio::test]
+async fn a_volume_with_snapshots_is_not_removed() {
+    let store = created().await;
+    for name in 1..=7 {
+        take(&store, name).await.unwrap();
+    }
+    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "volume v has 7 snapshots that would be lost with it (v@2, v@3, v@4, v@5, v@6, ...): delete them first"
+    );
+    assert!(!refused.is_transient());
+    for seq in 2..=7 {
+        forget(&store, &volume(), Seq(seq)).await.unwrap();
+    }
+    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    assert!(refused.to_string().contains("has a snapshot that would be lost with it (v@8)"), "{refused}");
+    forget(&store, &volume(), Seq(8)).await.unwrap();
+    remove(&store, &volume(), NONCE, 0).await.unwrap();
+    assert_eq!((keys(&store, "snapshots").await, keys(&store, "forgotten").await), (0, 7));
+    let gone = take(&store, 9).await.unwrap_err();
+    assert!(matches!(gone, SnapshotError::Deleted(_)), "{gone}");
+}
+
+/// A log that cannot be read does not say which roots are snapshots: each may be one.
+#[tokio::test]
+async fn a_damaged_volume_with_roots_is_not_removed() {
+    let store = created().await;
+    take(&store, 1).await.unwrap();
+    attach(&store, 1).await;
+    store.corrupt("volumes/v/log/00000000000000000003", |bytes| bytes[40] ^= 1);
+    let refused = remove(&store, &volume(), NONCE, 0).await.unwrap_err();
+    assert!(matches!(refused, LogFailure::Damaged { .. }), "{refused}");
+    assert_eq!(keys(&store, "snapshots").await, 1);
+}
+
+#[tokio::test]
+async fn a_volume_that_does_not_exist_has_no_snapshots() {
+    let store = MemoryStore::new();
+    let none = take(&store, 1).await.unwrap_err();
+    assert!(matches!(none, SnapshotError::NotFound(_)), "{none}");
+    assert!(matches!(snapshots(&store, &volume()).await, Err(SnapshotError::NotFound(_))));
+    assert!(matches!(forget(&store, &volume(), Seq(1)).await, Err(SnapshotError::NotFound(_))));
+    assert_eq!(store.counts().put, 0);
+}

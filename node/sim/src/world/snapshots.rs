@@ -1,0 +1,172 @@
+//! Snapshots: of the writer, asked for by its guest; of the control plane, beside whatever the hosts do.
+//!
+//! Owns: the control plane's process, whose requests meet the faults of host 0's connection.
+
+use std::rc::Rc;
+
+use holdfast_engine::event::Event;
+use holdfast_engine::snapshot::Snapshot;
+use holdfast_log::{SnapshotError, forget, snapshot_detached};
+use holdfast_types::{Nonce, Seq, SnapshotUid};
+
+use super::World;
+use crate::calls::{Answer, Ask, Call, Calls};
+use crate::expect::Cut;
+use crate::invariant::Invariant;
+use crate::surroundings::SimObjects;
+use crate::tasks::Tasks;
+
+/// The host whose connection the control plane has.
+const CONTROL: usize = 0;
+
+/// Outcome of what the control plane did.
+enum Done {
+    Taken(Result<Snapshot, SnapshotError>),
+    Forgotten(Result<(), SnapshotError>),
+}
+
+/// The control plane at work on the volume's snapshots: one thing at a time.
+#[derive(Default)]
+pub(crate) struct ControlPlane {
+    calls: Calls,
+    tasks: Tasks<Done>,
+    waiting: Option<Call>,
+    /// The last snapshot that was asked for anywhere.
+    last: u64,
+}
+
+impl World {
+    /// A guest of `host` asks for a snapshot, or again for the last one.
+    pub fn ask_snapshot(&mut self, host: usize, again: bool) {
+        let uid = self.snapshot_uid(again);
+        let forgotten = self.store.forgotten();
+        let here = &mut self.hosts[host];
+        let Some(process) = here.process.as_mut().filter(|process| process.volume.is_some()) else { return };
+        process.snapshots.insert(uid);
+        // One that is there already says nothing about what completed since.
+        if self.store.registered().iter().all(|known| known.uid != uid) {
+            here.asked.entry(uid).or_insert_with(|| here.content.expect.cut());
+        }
+        self.tell(host, Event::Snapshot { uid, forgotten });
+    }
+
+    fn snapshot_uid(&mut self, again: bool) -> SnapshotUid {
+        self.control.last += u64::from(!again || self.control.last == 0);
+        SnapshotUid(u128::from(self.control.last).to_le_bytes())
+    }
+
+    /// The writer of `host` answered.
+    pub(super) fn snapshot_taken(&mut self, host: usize, taken: Snapshot) {
+        let cut = self.check_registered(taken);
+        let here = &self.hosts[host];
+        // What a guest was promised is looked up while its host is the newest writer.
+        if let Some(asked) = here.asked.get(&taken.uid).filter(|_| self.writers.is_last(host)) {
+            here.content.expect.check_snapshot(&cut, asked);
+        }
+    }
+
+    fn check_registered(&self, taken: Snapshot) -> Rc<Cut> {
+        let is_there = self.store.was_registered(&taken);
+        Invariant::SnapshotIsItsCut.check(is_there, || format!("{taken:?} is said to be registered"));
+        self.store.cut_of_snapshot(taken.seq).expect("it was registered")
+    }
+
+    /// The control plane does one step of what it does.
+    pub(crate) fn step_control(&mut self) {
+        let Some(call) = self.control.waiting.take() else { return };
+        self.trace.operations += 1;
+        let answer = match &call.ask {
+            Ask::Store(ask) => self.ask_store(CONTROL, ask),
+            Ask::Sleep(_) => Answer::Slept,
+            Ask::Local(_) => unreachable!("it has no disk"),
+        };
+        self.trace.call(CONTROL, &call.ask, &answer);
+        call.answer(answer);
+        self.run_control();
+        self.take_note();
+    }
+
+    /// Returns true if the control plane waits for nothing.
+    pub(crate) fn control_is_idle(&self) -> bool {
+        self.control.waiting.is_none()
+    }
+
+    /// The control plane begins to take a snapshot, as if no writer was attached.
+    pub(crate) fn begin_control_snapshot(&mut self, again: bool) {
+        let (uid, nonce) = (self.snapshot_uid(again), Nonce(self.rng.bytes()));
+        let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
+        let unix_ms = self.clock.now();
+        self.control.tasks.start(async move {
+            Done::Taken(snapshot_detached(&objects, &volume, uid, nonce, unix_ms).await)
+        });
+        self.trace.host_event(CONTROL, 84, "the control plane begins a snapshot");
+        self.run_control();
+    }
+
+    /// The control plane begins to forget one of the snapshots.
+    pub(crate) fn begin_forget(&mut self) {
+        let registered = self.store.registered();
+        if registered.is_empty() {
+            return;
+        }
+        let seq = registered[self.rng.below(registered.len())].seq;
+        let (objects, volume) = (SimObjects(self.control.calls.clone()), self.store.volume().clone());
+        self.control.tasks.start(async move { Done::Forgotten(forget(&objects, &volume, seq).await) });
+        self.trace.host_event(CONTROL, 85, "the control plane forgets a snapshot");
+        self.run_control();
+    }
+
+    fn run_control(&mut self) {
+        if let Some(done) = self.control.tasks.next_ended() {
+            self.control_done(done);
+        }
+        self.control.waiting = self.control.calls.take();
+    }
+
+    fn control_done(&mut self, done: Done) {
+        let failed = match done {
+            Done::Taken(Ok(taken)) => return drop(self.check_registered(taken)),
+            Done::Forgotten(Ok(())) => return,
+            Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
+        };
+        let has_cause = match &failed {
+            SnapshotError::Log(failure) => failure.is_transient(),
+            SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. } => true,
+            _ => false,
+        };
+        Invariant::LogIsAChain.check(has_cause, || format!("the control plane is told {failed:?}"));
+    }
+
+    /// Ends the control plane: requests of its are lost.
+    pub(super) fn stop_control(&mut self) {
+        let last = self.control.last;
+        self.control = ControlPlane { last, ..ControlPlane::default() };
+    }
+
+    /// Reads one of the snapshots that count from what is stored of it.
+    pub(crate) fn check_a_snapshot(&mut self) {
+        let registered = self.store.registered().len();
+        if registered > 0 {
+            let seq = self.store.registered()[self.rng.below(registered)].seq;
+            self.store.check_snapshot(seq);
+        }
+    }
+
+    /// Reads all of them.
+    pub(crate) fn check_snapshots(&self) {
+        for known in self.store.registered() {
+            self.store.check_snapshot(known.seq);
+        }
+    }
+
+    /// Forgets all of them, with requests that are answered truly. Returns their places.
+    pub(super) fn forget_all(&mut self) -> Vec<Seq> {
+        let seqs: Vec<Seq> = self.store.registered().iter().map(|known| known.seq).collect();
+        for seq in &seqs {
+            let (volume, seq) = (self.store.volume().clone(), *seq);
+            let forgotten = self.ask_soundly(|objects| async move { forget(&objects, &volume, seq).await });
+            forgotten.expect("this store answers");
+        }
+        seqs
+    }
+}
