@@ -32,6 +32,7 @@ mod s3;
 mod s3_faults;
 pub mod s3_outage;
 mod smoke;
+mod snapshots;
 mod standalone;
 pub mod story;
 mod truncation;
@@ -178,6 +179,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(75),
         alone: false,
         run: standalone::user_copy,
+    },
+    Scenario {
+        name: "snapshots",
+        about: "snapshots are taken under load and of a detached volume, listed and deleted; each refusal names the fix",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: snapshots::run,
     },
     Scenario {
         name: "pid-namespace",

@@ -20,7 +20,7 @@ use std::error::Error;
 
 use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
 use holdfast_engine::crash_point::{CrashPoint, reach};
-use holdfast_engine::durable_map::{FoundPage, Header, holds_dirty};
+use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, holds_dirty};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::Displaced;
 use holdfast_engine::safeguard::{
@@ -33,7 +33,7 @@ use holdfast_log::{
 use holdfast_objects::ObjectStore;
 use holdfast_types::{Epoch, VolumeId};
 
-use crate::{FoundMap, LocalState};
+use crate::LocalState;
 
 /// Number of reads of a log that others extend.
 const TRIES: usize = 5;
@@ -106,11 +106,10 @@ pub async fn acquire<L: LocalState>(
     for _ in 0..TRIES {
         let mut manifest = read_manifest(objects, volume).await?;
         let on_disk = local.read_map().await.map_err(AttachError::Local)?;
-        let found_header = on_disk.as_ref().map(|map| &map.header);
-        if worth(&manifest, found_header) == LocalData::Foreign(Foreign::LogSetBack) {
+        if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogSetBack) {
             manifest = read_manifest_to_end(objects, volume).await?;
         }
-        let plan = plan_attach(&manifest, found_header, claim);
+        let plan = plan_attach(&manifest, on_disk.as_ref(), claim);
         let proceeds = plan.as_ref().is_ok_and(|plan| !matches!(plan.local, LocalData::Foreign(_)));
         let begun_at = manifest.checkpointed();
         if !proceeds && manifest.exists() && was_truncated_after(objects, volume, begun_at).await? {

@@ -25,7 +25,7 @@ mod work;
 pub use attach::{Acquired, AttachError, Preserved, acquire};
 pub use cold::{ColdError, ColdLines, Indexes, fetch, retry_while_unavailable};
 pub use line_limit::{LineLimit, Rest};
-pub use local::{Environment, FoundMap, LocalState, Sides};
+pub use local::{Environment, LocalState, Sides};
 pub use manifest::load_manifest;
 pub use merge::MergeTurns;
 pub use slots::{Slot, SlotTable};

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use holdfast_engine::durable_map::{FoundPage, Header};
+use holdfast_engine::durable_map::{FoundMap, FoundPage, Header};
 use holdfast_engine::volume::Pending;
 use holdfast_objects::Part;
 use holdfast_types::Epoch;
@@ -45,17 +45,6 @@ pub trait Sides: Send + Sync {
     /// # Errors
     /// The local disk's; the volume retries.
     fn store_pending(&self, pending: Pending) -> impl Future<Output = Result<(), Self::Error>> + Send;
-}
-
-/// Content of a volume's durable map.
-#[derive(Debug, Clone)]
-pub struct FoundMap {
-    /// The header's generation.
-    pub generation: u64,
-    /// The header.
-    pub header: Header,
-    /// The newest of each page.
-    pub pages: Vec<FoundPage>,
 }
 
 /// The local files of a volume that is being attached. Nothing else uses them.

@@ -21,7 +21,7 @@ use std::fmt;
 
 use holdfast_types::{Epoch, Nonce, Seq, VolumeId};
 
-use crate::durable_map::Header;
+use crate::durable_map::{FoundMap, Header};
 use crate::limit::MAX_SECTORS;
 use crate::manifest::{Manifest, Writer};
 use crate::record::{Body, Displaced, Record};
@@ -197,13 +197,14 @@ pub enum AttachRefused {
     TooLarge(u64),
 }
 
-/// Compares the local files, whose header is `found`, with the volume's log as `manifest` holds it.
-/// [`Foreign::LogSetBack`] may also mean that `manifest` is not the log's end.
-pub fn worth(manifest: &Manifest, found: Option<&Header>) -> LocalData {
-    let Some(header) = found else { return LocalData::Absent };
+/// Compares the local files with the volume's log as `manifest` holds it. [`Foreign::LogSetBack`] may also
+/// mean that `manifest` is not the log's end.
+pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
+    let Some(map) = found else { return LocalData::Absent };
+    let header = &map.header;
     let is_other = header.volume != *manifest.volume()
         || (safeguard(RejectOtherStore) && header.identity != manifest.identity());
-    let is_lost = !manifest.has_attach(header.epoch, header.writer) || header.seq > manifest.seq();
+    let is_lost = !manifest.has_attach(header.epoch, header.writer) || map.known_seq() > manifest.seq();
     if is_other {
         LocalData::Foreign(Foreign::OtherVolume)
     } else if is_lost && safeguard(RejectLostRecords) {
@@ -257,14 +258,13 @@ fn displace(
     })
 }
 
-/// Plans the attach of the volume whose log reads `manifest` on a node whose local files have the header
-/// `found`.
+/// Plans the attach of the volume whose log reads `manifest` on a node whose local files say `found`.
 ///
 /// # Errors
 /// [`AttachRefused`]: nothing may be changed.
 pub fn plan_attach(
     manifest: &Manifest,
-    found: Option<&Header>,
+    found: Option<&FoundMap>,
     claim: &Claim,
 ) -> Result<AttachPlan, AttachRefused> {
     let volume = manifest.volume();
@@ -275,6 +275,7 @@ pub fn plan_attach(
         return Err(AttachRefused::NotFound(volume.clone()));
     }
     let local = worth(manifest, found);
+    let found = found.map(|map| &map.header);
     let displaced = displace(manifest, found, local, claim)?;
     let from = manifest.sectors();
     let sectors = claim.grow_to.unwrap_or(from);
@@ -329,11 +330,17 @@ mod tests {
 
     use super::*;
     use crate::chunk_set::ChunkSet;
+    use crate::durable_map::FoundPage;
     use crate::fence::Fence;
     use crate::snapshot::SnapshotChange;
 
     const MINE: Nonce = Nonce([1; 16]);
     const THEIRS: Nonce = Nonce([2; 16]);
+
+    /// The files of a volume of which no page was written.
+    fn on_disk(header: &Header) -> FoundMap {
+        FoundMap { generation: 1, header: header.clone(), pages: Vec::new() }
+    }
 
     fn claim(nonce: Nonce) -> Claim {
         Claim { node: "n".into(), nonce, unix_ms: 0, grow_to: None, replaces: None }
@@ -364,7 +371,7 @@ mod tests {
         attach_of("n", epoch, nonce)
     }
 
-    fn acquired(manifest: &Manifest, found: Option<&Header>, nonce: Nonce) -> (LocalData, Header) {
+    fn acquired(manifest: &Manifest, found: Option<&FoundMap>, nonce: Nonce) -> (LocalData, Header) {
         let plan = plan_attach(manifest, found, &Claim { replaces: Some(manifest.epoch()), ..claim(nonce) })
             .unwrap();
         let mut header = plan.header;
@@ -399,7 +406,11 @@ mod tests {
         )
     }
 
-    fn refused(manifest: &Manifest, found: Option<&Header>, replaces: Option<u64>) -> Option<AttachRefused> {
+    fn refused(
+        manifest: &Manifest,
+        found: Option<&FoundMap>,
+        replaces: Option<u64>,
+    ) -> Option<AttachRefused> {
         let claim = Claim { replaces: replaces.map(Epoch), ..claim(Nonce([7; 16])) };
         plan_attach(manifest, found, &claim).err()
     }
@@ -429,14 +440,14 @@ mod tests {
     #[test]
     fn a_node_without_its_state_is_refused_until_the_loss_is_accepted() {
         let held = log(&[create(), attach(1, MINE)]);
-        let lost = |found: Option<&Header>| match refused(&held, found, None) {
+        let lost = |found: Option<&FoundMap>| match refused(&held, found, None) {
             Some(AttachRefused::LocalStateMissing { epoch: Epoch(1), missing, .. }) => missing,
             other => panic!("{other:?}"),
         };
         assert_eq!(lost(None), Missing::Gone);
         // The intent of an attach that never came into the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
-        assert_eq!(lost(Some(&intent)), Missing::Unlike(Foreign::Superseded));
+        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Unlike(Foreign::Superseded));
         assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
         // A stale name in the grant does not turn it into another volume.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
@@ -447,9 +458,13 @@ mod tests {
     fn a_copied_disk_takes_no_volume_from_its_original() {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
         let held = log(&[create(), attach_of("original", 1, MINE)]);
-        assert!(matches!(refused(&held, Some(&header), None), Some(AttachRefused::AttachedElsewhere { .. })));
+        assert!(matches!(
+            refused(&held, Some(&on_disk(&header)), None),
+            Some(AttachRefused::AttachedElsewhere { .. })
+        ));
         let moved =
-            plan_attach(&held, Some(&header), &Claim { replaces: Some(Epoch(1)), ..claim(THEIRS) }).unwrap();
+            plan_attach(&held, Some(&on_disk(&header)), &Claim { replaces: Some(Epoch(1)), ..claim(THEIRS) })
+                .unwrap();
         assert_eq!(moved.local, LocalData::Ours { trust_clean: false });
         assert!(moved.displaced.is_some());
     }
@@ -462,7 +477,7 @@ mod tests {
         let (_, header) = acquired(&log(&released), None, MINE);
         let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
         let header = Header { seq: Seq(6), ..header };
-        assert!(matches!(worth(&log(&served), Some(&header)), LocalData::Ours { .. }));
+        assert!(matches!(worth(&log(&served), Some(&on_disk(&header))), LocalData::Ours { .. }));
         let longer = |records: &[(u64, Nonce, Body)]| log(&[&released[..], records].concat());
         let commits = vec![commit(2, THEIRS, 0); 5];
         for set_back in [
@@ -473,10 +488,13 @@ mod tests {
             longer(&[&[attach_of("other", 2, THEIRS)], &commits[..], &[(2, THEIRS, Body::Detach)]].concat()),
         ] {
             let went_back = LocalData::Foreign(Foreign::LogSetBack);
-            assert_eq!(worth(&set_back, Some(&header)), went_back);
+            assert_eq!(worth(&set_back, Some(&on_disk(&header))), went_back);
             let named = set_back.attached().map(|writer| writer.epoch);
-            let plan =
-                plan_attach(&set_back, Some(&header), &Claim { replaces: named, ..claim(Nonce([7; 16])) });
+            let plan = plan_attach(
+                &set_back,
+                Some(&on_disk(&header)),
+                &Claim { replaces: named, ..claim(Nonce([7; 16])) },
+            );
             let AttachPlan { local, displaced, header: mut after, record } = plan.unwrap();
             assert_eq!(local, went_back);
             assert_eq!(displaced.map(|writer| writer.epoch), named);
@@ -488,9 +506,9 @@ mod tests {
             let (epoch, nonce, body) = commit(after.epoch.0, record.nonce, 0);
             let seq = log.seq().next();
             log.apply(&Record { seq, epoch: Epoch(epoch), nonce, body, ..record }).unwrap();
-            assert!(matches!(worth(&log, Some(&after)), LocalData::Ours { .. }));
+            assert!(matches!(worth(&log, Some(&on_disk(&after))), LocalData::Ours { .. }));
         }
-        let refused = refused(&log(&served[..5]), Some(&header), None).unwrap();
+        let refused = refused(&log(&served[..5]), Some(&on_disk(&header)), None).unwrap();
         let message = refused.to_string();
         assert!(
             message.contains("is newer than the log") && message.contains("Restore the bucket"),
@@ -511,14 +529,14 @@ mod tests {
         log = Manifest::decode_checkpoint(&log.encode_checkpoint()).unwrap();
         let mut header = taken.header;
         for turn in 8..11 {
-            let again = plan_attach(&log, Some(&header), &claim(Nonce([turn; 16]))).unwrap();
+            let again = plan_attach(&log, Some(&on_disk(&header)), &claim(Nonce([turn; 16]))).unwrap();
             assert_eq!(again.displaced, displaced);
             log.apply(&again.record).unwrap();
             header = again.header;
         }
         let (nonce, seq) = (log.writer().unwrap(), log.seq().next());
         log.apply(&Record { seq, epoch: log.epoch(), nonce, body: Body::Detach, ..taken.record }).unwrap();
-        assert_eq!(plan_attach(&log, Some(&header), &claim(MINE)).unwrap().displaced, None);
+        assert_eq!(plan_attach(&log, Some(&on_disk(&header)), &claim(MINE)).unwrap().displaced, None);
     }
 
     /// The same writer's later commits were not looked at: a disk that was set back overwrote them with older
@@ -528,19 +546,19 @@ mod tests {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
         let header = Header { synced_generation: 5, ..header };
         let at = |generation| log(&[create(), attach(1, MINE), commit(1, MINE, generation)]);
-        assert_eq!(worth(&at(5), Some(&header)), LocalData::Ours { trust_clean: false });
-        assert_eq!(worth(&at(6), Some(&header)), LocalData::Foreign(Foreign::Older));
+        assert_eq!(worth(&at(5), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
+        assert_eq!(worth(&at(6), Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
         // A commit that names no generation, of a disk that is not believed, hides none before it.
         let then = log(&[create(), attach(1, MINE), commit(1, MINE, 6), commit(1, MINE, 0)]);
-        assert_eq!(worth(&then, Some(&header)), LocalData::Foreign(Foreign::Older));
+        assert_eq!(worth(&then, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
         let read = Manifest::decode_checkpoint(&then.encode_checkpoint()).unwrap();
-        assert_eq!(worth(&read, Some(&header)), LocalData::Foreign(Foreign::Older));
+        assert_eq!(worth(&read, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
         // What others had committed before has other generations.
         let before = log(&[create(), attach(1, THEIRS), commit(1, THEIRS, 90), attach(2, MINE)]);
         let fresh = Header { epoch: Epoch(2), synced_generation: 0, ..header.clone() };
-        assert_eq!(worth(&before, Some(&fresh)), LocalData::Ours { trust_clean: false });
+        assert_eq!(worth(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
         assert!(matches!(
-            refused(&at(6), Some(&header), None),
+            refused(&at(6), Some(&on_disk(&header)), None),
             Some(AttachRefused::LocalStateMissing { missing: Missing::Unlike(Foreign::Older), .. })
         ));
     }
@@ -552,21 +570,24 @@ mod tests {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(3));
-        assert_eq!(worth(&log(&detached), Some(&header)), LocalData::Ours { trust_clean: true });
+        assert_eq!(worth(&log(&detached), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
         let mut other = detached.clone();
         other[0].1 = Nonce([8; 16]);
-        assert_eq!(worth(&log(&other), Some(&header)), LocalData::Foreign(Foreign::OtherVolume));
+        assert_eq!(worth(&log(&other), Some(&on_disk(&header))), LocalData::Foreign(Foreign::OtherVolume));
     }
 
     #[test]
     fn own_dirty_data_survives_own_attaches_and_an_intent_that_never_won() {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
         let after = log(&[create(), attach(1, MINE)]);
-        assert_eq!(acquired(&after, Some(&header), THEIRS).0, LocalData::Ours { trust_clean: false });
+        assert_eq!(
+            acquired(&after, Some(&on_disk(&header)), THEIRS).0,
+            LocalData::Ours { trust_clean: false }
+        );
         // The intent to attach as epoch 2 was recorded, but another writer became epoch 2.
-        let intent = plan_attach(&after, Some(&header), &claim(Nonce([9; 16]))).unwrap().header;
+        let intent = plan_attach(&after, Some(&on_disk(&header)), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
-        assert_eq!(acquired(&lost, Some(&intent), MINE).0, LocalData::Foreign(Foreign::Superseded));
+        assert_eq!(acquired(&lost, Some(&on_disk(&intent)), MINE).0, LocalData::Foreign(Foreign::Superseded));
     }
 
     /// Found by reading: the nonce of the one attach that had won left the header with the 64th that had not.
@@ -576,7 +597,7 @@ mod tests {
         let mut bodies = vec![create(), attach(1, MINE)];
         let fresh = |turn: u64| Nonce((u128::from(turn) + 1000).to_le_bytes());
         for turn in 0..200 {
-            let plan = plan_attach(&log(&bodies), Some(&header), &claim(fresh(turn))).unwrap();
+            let plan = plan_attach(&log(&bodies), Some(&on_disk(&header)), &claim(fresh(turn))).unwrap();
             assert_eq!(plan.local, LocalData::Ours { trust_clean: false }, "turn {turn}");
             header = plan.header;
             // One wins now and then, none gets as far as writing a header of its own.
@@ -587,7 +608,7 @@ mod tests {
         // Any of those that did not win may still come into the log.
         for nonce in header.nonces.clone() {
             let late = [&bodies[..], &[attach(5, nonce)]].concat();
-            let plan = plan_attach(&log(&late), Some(&header), &claim(MINE)).unwrap();
+            let plan = plan_attach(&log(&late), Some(&on_disk(&header)), &claim(MINE)).unwrap();
             assert_eq!(plan.local, LocalData::Ours { trust_clean: false });
         }
     }
@@ -598,12 +619,29 @@ mod tests {
         header.closed_clean = true;
         header.seq = Seq(3);
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach)];
-        assert_eq!(acquired(&log(&detached), Some(&header), MINE).0, LocalData::Ours { trust_clean: true });
+        assert_eq!(
+            acquired(&log(&detached), Some(&on_disk(&header)), MINE).0,
+            LocalData::Ours { trust_clean: true }
+        );
         let elsewhere = [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach)]].concat();
         assert_eq!(
-            acquired(&log(&elsewhere), Some(&header), MINE).0,
+            acquired(&log(&elsewhere), Some(&on_disk(&header)), MINE).0,
             LocalData::Foreign(Foreign::Superseded)
         );
+    }
+
+    /// A round writes its header after its pages.
+    #[test]
+    fn pages_that_know_more_than_the_log_count_as_the_header_does() {
+        let (_, header) = acquired(&log(&[create()]), None, MINE);
+        let committed = [create(), attach(1, MINE), commit(1, MINE, 0)];
+        let nibbles = vec![0; crate::sector_map::PAGE_BYTES];
+        let page = FoundPage { page: 0, slot: Some(0), generation: 2, seq: Seq(3), nibbles };
+        let map = FoundMap { pages: vec![page], ..on_disk(&header) };
+        assert_eq!(worth(&log(&committed), Some(&map)), LocalData::Ours { trust_clean: false });
+        let set_back = log(&committed[..2]);
+        assert_eq!(worth(&set_back, Some(&map)), LocalData::Foreign(Foreign::LogSetBack));
+        assert_eq!(worth(&set_back, Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
     }
 
     /// A record of the control plane in a detached log made all clean data of the node useless: the log did
@@ -614,12 +652,12 @@ mod tests {
         (header.closed_clean, header.seq) = (true, Seq(4));
         let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach)];
         let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach)]].concat();
-        assert_eq!(worth(&log(&again), Some(&header)), LocalData::Ours { trust_clean: true });
+        assert_eq!(worth(&log(&again), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
         let taken = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: vec![] };
         let snapshot = [&used[..], &[(0, THEIRS, Body::of_snapshots(taken))]].concat();
-        assert_eq!(worth(&log(&snapshot), Some(&header)), LocalData::Ours { trust_clean: true });
+        assert_eq!(worth(&log(&snapshot), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
         let changed = [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach)]].concat();
-        assert_eq!(worth(&log(&changed), Some(&header)), LocalData::Ours { trust_clean: false });
+        assert_eq!(worth(&log(&changed), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
     }
 
     #[test]

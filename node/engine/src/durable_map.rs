@@ -8,7 +8,7 @@
 //! ```
 //! A slot of the header is one envelope (see `wire`), zero to its end. A slot of a page is eight units of 512
 //! bytes, each an envelope of its own, zero to its end:
-//! `u64 page, u64 generation, u8 unit, u8 first, 256 bytes`. The header's payload:
+//! `u64 page, u64 generation, u64 seq, u8 unit, u8 first, 256 bytes`. The header's payload:
 //! ```text
 //! u64 generation, u8 length + text volume id, u8[16] identity, u64 sectors, u64 epoch, u8[16] writer,
 //! u8 active side, u8 flags (1 closed clean, 2 A invalidated, 4 B invalidated), u64 seq,
@@ -17,6 +17,9 @@
 //!
 //! A header fits one unit (`REMEMBERED_NONCES`): no write of one is ever torn, and whatever a sync that
 //! failed left of the other, one of the two is whole.
+//!
+//! Each page has the seq of the newest record that its writer knew: what it calls clean may be in the store
+//! only with that record. The header follows the pages of a round, so it may know less than they do.
 //!
 //! An attach syncs the file before reading it: a slot that a dead process wrote and never synced must not be
 //! the reason to write over the other one.
@@ -30,6 +33,7 @@
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq, VolumeId};
 
 use crate::limit::{MAX_SECTORS, REMEMBERED_NONCES};
+use crate::safeguard::{Safeguard::PagesNameRecords, safeguard};
 use crate::sector_map::{
     LiveMapError, Nibble, PAGE_BYTES, PAGE_SECTORS, SectorMap, Side, SideSet, chunk_pages, map_bytes,
 };
@@ -45,7 +49,7 @@ const UNITS: usize = SLOT_BYTES / UNIT_BYTES;
 /// Bytes of a page in each unit.
 const UNIT_NIBBLES: usize = PAGE_BYTES / UNITS;
 /// Bytes that a unit uses of its 512.
-const UNIT_USED: usize = ENVELOPE_BYTES + 18 + UNIT_NIBBLES;
+const UNIT_USED: usize = ENVELOPE_BYTES + 26 + UNIT_NIBBLES;
 
 /// Description of a volume's local state: its identity, its writer, and the validity of its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +76,8 @@ pub struct Header {
     /// Sides whose data is invalid, whatever the pages say: a commit said so (`Body::Change`), and no round
     /// has written the pages since.
     pub invalidated: SideSet,
-    /// The last record that the writer knew. A log that ends before it was set back.
+    /// The last record that the writer knew when the round began that wrote this. A log that ends before it
+    /// was set back.
     pub seq: Seq,
     /// Every page written for the first time up to this generation was synced.
     pub synced_generation: u64,
@@ -224,14 +229,15 @@ fn is_blank(unit: &[u8]) -> bool {
     unit[..UNIT_BYTES].iter().all(|byte| *byte == 0)
 }
 
-/// The bytes to write into a slot of `page` as `generation`. With `first`, the same bytes go into both of its
-/// slots, which held nothing.
-pub(crate) fn encode_page(page: u64, generation: u64, first: bool, nibbles: &[u8]) -> Vec<u8> {
+/// The bytes to write into a slot of `page` as `generation`, by a writer that knows the log up to `seq`. With
+/// `first`, the same bytes go into both of its slots, which held nothing.
+pub(crate) fn encode_page(page: u64, generation: u64, seq: Seq, first: bool, nibbles: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(SLOT_BYTES);
     for (unit, part) in (0u8..).zip(nibbles.as_chunks::<UNIT_NIBBLES>().0) {
         let mut payload = Vec::with_capacity(UNIT_USED - ENVELOPE_BYTES);
         payload.extend_from_slice(&page.to_le_bytes());
         payload.extend_from_slice(&generation.to_le_bytes());
+        payload.extend_from_slice(&seq.0.to_le_bytes());
         payload.extend_from_slice(&[unit, u8::from(first)]);
         payload.extend_from_slice(part);
         out.extend_from_slice(&wire::enclose(Kind::MapPage, &payload));
@@ -250,7 +256,29 @@ pub struct FoundPage {
     pub(crate) slot: Option<u8>,
     /// The greatest generation that stands in either slot: a torn write's is never used again.
     pub(crate) generation: u64,
+    /// The newest record that its writer knew.
+    pub(crate) seq: Seq,
     pub(crate) nibbles: Vec<u8>,
+}
+
+/// Content of a volume's durable map.
+#[derive(Debug, Clone)]
+pub struct FoundMap {
+    /// The header's generation.
+    pub generation: u64,
+    /// The header.
+    pub header: Header,
+    /// The newest of each page.
+    pub pages: Vec<FoundPage>,
+}
+
+impl FoundMap {
+    /// The newest record that the writer is known to have known: what is clean here may be in the store only
+    /// with it.
+    pub fn known_seq(&self) -> Seq {
+        let of_pages = self.pages.iter().map(|page| page.seq).filter(|_| safeguard(PagesNameRecords));
+        of_pages.fold(self.header.seq, Seq::max)
+    }
 }
 
 impl FoundPage {
@@ -324,7 +352,7 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
             .iter()
             .all(|slot| slot.bad.is_none() && slot.is_first && slot.newest.is_none_or(|g| g > synced));
         return if torn {
-            Ok(Some(FoundPage { page, slot: None, generation, nibbles: vec![0; PAGE_BYTES] }))
+            Ok(Some(FoundPage { page, slot: None, generation, seq: Seq(0), nibbles: vec![0; PAGE_BYTES] }))
         } else {
             Err(slots.into_iter().find_map(Slot::defect).expect("neither slot is whole"))
         };
@@ -335,7 +363,8 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<FoundPa
     if !other.is_whole && !other.is_of_no_use(held, was_filled, synced) {
         return Err(other.defect().expect("it is not whole"));
     }
-    Ok(Some(FoundPage { page, slot: Some(u8::from(slot == 1)), generation, nibbles: newest.nibbles }))
+    let Slot { seq, nibbles, .. } = newest;
+    Ok(Some(FoundPage { page, slot: Some(u8::from(slot == 1)), generation, seq, nibbles }))
 }
 
 /// A slot of a page, as read from the file.
@@ -343,6 +372,8 @@ struct Slot {
     is_whole: bool,
     /// The greatest generation of a unit; none where no unit can be read.
     newest: Option<u64>,
+    /// Of a whole slot, the newest record that its writer knew.
+    seq: Seq,
     /// No unit is of a later write than the page's first.
     is_first: bool,
     /// Defect of a unit that is neither whole nor zeros.
@@ -357,6 +388,7 @@ impl Slot {
         let mut slot = Self {
             is_whole: false,
             newest: None,
+            seq: Seq(0),
             is_first: true,
             bad: None,
             blank: None,
@@ -365,8 +397,9 @@ impl Slot {
         let mut oldest = u64::MAX;
         for (number, unit) in (0u8..).zip(bytes.as_chunks::<UNIT_BYTES>().0) {
             match decode_unit(page, number, unit) {
-                Ok((generation, is_first, nibbles)) => {
+                Ok(Unit { generation, seq, is_first, nibbles }) => {
                     slot.newest = slot.newest.max(Some(generation));
+                    slot.seq = slot.seq.max(seq);
                     oldest = oldest.min(generation);
                     slot.is_first &= is_first;
                     slot.nibbles.extend_from_slice(nibbles);
@@ -410,7 +443,8 @@ pub fn live_pages(header: &Header, mut memory: Vec<u8>) -> Result<Vec<FoundPage>
         memory.resize(whole, 0);
     }
     let map = SectorMap::open(memory, header.sectors, &header.volume)?;
-    let page = |page| FoundPage { page, slot: None, generation: 0, nibbles: map.page(page).to_vec() };
+    let seq = map.seq();
+    let page = |page| FoundPage { page, slot: None, generation: 0, seq, nibbles: map.page(page).to_vec() };
     Ok(map.prepared_pages().map(page).collect())
 }
 
@@ -419,14 +453,23 @@ pub fn holds_dirty(pages: &[FoundPage]) -> bool {
     pages.iter().any(|page| page.dirty_runs().next().is_some())
 }
 
-/// The generation of a unit, whether it is of the page's first write, and its part of the page.
-fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<(u64, bool, &[u8]), DecodeError> {
+/// A unit of a page.
+struct Unit<'a> {
+    generation: u64,
+    seq: Seq,
+    /// It is of the page's first write.
+    is_first: bool,
+    /// Its part of the page.
+    nibbles: &'a [u8],
+}
+
+fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<Unit<'_>, DecodeError> {
     let mut fields = Reader::new(PAGE, wire::open(Kind::MapPage, PAGE, bytes)?);
     let number = fields.u64()?;
     if number != page {
         return Err(fields.bad("page number", number));
     }
-    let generation = fields.u64()?;
+    let (generation, seq) = (fields.u64()?, Seq(fields.u64()?));
     let found = fields.u8()?;
     if found != unit {
         return Err(fields.bad("unit number", found.into()));
@@ -437,7 +480,7 @@ fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<(u64, bool, &[u8]), 
         return Err(fields.bad("bytes behind the end", (*byte).into()));
     }
     fields.end()?;
-    Ok((generation, is_first, nibbles))
+    Ok(Unit { generation, seq, is_first, nibbles })
 }
 
 #[cfg(test)]

@@ -132,6 +132,8 @@ pub enum Safeguard {
     PrepareReleased,
     /// After a commit of both sides, older copies of sectors become clean before newer ones.
     ClearOlderFirst,
+    /// A page of the durable map tells how much of the log its writer knew.
+    PagesNameRecords,
     /// A snapshot waits for the seal that covers what has completed.
     SnapshotAfterSeal,
     /// The root of a snapshot is stored before the record that registers it.
@@ -142,7 +144,7 @@ pub enum Safeguard {
 
 impl Safeguard {
     /// All of them.
-    pub const ALL: [Self; 63] = [
+    pub const ALL: [Self; 64] = [
         Self::SyncSidesBeforeMap,
         Self::SyncMapBeforeAnswer,
         Self::UploadStillSides,
@@ -203,6 +205,7 @@ impl Safeguard {
         Self::ReleaseStillChunks,
         Self::PrepareReleased,
         Self::ClearOlderFirst,
+        Self::PagesNameRecords,
         Self::SnapshotAfterSeal,
         Self::RootBeforeRecord,
         Self::ControlOnlyDetached,
@@ -250,7 +253,7 @@ impl Safeguard {
             Self::FlushAfterCommit | Self::FlushInNextSeal | Self::FuaWaitsForCommit => 15,
             Self::WriteEndsZeros => 16,
             Self::ReadOnlyWanted => 17,
-            Self::RejectOlderState | Self::RejectLostRecords => 18,
+            Self::RejectOlderState | Self::RejectLostRecords | Self::PagesNameRecords => 18,
             Self::CheckExpectedEpoch | Self::RefuseAbsentState => 19,
             Self::RejectOtherStore => 20,
             Self::QueueByStore | Self::FreeMemoryInBackoff => 25,

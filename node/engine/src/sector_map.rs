@@ -4,7 +4,7 @@
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
 //!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
-//!              dirty, milliseconds since the host started, u64 epoch
+//!              dirty, milliseconds since the host started, u64 epoch, u64 seq of the newest record known
 //! 4096   ..    groups of 1024 chunks (128 GiB of volume, 4 KiB + 16 MiB), each of them:
 //!    0   2048  two bits a map page: which of its two durable slots was synced last
 //!              (0 neither: it was never written, 1 slot 0, 2 slot 1)
@@ -30,7 +30,7 @@ mod side;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use holdfast_types::{
-    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, SectorRange, VolumeId,
+    BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Epoch, Mask, Millis, SectorRange, Seq, VolumeId,
 };
 
 use crate::safeguard::{
@@ -164,6 +164,7 @@ fn since_at(side: Side) -> usize {
 
 const SECTORS_AT: usize = 8;
 const EPOCH_AT: usize = 64;
+const SEQ_AT: usize = 72;
 
 fn volume_hash(volume: &VolumeId) -> [u8; 16] {
     wire::checksum(volume.as_str().as_bytes())
@@ -304,6 +305,15 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
 
     pub(crate) fn set_epoch(&mut self, epoch: Epoch) {
         self.set_number(EPOCH_AT, epoch.0);
+    }
+
+    /// The newest record that a writer of this map knew: what is clean may be in the store only with it.
+    pub(crate) fn seq(&self) -> Seq {
+        Seq(self.number(SEQ_AT))
+    }
+
+    pub(crate) fn set_seq(&mut self, seq: Seq) {
+        self.set_number(SEQ_AT, seq.0);
     }
 
     /// The generation of the newest durable write; each write takes the next.

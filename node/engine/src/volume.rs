@@ -58,7 +58,7 @@ use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::FoundPage;
 use crate::event::{Errno, Event, Op, RequestId};
 use crate::manifest::Manifest;
-use crate::record::{Body, Record};
+use crate::record::Body;
 use crate::safeguard::{
     Safeguard::{
         FlushAfterCommit, FlushInNextRound, FlushInNextSeal, FuaInNextRound, FuaIsDurable, FuaWaitsForCommit,
@@ -157,7 +157,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
         let map = map_after_attach(&setup.header, memory, found, trust_clean, now);
         let mut volume = Self::over(setup, map, None, now);
         volume.log.learned(&manifest, now);
-        volume.core.manifest = Some(manifest);
+        volume.core.learn(manifest);
         if volume.core.dirty_sides() == SideSet::NONE {
             out.push(Action::Report(Report::Ready));
         } else {
@@ -752,12 +752,12 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     fn manifest_loaded(&mut self, manifest: Manifest, out: &mut Vec<Action>) {
         // A log that was set back lacks what is clean here.
-        let is_set_back = manifest.seq() < self.core.header.seq;
+        let is_set_back = manifest.seq() < self.core.known_seq();
         if manifest.is_deleted() || manifest.writer() != Some(self.log.nonce()) || is_set_back {
             return self.fence(manifest.seq(), out);
         }
         self.log.learned(&manifest, self.core.now);
-        self.core.manifest = Some(manifest);
+        self.core.learn(manifest);
         reach(CrashPoint::LogLearned);
         self.unpark(out);
     }
@@ -784,7 +784,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             LogNews::Nothing => {}
             LogNews::Fenced(known) => self.fence(known, out),
             LogNews::Created(record) => {
-                self.follow(&record);
+                self.core.follow(&record);
                 self.log.created(self.core.now);
                 self.merger.won(&record);
                 if record.body.snapshot_taken().is_some() {
@@ -829,14 +829,6 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
             self.sealer.record_repeated();
         }
         self.log.repeat(&self.core, out);
-    }
-
-    /// A record of this writer is the next one in the log.
-    fn follow(&mut self, record: &Record) {
-        let manifest = self.core.manifest.as_mut().expect("a record was made from it");
-        if let Err(error) = manifest.apply(record) {
-            unreachable!("a record made from the manifest follows it: {error}")
-        }
     }
 
     /// Invariant 5. Another writer holds the volume: nothing is served or uploaded any more, nothing local is

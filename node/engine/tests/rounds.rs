@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::action::{Action, DirtyBlock, Report};
-use holdfast_engine::durable_map::{FoundPage, Header, file_bytes, newest_pages, page_offset};
+use holdfast_engine::attach::{Foreign, LocalData, worth};
+use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, file_bytes, newest_pages, page_offset};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::fence::Fence;
 use holdfast_engine::limit::{MAP_WRITE_PAGES, ROUND_PAGES};
@@ -287,11 +288,17 @@ impl Host {
 
     /// Pages that an attach after the loss of the host finds.
     fn found(&self) -> Vec<FoundPage> {
-        let (_, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
+        self.found_map().pages
+    }
+
+    /// All that it finds.
+    fn found_map(&self) -> FoundMap {
+        let (generation, header) = Header::newest(&self.file[..8192]).unwrap().unwrap();
         let pair = |page| self.file[page_offset(page, 0) as usize..][..8192].to_vec();
         let pages: Vec<_> =
             (0..header.sectors.div_ceil(PAGE_SECTORS)).map(|page| (page, pair(page))).collect();
-        newest_pages(&header, &pages).unwrap()
+        let pages = newest_pages(&header, &pages).unwrap();
+        FoundMap { generation, header, pages }
     }
 }
 
@@ -542,4 +549,44 @@ fn a_log_set_back_under_a_live_map_is_not_served() {
         let told = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
         assert_eq!(told.contains(&Action::Report(Report::Fenced)), is_fenced, "{told:?}");
     }
+}
+
+/// Found by the simulation: a round had written pages and not its header, the host lost power, and the bucket
+/// was set back to before the commit. What the pages called clean was neither in the log nor, as far as the
+/// header knew, missing there: the attach served what the sectors held before.
+#[test]
+fn pages_without_their_header_tell_that_the_log_was_set_back() {
+    for dies in [false, true] {
+        let sectors = 3 * PAGE_SECTORS;
+        let mut host = Host::with_all_touched(sectors, true);
+        host.ask(Op::Flush, SectorRange::new(0, 0));
+        // The seal is committed as the third record.
+        host.ask(Op::Write, SectorRange::new(9, 1));
+        if dies {
+            // The next process cannot read the log yet.
+            host.resume();
+        }
+        let before = host.found_map();
+        assert_eq!((before.header.seq, before.known_seq()), (Seq(2), Seq(2)));
+        host.turns.map_writes = 0;
+        // The header follows the three pages.
+        host.fails_at = Some(4);
+        host.ask(Op::Flush, SectorRange::new(0, 0));
+        let found = host.found_map();
+        assert_eq!((found.header.seq, found.known_seq()), (Seq(2), Seq(3)), "{dies}");
+        assert_eq!(worth(&attached(sectors), Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
+        assert!(matches!(worth(&attached(sectors), Some(&before)), LocalData::Ours { .. }));
+    }
+}
+
+/// The process that made them clean died before a round said so.
+#[test]
+fn a_live_map_tells_that_the_log_was_set_back() {
+    let sectors = 3 * PAGE_SECTORS;
+    let mut host = Host::with_all_touched(sectors, true);
+    host.ask(Op::Flush, SectorRange::new(0, 0));
+    host.ask(Op::Write, SectorRange::new(9, 1));
+    host.resume();
+    let told = host.turn(Event::ManifestLoaded(Box::new(attached(sectors))));
+    assert!(told.contains(&Action::Report(Report::Fenced)), "{told:?}");
 }

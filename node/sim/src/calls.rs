@@ -13,8 +13,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use holdfast_background::FoundMap;
 use holdfast_engine::action::MapWrite;
+use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{CreateError, Created, Page, StoreError};
 use parking_lot::Mutex;

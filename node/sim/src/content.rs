@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use holdfast_background::FoundMap;
+use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::volume::{SealStatus, Status};
 
 use crate::disk::{Disk, sectors};

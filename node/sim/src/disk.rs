@@ -7,9 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use holdfast_background::FoundMap;
 use holdfast_engine::action::{MapWrite, Source};
-use holdfast_engine::durable_map::{Header, holds_dirty, newest_pages, page_offset};
+use holdfast_engine::durable_map::{FoundMap, Header, holds_dirty, newest_pages, page_offset};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_types::SectorRange;

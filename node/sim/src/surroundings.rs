@@ -6,11 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use holdfast_background::{
-    Environment, FoundMap, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors,
-};
+use holdfast_background::{Environment, LocalState, SegmentBuild, SideReader, Sides, UnreadableSectors};
 use holdfast_engine::action::{DirtyBlock, MapWrite};
-use holdfast_engine::durable_map::{FoundPage, Header, header_offset};
+use holdfast_engine::durable_map::{FoundMap, FoundPage, Header, header_offset};
 use holdfast_engine::sector_map::Side;
 use holdfast_engine::volume::Pending;
 use holdfast_objects::{

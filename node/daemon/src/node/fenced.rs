@@ -10,8 +10,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use holdfast_background::FoundMap;
-use holdfast_engine::durable_map::live_pages;
+use holdfast_engine::durable_map::{FoundMap, live_pages};
 use holdfast_engine::sector_map::Side;
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 

@@ -51,7 +51,7 @@ fn a_page_tells_which_side_holds_what_was_never_committed() {
     // B, B dirty, -.
     nibbles[..4].copy_from_slice(&[0x55, 0x2e, 0x90, 0x0a]);
     nibbles[PAGE_BYTES - 1] = 0xa0;
-    let page = FoundPage { page: 2, slot: Some(0), generation: 1, nibbles };
+    let page = FoundPage { page: 2, slot: Some(0), generation: 1, seq: Seq(0), nibbles };
     let first = 2 * PAGE_SECTORS;
     assert_eq!(
         page.dirty_runs().collect::<Vec<_>>(),
@@ -86,7 +86,7 @@ fn torn(old: &[u8], new: &[u8], reached: u8) -> Vec<u8> {
 /// since.
 #[test]
 fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
-    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, Seq(g), false, &[g as u8; PAGE_BYTES]));
     let whole = Ok((Some(1), 5, 5));
     assert_eq!(found([&older, &newer], 3), whole);
     for at in 0..SLOT_BYTES {
@@ -107,12 +107,16 @@ fn decay_of_the_newest_page_is_named_whatever_it_looks_like() {
     }
     assert_eq!(found([&older, &[0; SLOT_BYTES]], 3), Err(7), "the whole slot is zeros");
     assert_eq!(found([&older, &[0xff; SLOT_BYTES]], 3), Err(7));
-    assert_eq!(found([&encode_page(8, 5, false, &[5; PAGE_BYTES]), &older], 3), Err(7), "another page's");
+    assert_eq!(
+        found([&encode_page(8, 5, Seq(0), false, &[5; PAGE_BYTES]), &older], 3),
+        Err(7),
+        "another page's"
+    );
 }
 
 #[test]
 fn decay_of_the_older_page_does_no_harm() {
-    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, Seq(g), false, &[g as u8; PAGE_BYTES]));
     for unit in 0..UNITS {
         let mut corrupted = older.clone();
         corrupted[unit * UNIT_BYTES + 100] ^= 1;
@@ -122,8 +126,8 @@ fn decay_of_the_older_page_does_no_harm() {
 
 #[test]
 fn a_torn_write_leaves_the_synced_slot() {
-    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, false, &[g as u8; PAGE_BYTES]));
-    let sixth = encode_page(7, 6, false, &[6; PAGE_BYTES]);
+    let [older, newer] = PAGE_7_GENERATIONS.map(|g| encode_page(7, g, Seq(g), false, &[g as u8; PAGE_BYTES]));
+    let sixth = encode_page(7, 6, Seq(0), false, &[6; PAGE_BYTES]);
     for reached in 0..=255 {
         let slot = torn(&older, &sixth, reached);
         let expected = match reached {
@@ -140,8 +144,8 @@ fn a_torn_write_leaves_the_synced_slot() {
 #[test]
 fn a_first_write_fills_both_slots_and_may_be_torn_until_the_header() {
     let blank = vec![0; SLOT_BYTES];
-    let first = encode_page(7, 4, true, &[4; PAGE_BYTES]);
-    let second = encode_page(7, 5, false, &[5; PAGE_BYTES]);
+    let first = encode_page(7, 4, Seq(0), true, &[4; PAGE_BYTES]);
+    let second = encode_page(7, 5, Seq(0), false, &[5; PAGE_BYTES]);
     assert_eq!(found([&blank, &blank], 3), Ok((None, 0, 0)), "never written");
     for reached in 1..255 {
         let slot = torn(&blank, &first, reached);

@@ -16,6 +16,7 @@ use super::unflushed::Unflushed;
 use crate::crash_point::{CrashPoint, reach};
 use crate::durable_map::{FoundPage, Header};
 use crate::manifest::Manifest;
+use crate::record::Record;
 use crate::safeguard::{
     Safeguard::{InvalidateUnsynced, PlaceBeyondRecord, SealByAge},
     safeguard,
@@ -105,9 +106,25 @@ impl<M: Memory> Core<M> {
         self.unix_ms_at_zero + self.now
     }
 
-    /// The newest record that this writer knows.
+    /// The newest record that this writer, or the process before it, knows.
     pub(super) fn known_seq(&self) -> Seq {
-        self.manifest.as_ref().map_or(self.header.seq, Manifest::seq)
+        let of_log = self.manifest.as_ref().map_or(self.header.seq, Manifest::seq);
+        of_log.max(self.map.seq())
+    }
+
+    /// The log is what `manifest` says.
+    pub(super) fn learn(&mut self, manifest: Manifest) {
+        self.map.set_seq(manifest.seq());
+        self.manifest = Some(manifest);
+    }
+
+    /// A record of this writer is the next one in the log. What it holds is called clean only after this.
+    pub(super) fn follow(&mut self, record: &Record) {
+        let manifest = self.manifest.as_mut().expect("a record was made from it");
+        if let Err(error) = manifest.apply(record) {
+            unreachable!("a record made from the manifest follows it: {error}")
+        }
+        self.map.set_seq(record.seq);
     }
 
     /// The place of an object that the record `ahead` behind the next one may still add (invariant 27).
@@ -251,7 +268,7 @@ pub(super) mod tests {
 
     use super::super::Durability;
     use super::*;
-    use crate::record::{Body, Record};
+    use crate::record::Body;
     use crate::sector_map::map_bytes;
 
     pub(in crate::volume) const NONCE: Nonce = Nonce([7; 16]);
@@ -288,7 +305,7 @@ pub(super) mod tests {
         let setup =
             Setup { requests: 4, limits, durability, header, header_generation: 0, unix_ms_at_zero: 0 };
         let mut core = Core::over(setup, map, 0);
-        core.manifest = Some(manifest);
+        core.learn(manifest);
         core
     }
 

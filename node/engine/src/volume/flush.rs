@@ -341,7 +341,9 @@ impl FlushRounds {
         let copies = self.group.pages.iter().zip(self.group.copies.chunks_exact(PAGE_BYTES));
         for (page, nibbles) in copies.skip(sent).take(map_write_pages()) {
             let synced = core.map.synced_slot(*page);
-            let bytes = encode_page(*page, self.round.generation, synced.is_none(), nibbles);
+            // The page calls clean what is in the store only with these records.
+            let seq = core.known_seq();
+            let bytes = encode_page(*page, self.round.generation, seq, synced.is_none(), nibbles);
             if synced.is_none() {
                 writes.push(MapWrite { offset: page_offset(*page, 0), bytes: bytes.clone() });
             }

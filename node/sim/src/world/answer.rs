@@ -4,8 +4,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use holdfast_background::FoundMap;
-use holdfast_engine::durable_map::holds_dirty;
+use holdfast_engine::durable_map::{FoundMap, holds_dirty};
 use holdfast_objects::{CreateError, StoreError};
 use holdfast_types::key::ObjectKey;
 

@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use holdfast_engine::event::Event;
 use holdfast_engine::snapshot::Snapshot;
-use holdfast_log::{SnapshotError, forget, snapshot_detached};
+use holdfast_log::{LogFailure, SnapshotError, forget, snapshot_detached};
+use holdfast_objects::StoreError;
 use holdfast_types::{Nonce, Seq, SnapshotUid};
 
 use super::World;
@@ -130,6 +131,8 @@ impl World {
             Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
         };
         let has_cause = match &failed {
+            // In a fleet a store denies for a while.
+            SnapshotError::Log(LogFailure::Store { source: StoreError::Denied { .. }, .. }) => true,
             SnapshotError::Log(failure) => failure.is_transient(),
             SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. } => true,
             _ => false,

@@ -45,7 +45,7 @@ impl Node {
         let local = self.local(volume);
         // Read last: what an attach wrote meanwhile knows more than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
-        match worth(&manifest, Some(&found.header)) {
+        match worth(&manifest, Some(&found)) {
             // Nothing else may hold what a log that was set back lacks: an attach decides.
             LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogSetBack) => Ok(()),
             LocalData::Foreign(_) if holds_dirty(&found.pages) => {

@@ -23,9 +23,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use holdfast_background::{FoundMap, LocalState};
+use holdfast_background::LocalState;
 use holdfast_engine::durable_map::{
-    FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
+    FoundMap, FoundPage, Header, SLOT_BYTES, file_bytes, header_offset, newest_pages, page_offset,
 };
 use holdfast_engine::sector_map::PAGE_SECTORS;
 use holdfast_engine::volume::Pending;

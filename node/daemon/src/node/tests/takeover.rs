@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use bytes::Bytes;
-use holdfast_background::{Acquired, AttachError, Background, FoundMap, Preserved, StoreKey, Work, acquire};
+use holdfast_background::{Acquired, AttachError, Background, Preserved, StoreKey, Work, acquire};
 use holdfast_engine::action::Report;
 use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
-use holdfast_engine::durable_map::{FoundPage, holds_dirty};
+use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::volume::Pending;
@@ -298,7 +298,7 @@ fn a_log_set_back_is_reported_and_breaks_no_log() {
             let log = read_manifest(&*store, &volume()).await.unwrap();
             assert_eq!(log.epoch(), Epoch(2));
             let after = restored.local().read_map().unwrap().unwrap();
-            assert!(matches!(worth(&log, Some(&after.header)), LocalData::Ours { .. }));
+            assert!(matches!(worth(&log, Some(&after)), LocalData::Ours { .. }));
         }
     });
 }
@@ -318,7 +318,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let behind = Behind(Arc::clone(&store));
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
-        assert_eq!(worth(&seen, Some(&found.header)), LocalData::Foreign(Foreign::LogSetBack));
+        assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogSetBack));
         let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2)).await.unwrap();
         assert_eq!((acquired.preserved, acquired.header.epoch), (None, Epoch(2)));
         assert!(!acquired.found.is_empty());
@@ -480,7 +480,7 @@ fn a_disk_as_its_last_commit_left_it_is_trusted() {
             writer.write_and_commit().await;
             let found = dirs.local().read_map().unwrap().unwrap();
             let manifest = read_manifest(&*store, &volume()).await.unwrap();
-            let worth = worth(&manifest, Some(&found.header));
+            let worth = worth(&manifest, Some(&found));
             assert!(matches!(worth, LocalData::Ours { .. }), "{worth:?}");
         }
     });

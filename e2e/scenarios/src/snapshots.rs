@@ -1,0 +1,113 @@
+//! Snapshots on the command line: taken under load, listed, deleted, and every refusal that names its fix.
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::world::World;
+use serde_json::Value;
+
+use super::load::Load;
+
+const BUCKET: &str = "snapshots";
+/// Longest run of fio, in seconds of the machine's time: it is ended before.
+const LOAD_SECONDS: u32 = 600;
+const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    s3.create_bucket(BUCKET)?;
+    let control = Control::standalone(&s3, BUCKET);
+    let first = Node::start(world.vm("a")?, &control, "user-copy", "")?;
+    first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
+    let device = first.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
+
+    let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
+    let one = take(&first, &["disk"])?;
+    let two = take(&first, &["disk", "--uid", UID])?;
+    ensure!(take(&first, &["disk", "--uid", UID])? == two, "a uid answers the same snapshot again");
+    load.wait_progress()?;
+    first.kill()?;
+    first.restart()?;
+    load.wait_progress()?;
+    ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "the log has both");
+    ensure!(take(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
+    first.cli(&["snapshot", "delete", &one])?;
+    first.cli(&["snapshot", "delete", &one]).context("a deletion may be repeated")?;
+    ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
+    load.stop()?;
+
+    refusals(&first, &two)?;
+    elsewhere(world, &control, &first, &two)?;
+    away(&s3, &first)
+}
+
+/// A request that cannot be done says what to do instead.
+fn refusals(node: &Node, there: &str) -> Result<()> {
+    let beyond = format!("{there}9");
+    for (arguments, says) in [
+        (&["create", "nothing"][..], "store"),
+        (&["create", "nothing", "--store", "store"], "volume nothing does not exist in this object store"),
+        (&["list", "nothing", "--store", "store"], "volume nothing does not exist in this object store"),
+        (&["list", "nothing", "--store", "elsewhere"], "elsewhere"),
+        (&["delete", &beyond], "list its snapshots"),
+        (&["delete", "disk"], "use VOLUME@SEQ"),
+        (&["create", "disk", "--uid", "today"], "uid"),
+    ] {
+        refused(node, arguments, says)?;
+    }
+    Ok(())
+}
+
+/// A node that does not serve the volume is sent to the one that does; of a detached volume any node takes
+/// one.
+fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Result<()> {
+    let second = Node::start(world.vm("b")?, control, "user-copy", "")?;
+    let at_store = ["disk", "--store", "store"];
+    refused(&second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
+    ensure!(names(&second, &at_store)? == [there.to_owned()], "any node lists them");
+    first.cli(&["detach", "disk"])?;
+    let detached = take(&second, &at_store)?;
+    ensure!(names(&second, &at_store)? == [there.to_owned(), detached.clone()], "the log has both");
+    second.cli(&["snapshot", "delete", &detached, "--store", "store"])?;
+    // The local data still counts: nothing but the list of snapshots changed.
+    first.cli(&["attach", "disk", "--store", "store"])?;
+    ensure!(names(first, &["disk"])? == [there.to_owned()], "one is left");
+    Ok(())
+}
+
+/// A store that does not answer: the command says so and may be repeated.
+fn away(s3: &S3Server, node: &Node) -> Result<()> {
+    s3.stop();
+    let refused = refused(node, &["create", "disk", "--uid", UID], "store");
+    s3.resume()?;
+    refused?;
+    take(node, &["disk", "--uid", UID])?;
+    node.cli(&["detach", "disk"])?;
+    Ok(())
+}
+
+fn take(node: &Node, arguments: &[&str]) -> Result<String> {
+    let name = node.cli(&[&["snapshot", "create"], arguments].concat())?.trim().to_owned();
+    ensure!(name.starts_with("disk@"), "create prints {name:?}");
+    Ok(name)
+}
+
+/// The names of the snapshots of a volume of 1 GiB, oldest first.
+fn names(node: &Node, arguments: &[&str]) -> Result<Vec<String>> {
+    let list = node.cli(&[&["snapshot", "list", "--json"], arguments].concat())?;
+    let list: Value = serde_json::from_str(&list).with_context(|| list.clone())?;
+    let list = list["snapshots"].as_array().context("a list")?;
+    for snapshot in list {
+        ensure!(snapshot["size_bytes"] == 1u64 << 30 && snapshot["created"].is_string(), "{snapshot}");
+    }
+    list.iter().map(|known| known["name"].as_str().map(str::to_owned).context("a name")).collect()
+}
+
+fn refused(node: &Node, arguments: &[&str], says: &str) -> Result<()> {
+    let refused = node.cli(&[&["snapshot"], arguments].concat()).err();
+    let refused = refused.with_context(|| format!("snapshot {arguments:?} should be refused"))?;
+    report::step(format!("{refused:#}"));
+    ensure!(format!("{refused:#}").contains(says), "it does not say {says:?}: {refused:#}");
+    Ok(())
+}
