@@ -57,6 +57,7 @@ impl VolumeFailure {
                 LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
                 LogFailure::ExistsOtherwise { .. } => "InvalidSize",
                 LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
+                LogFailure::HasSnapshots { .. } => "HasSnapshots",
                 _ => "LogFailed",
             }),
         }
@@ -78,7 +79,11 @@ impl VolumeFailure {
     /// The field that the failure is about.
     fn field(&self) -> &'static str {
         match self {
-            Self::Log(LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_)) => "spec.volumeID",
+            Self::Log(
+                LogFailure::CreatedElsewhere { .. }
+                | LogFailure::WasDeleted(_)
+                | LogFailure::HasSnapshots { .. },
+            ) => "spec.volumeID",
             Self::Log(LogFailure::ExistsOtherwise { .. }) => "spec.size",
             Self::Log(_) | Self::Api(_) | Self::Changed | Self::Connect(_) => "spec.objectStore",
         }
@@ -102,6 +107,9 @@ impl VolumeFailure {
             Self::Log(LogFailure::Damaged { .. } | LogFailure::Broken { .. }) => {
                 "restore the object from a backup of the bucket"
             }
+            Self::Log(LogFailure::HasSnapshots { .. }) => {
+                "run `holdfast-node snapshot delete` for each on any node"
+            }
             Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
                 "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"
             }
@@ -113,6 +121,7 @@ impl VolumeFailure {
 #[cfg(test)]
 mod tests {
     use holdfast_objects::StoreError;
+    use holdfast_types::Seq;
 
     use super::*;
     use crate::volume::facts::StoreFact;
@@ -122,9 +131,8 @@ mod tests {
         LogFailure::Store { what: "create a log record", volume, source }.into()
     }
 
-    #[test]
-    fn a_failure_names_the_field_with_a_stable_message() {
-        let facts = ClusterFacts {
+    fn facts() -> ClusterFacts {
+        ClusterFacts {
             id: "v".to_owned(),
             rival: None,
             found: None,
@@ -141,7 +149,12 @@ mod tests {
             acknowledged: None,
             store: StoreFact::Ready,
             node_known: false,
-        };
+        }
+    }
+
+    #[test]
+    fn a_failure_names_the_field_with_a_stable_message() {
+        let facts = facts();
         let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
         let message = |request: &str| {
             let denied = StoreError::Denied { code: "AccessDenied".to_owned(), source: request.into() };
@@ -157,6 +170,24 @@ mod tests {
         assert!(first.contains("`s3:DeleteObject`"), "a Volume may wait for it to be deleted: {first}");
         assert_eq!(first, message("request 2"));
         assert_eq!(VolumeFailure::Changed.status(&facts, &now), None);
+    }
+
+    /// A Volume was deleted: it stays, and says what to delete first.
+    #[test]
+    fn a_volume_with_snapshots_says_what_to_delete() {
+        let volume = "v".parse().expect("a volume id");
+        let failure = VolumeFailure::from(LogFailure::HasSnapshots { volume, seqs: vec![Seq(8)] });
+        assert_eq!(failure.retry(), Requeue::Rarely);
+        let now = Time("2026-01-01T00:00:00Z".parse().expect("a timestamp"));
+        let facts = ClusterFacts { deleting: true, ..facts() };
+        let status = failure.status(&facts, &now).expect("something to report");
+        let condition = &status.conditions[0];
+        assert_eq!(condition.reason, "HasSnapshots");
+        assert_eq!(
+            condition.message,
+            "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
+             run `holdfast-node snapshot delete` for each on any node"
+        );
     }
 
     #[test]
