@@ -175,7 +175,7 @@ impl World {
         let kept = here.disk.lock().read_map().ok().flatten();
         let Some(kept) = kept.filter(|map| map.header.nonces.contains(&nonce)) else {
             // The record arrived late, and the disk was changed again since: nothing on it is this writer's.
-            here.content.expect = Expect::after(&last_cut);
+            // What is expected of it stays: it counts again if the log loses the record.
             return;
         };
         here.disk_past.make_own();
