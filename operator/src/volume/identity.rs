@@ -20,7 +20,7 @@ pub(crate) fn id_of(volume: &Volume) -> String {
     recorded.or_else(written).or_else(|| volume.metadata.uid.clone()).unwrap_or_default()
 }
 
-/// Name of another Volume with the identity of `volume`, unless `volume` certainly came before it.
+/// Name of the Volume that has the identity of `volume` before it, unless `volume` certainly came first.
 ///
 /// The ObjectStores that they name do not count: two may describe one bucket, and a node knows a volume by
 /// its identity alone.
@@ -29,17 +29,17 @@ pub(crate) fn id_of(volume: &Volume) -> String {
 /// second wait for each other: a controller that acts on the first may not have seen the second yet.
 pub(crate) fn rival_of<'a>(volume: &Volume, all: impl IntoIterator<Item = &'a Volume>) -> Option<String> {
     let id = id_of(volume);
-    let has_it = |other: &&Volume| other.metadata.uid != volume.metadata.uid && id_of(other) == id;
-    let comes_first = |other: &Volume| {
-        let recorded = |one: &Volume| one.status.as_ref().is_some_and(|status| status.volume_id.is_some());
-        let created = |one: &Volume| one.metadata.creation_timestamp.clone();
-        match (recorded(volume), recorded(other)) {
-            (true, false) => true,
-            (false, true) => false,
-            (true, true) | (false, false) => created(volume) < created(other),
-        }
+    let place = |one: &Volume| {
+        let recorded = one.status.as_ref().is_some_and(|status| status.volume_id.is_some());
+        (!recorded, one.metadata.creation_timestamp.clone())
     };
-    all.into_iter().filter(has_it).find(|other| !comes_first(other)).map(ResourceExt::name_any)
+    let own = place(volume);
+    all.into_iter()
+        .filter(|other| other.metadata.uid != volume.metadata.uid && id_of(other) == id)
+        .map(|other| (place(other), other.name_any()))
+        .filter(|(other, _name)| *other <= own)
+        .min()
+        .map(|(_place, name)| name)
 }
 
 /// Labels of the volume's create record. What does not fit is left out.
@@ -123,6 +123,18 @@ mod tests {
         assert_eq!(rival(&first, &same_second).as_deref(), Some("a"));
         assert_eq!(rival(&same_second, &first).as_deref(), Some("b"), "neither is certain");
         assert_eq!(rival(&first, &volume("a", "y", 1, true)), None);
+    }
+
+    /// One that was refused was named, by the order of a hash map, in place of the one that has the identity.
+    #[test]
+    fn of_several_the_first_is_named() {
+        let (holder, refused) = (volume("holder", "x", 3, true), volume("refused", "x", 1, false));
+        let last = volume("last", "x", 2, false);
+        for all in [[&holder, &refused, &last], [&last, &refused, &holder]] {
+            assert_eq!(rival_of(&last, all).as_deref(), Some("holder"));
+            assert_eq!(rival_of(&refused, all).as_deref(), Some("holder"));
+            assert_eq!(rival_of(&holder, all), None);
+        }
     }
 
     /// Two ObjectStores of one bucket gave one volume to two objects; in two buckets, a node that served one
