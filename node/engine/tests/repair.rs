@@ -517,11 +517,13 @@ fn taken(name: u8) -> SnapshotChange {
 }
 
 fn registered(reports: &[Report]) -> Vec<(u64, u8)> {
-    let taken = reports.iter().filter_map(|report| match report {
-        Report::SnapshotTaken(taken) => Some((taken.seq.0, taken.uid.0[0])),
-        _ => None,
-    });
-    taken.collect()
+    let mut taken = Vec::new();
+    for report in reports {
+        if let Report::SnapshotTaken(snapshot) = report {
+            taken.push((snapshot.seq.0, snapshot.uid.0[0]));
+        }
+    }
+    taken
 }
 
 /// Dirty data goes into the record that registers the snapshot; without anything dirty it has a record of

@@ -462,10 +462,7 @@ impl NodeError {
 
 impl From<SnapshotError> for NodeError {
     fn from(error: SnapshotError) -> Self {
-        match error {
-            SnapshotError::Log(failure) => failure.into(),
-            other => Self::Snapshot(other),
-        }
+        if let SnapshotError::Log(failure) = error { failure.into() } else { Self::Snapshot(error) }
     }
 }
 

@@ -155,7 +155,12 @@ impl LogWriter {
                 reach(CrashPoint::RootStored);
                 self.create(record, bytes, out);
             }
-            other => {
+            other @ (Commit::Idle
+            | Commit::Left(..)
+            | Commit::Storing(_)
+            | Commit::Creating(..)
+            | Commit::Reading(..)
+            | Commit::Probing(_)) => {
                 assert!(!safeguard(RootBeforeRecord), "no root was being stored in {other:?}");
                 self.commit = other;
             }

@@ -130,12 +130,12 @@ impl World {
             Done::Forgotten(Ok(())) => return,
             Done::Taken(Err(error)) | Done::Forgotten(Err(error)) => error,
         };
-        let has_cause = match &failed {
+        let has_cause = if let SnapshotError::Log(failure) = &failed {
             // In a fleet a store denies for a while.
-            SnapshotError::Log(LogFailure::Store { source: StoreError::Denied { .. }, .. }) => true,
-            SnapshotError::Log(failure) => failure.is_transient(),
-            SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. } => true,
-            _ => false,
+            let denied = matches!(failure, LogFailure::Store { source: StoreError::Denied { .. }, .. });
+            denied || failure.is_transient()
+        } else {
+            matches!(failed, SnapshotError::Attached { .. } | SnapshotError::NoSuchSnapshot { .. })
         };
         Invariant::LogIsAChain.check(has_cause, || format!("the control plane is told {failed:?}"));
     }

@@ -42,10 +42,7 @@ fn what_is_registered_is_answered_and_what_is_forgotten_is_dropped() {
     let (mut snapshots, out, manifest) = (Snapshotter::default(), &mut Vec::new(), manifest(&[1, 2]));
     snapshots.ask(uid(2), 0, Vec::new(), out);
     assert_eq!(taken(&snapshots.take(0, &manifest, out)), None);
-    assert_eq!(
-        out.drain(..).collect::<Vec<_>>(),
-        [Action::Report(Report::SnapshotTaken(manifest.snapshots()[1]))]
-    );
+    assert_eq!(std::mem::take(out), [Action::Report(Report::SnapshotTaken(manifest.snapshots()[1]))]);
     // A place that is no snapshot's is none to drop.
     snapshots.ask(uid(2), 0, vec![Seq(1), Seq(4)], out);
     let change = snapshots.take(0, &manifest, out);
@@ -62,7 +59,7 @@ fn snapshots_that_nothing_will_register_are_refused() {
         snapshots.ask(uid(name as u8), 0, Vec::new(), out);
     }
     let busy = Report::SnapshotRefused { uid: uid(WAITING_SNAPSHOTS as u8), why: SnapshotRefused::Busy };
-    assert_eq!(out.drain(..).collect::<Vec<_>>(), [Action::Report(busy)]);
+    assert_eq!(std::mem::take(out), [Action::Report(busy)]);
     snapshots.take(0, &manifest, out);
     snapshots.refuse_all(SnapshotRefused::Fenced, out);
     assert_eq!(out.len(), WAITING_SNAPSHOTS, "the one in flight too");
