@@ -1,9 +1,12 @@
 //! Snapshots on the command line: taken under load, listed, deleted, and every refusal that names its fix.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::{Control, Node};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
+use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::Value;
 
@@ -12,6 +15,8 @@ use super::load::Load;
 const BUCKET: &str = "snapshots";
 /// Longest run of fio, in seconds of the machine's time: it is ended before.
 const LOAD_SECONDS: u32 = 600;
+/// Longest time until a node uses a store that is back.
+const STORE_BACK_LIMIT: Duration = Duration::from_secs(60);
 const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -22,16 +27,19 @@ pub(super) fn run(world: &World) -> Result<()> {
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = first.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
 
+    report::step("take two under load");
     let load = Load::start(first.vm(), &device, LOAD_SECONDS)?;
     let one = take(&first, &["disk"])?;
     let two = take(&first, &["disk", "--uid", UID])?;
     ensure!(take(&first, &["disk", "--uid", UID])? == two, "a uid answers the same snapshot again");
     load.wait_progress()?;
+    report::step("kill the daemon: its successor knows them");
     first.kill()?;
     first.restart()?;
     load.wait_progress()?;
     ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "the log has both");
     ensure!(take(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
+    report::step("delete one");
     first.cli(&["snapshot", "delete", &one])?;
     first.cli(&["snapshot", "delete", &one]).context("a deletion may be repeated")?;
     ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
@@ -39,7 +47,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     refusals(&first, &two)?;
     elsewhere(world, &control, &first, &two)?;
-    away(&s3, &first)
+    unreachable(&s3, &first)
 }
 
 /// A request that cannot be done says what to do instead.
@@ -76,13 +84,21 @@ fn elsewhere(world: &World, control: &Control, first: &Node, there: &str) -> Res
     Ok(())
 }
 
-/// A store that does not answer: the command says so and may be repeated.
-fn away(s3: &S3Server, node: &Node) -> Result<()> {
+/// A store that does not answer: the command says so and may be repeated. For a while after the store is back
+/// the node answers from its last attempt.
+fn unreachable(s3: &S3Server, node: &Node) -> Result<()> {
+    report::step("take a snapshot while the store is unreachable, and again");
     s3.stop();
-    let refused = refused(node, &["create", "disk", "--uid", UID], "store");
+    let refused = refused(node, &["create", "disk", "--uid", UID], "the object store is not available");
     s3.resume()?;
     refused?;
-    take(node, &["disk", "--uid", UID])?;
+    until("the store to be reachable again", STORE_BACK_LIMIT, || {
+        match take(node, &["disk", "--uid", UID]) {
+            Ok(name) => Ok(Some(name)),
+            Err(error) if format!("{error:#}").contains("the object store is not available") => Ok(None),
+            Err(error) => Err(error),
+        }
+    })?;
     node.cli(&["detach", "disk"])?;
     Ok(())
 }
