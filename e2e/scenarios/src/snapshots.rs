@@ -33,17 +33,17 @@ pub(super) fn run(world: &World) -> Result<()> {
     let two = take(&first, &["disk", "--uid", UID])?;
     ensure!(take(&first, &["disk", "--uid", UID])? == two, "a uid answers the same snapshot again");
     load.wait_progress()?;
-    report::step("kill the daemon: its successor knows them");
+    report::step("kill the daemon under load: its successor knows them");
     first.kill()?;
     first.restart()?;
     load.wait_progress()?;
+    load.stop()?;
     ensure!(names(&first, &["disk"])? == [one.clone(), two.clone()], "the log has both");
     ensure!(take(&first, &["disk", "--uid", UID])? == two, "a restarted daemon knows the uid");
     report::step("delete one");
     first.cli(&["snapshot", "delete", &one])?;
     first.cli(&["snapshot", "delete", &one]).context("a deletion may be repeated")?;
     ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
-    load.stop()?;
 
     refusals(&first, &two)?;
     elsewhere(world, &control, &first, &two)?;

@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use holdfast_engine::safeguard::Safeguard;
-
 use crate::bug::{Bug, plant};
 use crate::crash::{Scenario, campaign};
 use crate::fleet::FleetCase;
@@ -112,9 +110,6 @@ impl fmt::Display for Case {
     }
 }
 
-/// Lengths of a usual run that one which seeks a rare bug takes.
-const LONG: u64 = 4;
-
 /// Outcomes of a power cut tried at each visit of a crash point.
 const OUTCOMES: u64 = 8;
 
@@ -132,9 +127,6 @@ pub fn found_by(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation
         let found = deaths(Some(bug)).into_iter().find(|(_, violation)| said(violation));
         return found.filter(|_| deaths(None).is_empty()).map(|(crash, violation)| (crash.seed, violation));
     }
-    // Power lost between two steps of the round behind a commit, and then a backup from before it: rare.
-    let is_rare = bug == Bug::Missing(Safeguard::PagesNameRecords);
-    let operations = if is_rare { LONG * operations } else { operations };
     if !bug.is_shared() {
         return Case::that_finds(bug, seeds, operations).map(|(case, found)| (case.seed, found));
     }

@@ -111,6 +111,8 @@ impl Crash {
                     world.lose_host(home, Some(Fate::Some(&mut Rng::new(seed))));
                 }
             }
+            // Only what took a backup of the bucket has one.
+            world.set_bucket_back();
             drive::check_everywhere(&mut world, home, other);
         })
     }

@@ -98,13 +98,8 @@ impl Profile {
             Some(Self::Sleepers)
         } else if safeguard == Safeguard::SealByAge {
             Some(Self::Timely)
-        } else if [
-            Safeguard::RejectOlderState,
-            Safeguard::RejectLostRecords,
-            Safeguard::RejectOtherStore,
-            Safeguard::PagesNameRecords,
-        ]
-        .contains(&safeguard)
+        } else if [Safeguard::RejectOlderState, Safeguard::RejectLostRecords, Safeguard::RejectOtherStore]
+            .contains(&safeguard)
         {
             Some(Self::OtherDisks)
         } else if [Safeguard::CheckMergePlace, Safeguard::PrepareReleased].contains(&safeguard) {

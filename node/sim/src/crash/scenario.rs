@@ -59,6 +59,8 @@ pub enum Scenario {
     Snapshots,
     /// A process that attaches stands still until the place of its record was truncated.
     Sleeper,
+    /// The bucket is backed up before a commit whose round the death interrupts, and set back after it.
+    SetBack,
 }
 
 /// `Err` is the host whose process was ended.
@@ -66,7 +68,7 @@ pub(super) type Played = Result<(), usize>;
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Life,
         Self::Takeover,
         Self::Recovery,
@@ -84,6 +86,7 @@ impl Scenario {
         Self::Merges,
         Self::Snapshots,
         Self::Sleeper,
+        Self::SetBack,
     ];
 
     /// The scenario that meets a missing safeguard, where what goes wrong does so only at a death between two
@@ -92,6 +95,7 @@ impl Scenario {
         match bug {
             Bug::Missing(Safeguard::SyncEachGroup) => Some(Self::Groups),
             Bug::Missing(Safeguard::ClearOlderFirst) => Some(Self::Corruption),
+            Bug::Missing(Safeguard::PagesNameRecords) => Some(Self::SetBack),
             Bug::Missing(_) | Bug::Mutation(_) => None,
         }
     }
@@ -112,7 +116,8 @@ impl Scenario {
             | Self::Corruption
             | Self::Merges
             | Self::Snapshots
-            | Self::Sleeper => Faults::default(),
+            | Self::Sleeper
+            | Self::SetBack => Faults::default(),
             Self::Doubt => Faults { create: Some(2), ..Faults::default() },
             Self::BadDisk => Faults { local: Some(6), sync: Some(6), ..Faults::default() },
         };
@@ -120,7 +125,13 @@ impl Scenario {
         // Each of the two map pages is a group of its own.
         if matches!(
             self,
-            Self::Life | Self::Recovery | Self::BadDisk | Self::Fua | Self::Groups | Self::Corruption
+            Self::Life
+                | Self::Recovery
+                | Self::BadDisk
+                | Self::Fua
+                | Self::Groups
+                | Self::Corruption
+                | Self::SetBack
         ) {
             world.slice_rounds(1, 1);
         }
@@ -137,6 +148,7 @@ impl Scenario {
             | Self::Merges
             | Self::Race
             | Self::Repair
+            | Self::SetBack
             | Self::Snapshots
             | Self::Takeover
             | Self::Doubt
@@ -166,6 +178,7 @@ impl Scenario {
             Self::Merges => merges(&mut stage),
             Self::Snapshots => snapshots(&mut stage),
             Self::Sleeper => sleeper(&mut stage),
+            Self::SetBack => set_back(&mut stage),
         }
     }
 }
@@ -407,6 +420,19 @@ fn sleeper(stage: &mut Stage<'_>) -> Played {
     }
     stage.host = 1;
     stage.ask(&[(Op::Read, 0, 4)])
+}
+
+fn set_back(stage: &mut Stage<'_>) -> Played {
+    let committed = |world: &World| world.status(0).is_some_and(|status| status.dirty_bytes == 0);
+    stage.ask(&[(Op::Write, 0, 12), (Op::Write, 4096, 2)])?;
+    stage.until(committed)?;
+    stage.ask(&[(Op::Flush, 0, 0)])?;
+    stage.world.take_backup();
+    stage.ask(&[(Op::Write, 2, 1), (Op::Write, 4097, 1), (Op::Flush, 0, 0)])?;
+    stage.ask(&[(Op::Write, 20, 12)])?;
+    stage.until(committed)?;
+    // Its round says that what the backup lacks is clean.
+    stage.ask(&[(Op::Write, 40, 1), (Op::Write, 4200, 1), (Op::Flush, 0, 0)])
 }
 
 /// True if host 0 has a log record in flight that carries a merge.
