@@ -3,7 +3,7 @@
 //! Owns: finding the volumes of a bucket, and the documents for those that the cluster does not have.
 //! Does not own: the adoption, which the operator does when the documents are applied.
 //! Costs: for each volume a LIST, a GET of its first record, and the reading of its log. Nothing is written.
-//! On failure: a volume that cannot be read is named in a comment; the others are printed.
+//! On failure: a volume that cannot be read is named in a comment and in the error; the others are printed.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -36,28 +36,55 @@ pub(crate) struct Survivor {
     last: Option<LastWriter>,
 }
 
+/// Volumes of the bucket whose log cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} of the bucket cannot be read: {}. They have no documents; those of all others were printed. \
+     Correct what the comment of each says, then run restore again",
+    if ids.len() == 1 { "1 volume".to_owned() } else { format!("{} volumes", ids.len()) },
+    ids.join(", ")
+)]
+struct Unreadable {
+    /// Their identities.
+    ids: Vec<String>,
+}
+
 /// Prints the documents for the volumes of the ObjectStore called `name`.
 ///
 /// # Errors
-/// The cluster, the ObjectStore or the bucket cannot be read.
+/// The cluster, the ObjectStore or the bucket cannot be read; nothing is printed. Or volumes cannot be read:
+/// the documents of all others are printed.
 pub(crate) async fn run(name: &str) -> anyhow::Result<()> {
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let volumes: Api<Volume> = Api::all(client.clone());
     let known = volumes.list(&ListParams::default()).await.context("the Volumes cannot be listed")?.items;
     let store = Connections::default().open(client, name).await?;
-    let ids = holdfast_log::list_volumes(store.as_ref()).await.context("the bucket cannot be listed")?;
+    print(name, store.as_ref(), &known, &mut std::io::stdout().lock()).await
+}
+
+/// Writes the documents for the volumes of `store`, called `name`, but those that the cluster has.
+async fn print(
+    name: &str,
+    store: &dyn ObjectStore,
+    known: &[Volume],
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    let ids = holdfast_log::list_volumes(store).await.context("the bucket cannot be listed")?;
     let here: BTreeSet<String> = known.iter().map(id_of).collect();
-    let mut survivors = Vec::new();
-    let mut out = String::new();
+    let (mut survivors, mut unreadable, mut text) = (Vec::new(), Vec::new(), String::new());
     for id in ids.into_iter().filter(|id| !here.contains(id.as_str())) {
-        match survivor(store.as_ref(), &id).await {
+        match survivor(store, &id).await {
             Ok(survivor) => survivors.extend(survivor),
-            Err(failure) => out.push_str(&documents::comment(&format!("volume {id}: {}", chain(&failure)))),
+            Err(failure) => {
+                text.push_str(&documents::comment(&format!("volume {id}: {}", chain(&failure))));
+                unreadable.push(id.to_string());
+            }
         }
     }
     let names = known.iter().map(ResourceExt::name_any).collect();
-    out.push_str(&documents::of(name, &survivors, &names)?);
-    std::io::stdout().lock().write_all(out.as_bytes()).context("the documents cannot be printed")
+    text.push_str(&documents::of(name, &survivors, &names)?);
+    out.write_all(text.as_bytes()).context("the documents cannot be printed")?;
+    if unreadable.is_empty() { Ok(()) } else { Err(Unreadable { ids: unreadable }.into()) }
 }
 
 /// Reads a volume; nothing if it was deleted.
@@ -68,4 +95,48 @@ async fn survivor(
     let Found::Volume { size_bytes, last } = Found::read(store, id).await? else { return Ok(None) };
     let labels = holdfast_log::read_creation(store, id).await?.labels;
     Ok(Some(Survivor { id: id.clone(), labels, size_bytes, last }))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_log::Creation;
+    use holdfast_objects::MemoryStore;
+    use holdfast_types::Nonce;
+
+    use super::*;
+
+    /// A store with these volumes.
+    async fn bucket(ids: &[&str]) -> MemoryStore {
+        let store = MemoryStore::new();
+        for id in ids {
+            let id: VolumeId = id.parse().expect("an id");
+            holdfast_log::provision(&store, &id, Creation::plain(100, Nonce([9; 16]), 0))
+                .await
+                .expect("created");
+        }
+        store
+    }
+
+    async fn printed(store: &MemoryStore) -> (anyhow::Result<()>, String) {
+        let mut out = Vec::new();
+        let outcome = print("main", store, &[], &mut out).await;
+        (outcome, String::from_utf8(out).expect("text"))
+    }
+
+    /// A script applied what was printed and took the volumes for all that there were.
+    #[tokio::test]
+    async fn restore_fails_when_a_volume_cannot_be_read() {
+        let store = bucket(&["good", "rotten"]).await;
+        let (outcome, all) = printed(&store).await;
+        assert!(outcome.is_ok(), "{outcome:?}");
+        assert!(all.contains("volumeID: good") && all.contains("volumeID: rotten"), "{all}");
+
+        let key = store.keys().into_iter().find(|key| key.starts_with("volumes/rotten/log/")).expect("a log");
+        store.corrupt(&key, |bytes| bytes.iter_mut().for_each(|byte| *byte = !*byte));
+        let (outcome, rest) = printed(&store).await;
+        let failure = outcome.expect_err("a volume is missing").to_string();
+        assert!(failure.starts_with("1 volume of the bucket cannot be read: rotten. "), "{failure}");
+        assert!(rest.contains("volumeID: good") && !rest.contains("volumeID: rotten"), "{rest}");
+        assert!(rest.starts_with("# volume rotten: ") && rest.contains(&key), "{rest}");
+    }
 }

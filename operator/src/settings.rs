@@ -28,7 +28,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Prints the objects that bring the volumes of a bucket into this cluster, as YAML for `kubectl apply`.
-    /// Writes nothing.
+    /// Writes nothing. Fails if the log of a volume cannot be read; all others are printed.
     Restore {
         /// Name of the ObjectStore that describes the bucket.
         object_store: String,

@@ -39,6 +39,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let operator = other.operator()?;
     describe_store(&other, &s3.endpoint_everywhere(), BUCKET)?;
     let objects = s3.keys(BUCKET, "volumes/")?;
+    restore_with_a_damaged_log(&other, &s3)?;
     restore(&other)?;
     ensure!(s3.keys(BUCKET, "volumes/")? == objects, "the restore changed the bucket");
     delete_by_mistake(&other)?;
@@ -115,11 +116,37 @@ fn write(world: &World, a: &Node) -> Result<Vec<String>> {
     Ok(sums)
 }
 
+/// The command that prints the documents.
+fn restore_command(world: &World) -> Result<Command> {
+    let mut command = Command::new(world.programs()?.join("holdfast-operator"));
+    command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", "store"]);
+    Ok(command)
+}
+
+/// A volume that cannot be read fails the command, which prints the others.
+fn restore_with_a_damaged_log(world: &World, s3: &S3Server) -> Result<()> {
+    report::step("the command fails while the log of a volume is damaged");
+    let at = 0;
+    let key =
+        s3.keys(BUCKET, "volumes/third-2/log/")?.into_iter().next().context("volume third-2 has no log")?;
+    s3.flip(BUCKET, &key, at)?;
+    let out = restore_command(world)?.output().context("start holdfast-operator")?;
+    s3.flip(BUCKET, &key, at)?;
+    let (documents, errors) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
+    ensure!(out.status.code() == Some(1), "restore ended with {}: {errors}", out.status);
+    ensure!(errors.contains("1 volume of the bucket cannot be read: third-2."), "{errors}");
+    ensure!(
+        documents.contains("# volume third-2: ") && !documents.contains("volumeID: third-2"),
+        "{documents}"
+    );
+    ensure!(documents.contains("volumeID: third\n"), "the other volumes are not printed: {documents}");
+    Ok(())
+}
+
 /// Prints the documents from the bucket alone, and applies them.
 fn restore(world: &World) -> Result<()> {
     report::step("print what the bucket holds, and apply it to an empty cluster");
-    let mut command = Command::new(world.programs()?.join("holdfast-operator"));
-    command.env("KUBECONFIG", world.dir().join("operator.kubeconfig")).args(["restore", "store"]);
+    let mut command = restore_command(world)?;
     let documents = output(&mut command)?;
     report::step(&documents);
     world.kubectl(["create", "namespace", "shop"])?;
