@@ -2,15 +2,16 @@
 
 mod get_plugin_capabilities;
 mod get_plugin_info;
-mod probe;
+pub(crate) mod probe;
 
 use holdfast_proto::csi::v1::identity_server;
 use holdfast_proto::csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
     ProbeRequest, ProbeResponse,
 };
-use tokio::sync::watch;
 use tonic::{Request, Response, Status};
+
+use crate::readiness::Readiness;
 
 /// The driver's name, as StorageClasses and CSINodes write it.
 pub(crate) const NAME: &str = "csi.holdfast.dev";
@@ -18,13 +19,13 @@ pub(crate) const NAME: &str = "csi.holdfast.dev";
 /// The Identity service.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    ready: watch::Receiver<bool>,
+    readiness: Readiness,
 }
 
 impl Identity {
-    /// Of a driver that is ready while `ready` holds true.
-    pub(crate) const fn new(ready: watch::Receiver<bool>) -> Self {
-        Self { ready }
+    /// Of a driver that is ready when `readiness` says so.
+    pub(crate) const fn new(readiness: Readiness) -> Self {
+        Self { readiness }
     }
 }
 
@@ -45,6 +46,6 @@ impl identity_server::Identity for Identity {
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        Ok(Response::new(probe::answer(request.into_inner(), *self.ready.borrow())))
+        Ok(probe::answer(request.into_inner(), self.readiness.reason()))
     }
 }

@@ -10,6 +10,7 @@ mod node;
 mod outcome;
 mod probe;
 mod publish_context;
+mod readiness;
 mod registration;
 mod settings;
 mod topology;
@@ -27,12 +28,12 @@ use holdfast_proto::pluginregistration::v1::registration_server::RegistrationSer
 use holdfast_service::shutdown::Shutdown;
 use holdfast_service::{chain, telemetry};
 use kube::Client;
-use tokio::sync::watch;
 use tonic::service::Routes;
 
 use crate::controller::Controller;
 use crate::identity::Identity;
 use crate::node::{Daemon, Node};
+use crate::readiness::Readiness;
 use crate::registration::Registration;
 use crate::settings::{Command, Listen, NodeSettings, Probe, Settings};
 
@@ -43,7 +44,29 @@ const PROGRAMS_END_WITHIN: Duration = Duration::from_secs(2);
 const DAEMON_RETRY: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
-    let settings = Settings::parse();
+    match Settings::parse().command {
+        Command::Controller(listen) => serve(serve_controller(listen)),
+        Command::Node(settings) => serve(serve_node(settings)),
+        Command::Probe(Probe { listen, ready }) => ask(&listen.endpoint.path, ready),
+    }
+}
+
+/// Asks a driver once. The answer goes to the terminal or the kubelet, whatever the filter of the log is.
+fn ask(socket: &Path, ready: bool) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome =
+        runtime.context("cannot start").and_then(|runtime| runtime.block_on(probe::ask(socket, ready)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("holdfast-csi: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a service of the driver to its end.
+fn serve(service: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     let telemetry = match telemetry::start("holdfast-csi", &[]) {
         Ok(telemetry) => telemetry,
         Err(error) => {
@@ -52,7 +75,7 @@ fn main() -> ExitCode {
         }
     };
     let outcome = tokio::runtime::Runtime::new().context("cannot start").and_then(|runtime| {
-        let outcome = runtime.block_on(run(settings));
+        let outcome = runtime.block_on(service);
         runtime.shutdown_timeout(PROGRAMS_END_WITHIN);
         outcome
     });
@@ -63,19 +86,11 @@ fn main() -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn run(settings: Settings) -> anyhow::Result<()> {
-    match settings.command {
-        Command::Controller(listen) => serve_controller(listen).await,
-        Command::Node(settings) => serve_node(settings).await,
-        Command::Probe(Probe { listen, ready }) => probe::ask(&listen.endpoint.path, ready).await,
-    }
-}
-
 async fn serve_controller(Listen { endpoint }: Listen) -> anyhow::Result<()> {
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
     let socket = endpoint::listen(&endpoint.path)?;
-    let services = Routes::new(IdentityServer::new(Identity::new(watch::channel(true).1)))
+    let services = Routes::new(IdentityServer::new(Identity::new(Readiness::ready())))
         .add_service(ControllerServer::new(Controller::new(client)));
     tracing::info!(socket = %endpoint.path.display(), name = identity::NAME, "controller listens");
     socket.serve(services, shutdown.requested()).await.context("the socket failed")
@@ -89,10 +104,12 @@ async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
     let daemon = Daemon::new(daemon_socket);
     let socket = endpoint::listen(&listen.endpoint.path)?;
     let node = Node::new(node_name, daemon.clone(), directory);
-    let (registered, ready) = watch::channel(false);
-    let services = Routes::new(IdentityServer::new(Identity::new(ready))).add_service(NodeServer::new(node));
+    let readiness = Readiness::not_ready("the node daemon has not answered yet; it is asked once a second");
+    let identity = IdentityServer::new(Identity::new(readiness.clone()));
+    let services = Routes::new(identity).add_service(NodeServer::new(node));
     let serve = socket.serve(services, std::future::pending());
-    let register = register(&daemon, &registration.path, Registration::new(kubelet_endpoint, registered));
+    let registration_service = Registration::new(kubelet_endpoint, readiness.clone());
+    let register = register(&daemon, &registration.path, registration_service, &readiness);
     tokio::select! {
         ended = serve => ended.context("the socket failed"),
         ended = register => ended,
@@ -101,16 +118,27 @@ async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
 }
 
 /// Lets the kubelet find the driver once the node can serve volumes.
-async fn register(daemon: &Daemon, path: &Path, registration: Registration) -> anyhow::Result<()> {
+async fn register(
+    daemon: &Daemon,
+    path: &Path,
+    registration: Registration,
+    readiness: &Readiness,
+) -> anyhow::Result<()> {
     let mut said = String::new();
     while let Err(status) = daemon.usable().await {
         if said != status.message() {
             status.message().clone_into(&mut said);
+            readiness.set(Some(said.clone()));
             tracing::warn!(message = said, "driver not registered yet");
         }
         tokio::time::sleep(DAEMON_RETRY).await;
     }
     let socket = endpoint::listen(path)?;
+    readiness.set(Some(format!(
+        "the kubelet has not registered the driver yet. No pod of this node gets a volume. If that lasts, see the \
+         log of the kubelet, which looks for {}",
+        path.display()
+    )));
     let services = Routes::new(RegistrationServer::new(registration.clone()));
     tracing::info!(socket = %path.display(), name = identity::NAME, "kubelet can register the driver");
     tokio::select! {

@@ -1,12 +1,16 @@
 //! The probes of a pod: they ask the driver on its own socket.
+//!
+//! On failure: standard error says why; the kubelet shows it in the events of the pod.
 
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail};
 use holdfast_proto::csi::v1::ProbeRequest;
 use holdfast_proto::csi::v1::identity_client::IdentityClient;
 use tonic::transport::Endpoint;
+
+use crate::identity::probe::reason;
 
 /// Longest wait for the answer.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -19,10 +23,14 @@ pub(crate) async fn ask(socket: &Path, ready: bool) -> anyhow::Result<()> {
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
     let asked = async {
         let channel = endpoint.connect().await?;
-        anyhow::Ok(IdentityClient::new(channel).probe(ProbeRequest {}).await?.into_inner())
+        anyhow::Ok(IdentityClient::new(channel).probe(ProbeRequest {}).await?)
     };
     let answer = tokio::time::timeout(LIMIT, asked).await;
-    let answer = answer.context("the driver does not answer")?.context("the driver refused")?;
-    ensure!(!ready || answer.ready == Some(true), "the driver is not registered with the kubelet yet");
-    Ok(())
+    let silent =
+        || format!("the driver does not answer on {}; see the log of its container", socket.display());
+    let answer = answer.with_context(silent)?.with_context(silent)?;
+    match reason(&answer).filter(|_| ready) {
+        Some(reason) => bail!("the driver is not ready: {reason}"),
+        None => Ok(()),
+    }
 }

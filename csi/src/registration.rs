@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use crate::identity;
+use crate::readiness::Readiness;
 
 /// Kind of plugin. Source: kubelet, `pkg/apis/pluginregistration/v1/constants.go`.
 const KIND: &str = "CSIPlugin";
@@ -23,14 +24,14 @@ const VERSIONS: [&str; 1] = ["1.0.0"];
 #[derive(Clone, Debug)]
 pub(crate) struct Registration {
     endpoint: String,
-    registered: watch::Sender<bool>,
+    readiness: Readiness,
     refused: Arc<watch::Sender<Option<String>>>,
 }
 
 impl Registration {
-    /// Of the driver that the kubelet reaches at `endpoint`; `registered` hears what the kubelet says.
-    pub(crate) fn new(endpoint: String, registered: watch::Sender<bool>) -> Self {
-        Self { endpoint, registered, refused: Arc::new(watch::Sender::new(None)) }
+    /// Of the driver that the kubelet reaches at `endpoint`; `readiness` hears what the kubelet says.
+    pub(crate) fn new(endpoint: String, readiness: Readiness) -> Self {
+        Self { endpoint, readiness, refused: Arc::new(watch::Sender::new(None)) }
     }
 
     /// Ends once the kubelet has refused the driver, with its reason.
@@ -57,10 +58,14 @@ impl registration_server::Registration for Registration {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
-        self.registered.send_replace(plugin_registered);
         if plugin_registered {
+            self.readiness.set(None);
             tracing::info!("driver registered with the kubelet");
         } else {
+            self.readiness.set(Some(format!(
+                "the kubelet refused the driver: {error}. No pod of this node gets a volume. The driver ends and \
+                 registers again when it is restarted"
+            )));
             self.refused.send_replace(Some(error));
         }
         Ok(Response::new(RegistrationStatusResponse {}))

@@ -3,12 +3,13 @@
 use holdfast_proto::csi::v1::identity_client::IdentityClient;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, ProbeRequest};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tonic::transport::Endpoint;
 
 use super::*;
 use crate::identity::Identity;
 use crate::probe;
+use crate::readiness::Readiness;
 
 #[tokio::test]
 async fn the_driver_identifies_itself_and_removes_its_socket() {
@@ -16,7 +17,7 @@ async fn the_driver_identifies_itself_and_removes_its_socket() {
     let path = directory.path().join("csi.sock");
     let (stop, stopped) = oneshot::channel::<()>();
     let socket = listen(&path).expect("listens");
-    let services = Routes::new(IdentityServer::new(Identity::new(watch::channel(true).1)));
+    let services = Routes::new(IdentityServer::new(Identity::new(Readiness::ready())));
     let driver = tokio::spawn(socket.serve(services, async { stopped.await.expect("the stop signal") }));
 
     let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).expect("an endpoint");
@@ -42,13 +43,14 @@ async fn a_driver_is_alive_before_it_is_ready() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("csi.sock");
     let socket = listen(&path).expect("listens");
-    let (registered, ready) = watch::channel(false);
-    let services = Routes::new(IdentityServer::new(Identity::new(ready)));
+    let readiness = Readiness::not_ready("the kubelet \u{2014} or its socket \u{2014} is missing");
+    let services = Routes::new(IdentityServer::new(Identity::new(readiness.clone())));
     let driver = tokio::spawn(socket.serve(services, std::future::pending()));
     probe::ask(&path, false).await.expect("alive");
     let unready = probe::ask(&path, true).await.expect_err("not registered");
-    assert!(unready.to_string().contains("kubelet"), "{unready}");
-    registered.send_replace(true);
+    let said = "the driver is not ready: the kubelet \u{2014} or its socket \u{2014} is missing";
+    assert_eq!(unready.to_string(), said);
+    readiness.set(None);
     probe::ask(&path, true).await.expect("ready");
     driver.abort();
 }
