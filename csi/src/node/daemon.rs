@@ -148,7 +148,8 @@ pub(super) fn check_touchable(volumes: &[Volume], number: DeviceNumber) -> Resul
         | VolumeState::Attaching
         | VolumeState::Attached
         | VolumeState::Detaching
-        | VolumeState::Fenced => false,
+        | VolumeState::Fenced
+        | VolumeState::Unserved => false,
     };
     let waiting = match volumes.iter().find(is_it) {
         Some(volume) => waits(volume).then_some(volume),

@@ -89,7 +89,11 @@ fn not_served(volume: VolumeStatus) -> Option<String> {
         VolumeState::Recovering | VolumeState::Quiesced => {
             Some(volume.message.unwrap_or_else(|| format!("volume {} was not recovered", volume.volume)))
         }
-        VolumeState::Attaching | VolumeState::Attached | VolumeState::Detaching | VolumeState::Fenced => None,
+        VolumeState::Attaching
+        | VolumeState::Attached
+        | VolumeState::Detaching
+        | VolumeState::Fenced
+        | VolumeState::Unserved => None,
     }
 }
 

@@ -449,6 +449,8 @@ pub enum VolumeState {
     Quiesced = 5,
     /// Requests to its device wait: recovery after a daemon restart is in progress.
     Recovering = 6,
+    /// No device serves it: its attach failed half way. It is detached before it is attached again.
+    Unserved = 7,
 }
 impl VolumeState {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -464,6 +466,7 @@ impl VolumeState {
             Self::Fenced => "VOLUME_STATE_FENCED",
             Self::Quiesced => "VOLUME_STATE_QUIESCED",
             Self::Recovering => "VOLUME_STATE_RECOVERING",
+            Self::Unserved => "VOLUME_STATE_UNSERVED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -476,6 +479,7 @@ impl VolumeState {
             "VOLUME_STATE_FENCED" => Some(Self::Fenced),
             "VOLUME_STATE_QUIESCED" => Some(Self::Quiesced),
             "VOLUME_STATE_RECOVERING" => Some(Self::Recovering),
+            "VOLUME_STATE_UNSERVED" => Some(Self::Unserved),
             _ => None,
         }
     }

@@ -158,6 +158,7 @@ fn state(state: VolumeState) -> i32 {
         VolumeState::Fenced => wire::VolumeState::Fenced,
         VolumeState::Recovering => wire::VolumeState::Recovering,
         VolumeState::Quiesced => wire::VolumeState::Quiesced,
+        VolumeState::Unserved => wire::VolumeState::Unserved,
     };
     state.into()
 }

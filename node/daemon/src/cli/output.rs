@@ -256,6 +256,7 @@ fn state_name(state: VolumeState) -> &'static str {
         VolumeState::Fenced => "Fenced",
         VolumeState::Recovering => "Recovering",
         VolumeState::Quiesced => "Quiesced",
+        VolumeState::Unserved => "Unserved",
     }
 }
 

@@ -34,7 +34,7 @@ const REPORT_AFTER: Duration = Duration::from_secs(5);
 pub(crate) fn of(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Vec<Condition> {
     match here.state {
         VolumeState::Fenced => Vec::new(),
-        VolumeState::Attaching | VolumeState::Recovering | VolumeState::Quiesced => {
+        VolumeState::Attaching | VolumeState::Recovering | VolumeState::Quiesced | VolumeState::Unserved => {
             store_reachable(facts, here, now).into_iter().collect()
         }
         VolumeState::Attached | VolumeState::Detaching => {

@@ -126,7 +126,7 @@ fn ids<'a>(volumes: impl IntoIterator<Item = &'a Volume>) -> BTreeSet<VolumeId> 
 /// The volumes of this node that nothing is being done with.
 fn served<V: Volumes>(volumes: &V) -> BTreeSet<VolumeId> {
     let is_idle = |state| match state {
-        VolumeState::Attached | VolumeState::Fenced => true,
+        VolumeState::Attached | VolumeState::Fenced | VolumeState::Unserved => true,
         VolumeState::Attaching | VolumeState::Detaching | VolumeState::Recovering | VolumeState::Quiesced => {
             false
         }

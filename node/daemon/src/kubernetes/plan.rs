@@ -28,6 +28,8 @@ use holdfast_engine::volume::Durability;
 pub(crate) const FIGURES_EVERY: Duration = Duration::from_secs(10);
 /// Interval at which the age of dirty data is written while nothing else changes.
 const AGE_EVERY: Duration = Duration::from_secs(60);
+/// Reason: an attach failed half way, and no device serves the volume.
+const UNSERVED: &str = "Unserved";
 /// Time until a volume is examined again while an operation is in progress or has failed.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -105,6 +107,7 @@ fn plan_present(facts: &NodeFacts, here: &node::VolumeStatus, now: &Time) -> Pla
         (VolumeState::Fenced, _) if is_wanted => detach(facts, "Fenced", now),
         // What failed half way is detached, even where the volume is wanted here: the next attach begins
         // after that. A failed attach can leave a device that could not be removed.
+        (VolumeState::Unserved, _) if is_wanted => detach(facts, UNSERVED, now),
         _ => detach(facts, "Detaching", now),
     }
 }
@@ -245,12 +248,18 @@ fn message(facts: &NodeFacts, reason: &str) -> String {
     {
         return failure.message.clone();
     }
+    let me = &facts.me;
+    if reason == UNSERVED {
+        return format!(
+            "an attach on node {me} failed half way, and no device serves the volume. Node {me} detaches it, then \
+             attaches it again"
+        );
+    }
     // What a volume that is served waits for comes and goes, and has conditions of its own.
     let message = facts.here.as_ref().and_then(|here| here.message.clone());
     if let Some(message) = message.filter(|_| reason != ATTACHED) {
         return message;
     }
-    let me = &facts.me;
     match reason {
         "Attached" => format!("served by node {me}"),
         "Detaching" => format!("node {me} writes the final commit"),

@@ -239,18 +239,25 @@ fn an_operation_that_came_half_way_is_ended() {
         ("another client detaches", present_as(VolumeState::Detaching, |_| {}), &["report"]),
         (
             "an attach failed, and its device could not be removed",
-            present_as(VolumeState::Attaching, |f| {
+            present_as(VolumeState::Unserved, |f| {
                 f.last = failed("NodeFailed");
             }),
             &["report", "detach"],
         ),
         (
             "an attach failed a moment ago, and its device could not be removed",
-            present_as(VolumeState::Attaching, |f| {
+            present_as(VolumeState::Unserved, |f| {
                 f.last = failed("NodeFailed");
                 f.wait = WAIT;
             }),
             &["report"],
+        ),
+        (
+            "the previous process died in an attach",
+            present_as(VolumeState::Unserved, |f| {
+                f.last = None;
+            }),
+            &["report", "detach"],
         ),
         (
             "another client attaches",
@@ -735,10 +742,32 @@ fn unknown_figures_leave_the_reported_ones() {
         (here.state, here.attached, here.dirty_bytes, here.durable_through) = (state, None, None, None);
         written(&plan(&facts, &now())).unwrap()
     };
-    for state in [VolumeState::Attaching, VolumeState::Recovering, VolumeState::Quiesced] {
+    for state in
+        [VolumeState::Attaching, VolumeState::Recovering, VolumeState::Quiesced, VolumeState::Unserved]
+    {
         let status = unknown(state);
         assert_eq!((status.epoch, status.dirty_bytes), (Some(3), Some(8192)), "{state:?}");
         assert!(status.durable_through.is_some(), "{state:?}");
+    }
+}
+
+/// It was called `Attaching`, and without a failed attach of this process nothing followed.
+#[test]
+fn an_unserved_volume_is_told_with_the_way_out() {
+    for last in [None, Some(OperationOutcome::Attached), failed("NodeFailed")] {
+        let mut facts = served();
+        let here = facts.here.as_mut().unwrap();
+        (here.state, here.attached) = (VolumeState::Unserved, None);
+        here.message = Some("detach it".to_owned());
+        facts.last = last;
+        let plan = plan(&facts, &now());
+        assert_eq!(reason(&plan), ("False".to_owned(), "Unserved".to_owned()));
+        let told = written(&plan).unwrap().conditions[0].message.clone();
+        assert!(
+            told.contains("no device serves the volume. Node a detaches it, then attaches it again"),
+            "{told}"
+        );
+        assert!(acts(&plan).contains(&"detach"));
     }
 }
 

@@ -32,6 +32,8 @@ pub(crate) enum VolumeState {
     Recovering,
     /// Recovery after a daemon restart failed and is retried: requests to its device wait.
     Quiesced,
+    /// Its attach failed half way: no device serves it, and only a detach can follow.
+    Unserved,
 }
 
 impl VolumeState {
@@ -41,14 +43,15 @@ impl VolumeState {
             State::Evicting | State::Detached => return None,
             State::Recovering { error: None, .. } => return Some(Self::Recovering),
             State::Recovering { error: Some(_), .. } => return Some(Self::Quiesced),
-            State::Attaching { .. } | State::Unserved { .. } => Self::Attaching,
+            State::Attaching { .. } => Self::Attaching,
+            State::Unserved { .. } => Self::Unserved,
             State::Serving { .. } => Self::Attached,
             State::Detaching { .. } => Self::Detaching,
         };
         Some(match state.writer()? {
             Writer::Fenced | Writer::Preserved { .. } => Self::Fenced,
-            Writer::Starting => Self::Attaching,
-            Writer::Ready | Writer::Detached => shown,
+            Writer::Starting if shown != Self::Unserved => Self::Attaching,
+            Writer::Starting | Writer::Ready | Writer::Detached => shown,
         })
     }
 }
@@ -235,7 +238,8 @@ fn message(state: &State, status: &Status) -> Option<String> {
         return preserve_error
             .or_else(|| Some("another writer holds the volume; local data is kept".to_owned()));
     }
-    if state.writer() == Some(Writer::Starting) {
+    let is_unserved = matches!(state, State::Unserved { .. });
+    if state.writer() == Some(Writer::Starting) && !is_unserved {
         return Some("uploading data that was left dirty by the previous process".to_owned());
     }
     let unreadable = || unreadable(status, state.serving_device().is_some());
@@ -335,8 +339,29 @@ mod tests {
         assert!(message(&serving, &sync_failed).unwrap().starts_with("the local disk failed a sync"));
         let fine = Status::default();
         assert_eq!(message(&serving, &fine), None);
-        let unserved = State::Unserved { device: BlockDevice::None, writer: Writer::Ready };
-        assert_eq!(VolumeState::of(&unserved), Some(VolumeState::Attaching));
-        assert!(message(&unserved, &fine).unwrap().ends_with("detach it, then attach it again"));
+    }
+
+    /// It was shown as attaching, for as long as it stayed.
+    #[test]
+    fn an_attach_that_failed_half_way_is_unserved() {
+        for (writer, shown) in [
+            (Writer::Starting, VolumeState::Unserved),
+            (Writer::Ready, VolumeState::Unserved),
+            (Writer::Detached, VolumeState::Unserved),
+            (Writer::Fenced, VolumeState::Fenced),
+        ] {
+            let unserved = State::Unserved { device: BlockDevice::Idle(device()), writer };
+            assert_eq!(VolumeState::of(&unserved), Some(shown), "{writer:?}");
+            let said = message(&unserved, &Status::default()).unwrap();
+            let names_the_way_out = said.ends_with("detach it, then attach it again");
+            assert_eq!(names_the_way_out, shown == VolumeState::Unserved, "{said}");
+        }
+        let starting = State::Attaching {
+            store_name: String::new(),
+            durability: Durability::Local,
+            device: BlockDevice::None,
+            writer: Writer::Starting,
+        };
+        assert_eq!(VolumeState::of(&starting), Some(VolumeState::Attaching));
     }
 }
