@@ -40,19 +40,20 @@ use holdfast_proto::csi::v1::{
 use kube::Client;
 use tonic::{Request, Response, Status};
 
-use crate::outcome::{logged, not_built};
+use crate::requests::{RequestKind, Requests, not_built};
 use volumes::Volumes;
 
 /// The Controller service.
 #[derive(Clone)]
 pub(crate) struct Controller {
     volumes: Volumes,
+    requests: Requests,
 }
 
 impl Controller {
     /// The service over the API server of `client`.
-    pub(crate) fn new(client: Client) -> Self {
-        Self { volumes: Volumes::new(client) }
+    pub(crate) fn new(client: Client, requests: Requests) -> Self {
+        Self { volumes: Volumes::new(client), requests }
     }
 }
 
@@ -63,7 +64,9 @@ impl controller_server::Controller for Controller {
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
         let about = request.get_ref().name.clone();
-        logged("CreateVolume", &about, create_volume::answer(&self.volumes, request)).await
+        self.requests
+            .answer(RequestKind::CreateVolume, &about, create_volume::answer(&self.volumes, request))
+            .await
     }
 
     async fn delete_volume(
@@ -71,7 +74,9 @@ impl controller_server::Controller for Controller {
         request: Request<DeleteVolumeRequest>,
     ) -> Result<Response<DeleteVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("DeleteVolume", &about, delete_volume::answer(&self.volumes, request)).await
+        self.requests
+            .answer(RequestKind::DeleteVolume, &about, delete_volume::answer(&self.volumes, request))
+            .await
     }
 
     async fn controller_publish_volume(
@@ -79,7 +84,13 @@ impl controller_server::Controller for Controller {
         request: Request<ControllerPublishVolumeRequest>,
     ) -> Result<Response<ControllerPublishVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("ControllerPublishVolume", &about, publish_volume::answer(&self.volumes, request)).await
+        self.requests
+            .answer(
+                RequestKind::ControllerPublishVolume,
+                &about,
+                publish_volume::answer(&self.volumes, request),
+            )
+            .await
     }
 
     async fn controller_unpublish_volume(
@@ -87,7 +98,13 @@ impl controller_server::Controller for Controller {
         request: Request<ControllerUnpublishVolumeRequest>,
     ) -> Result<Response<ControllerUnpublishVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("ControllerUnpublishVolume", &about, unpublish_volume::answer(&self.volumes, request)).await
+        self.requests
+            .answer(
+                RequestKind::ControllerUnpublishVolume,
+                &about,
+                unpublish_volume::answer(&self.volumes, request),
+            )
+            .await
     }
 
     async fn validate_volume_capabilities(
@@ -96,14 +113,14 @@ impl controller_server::Controller for Controller {
     ) -> Result<Response<ValidateVolumeCapabilitiesResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
         let answer = validate_capabilities::answer(&self.volumes, request);
-        logged("ValidateVolumeCapabilities", &about, answer).await
+        self.requests.answer(RequestKind::ValidateVolumeCapabilities, &about, answer).await
     }
 
     async fn list_volumes(
         &self,
         request: Request<ListVolumesRequest>,
     ) -> Result<Response<ListVolumesResponse>, Status> {
-        logged("ListVolumes", "", list_volumes::answer(&self.volumes, request)).await
+        self.requests.answer(RequestKind::ListVolumes, "", list_volumes::answer(&self.volumes, request)).await
     }
 
     async fn controller_expand_volume(
@@ -111,7 +128,13 @@ impl controller_server::Controller for Controller {
         request: Request<ControllerExpandVolumeRequest>,
     ) -> Result<Response<ControllerExpandVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("ControllerExpandVolume", &about, expand_volume::answer(&self.volumes, request)).await
+        self.requests
+            .answer(
+                RequestKind::ControllerExpandVolume,
+                &about,
+                expand_volume::answer(&self.volumes, request),
+            )
+            .await
     }
 
     async fn controller_get_capabilities(

@@ -6,12 +6,13 @@ mod controller;
 mod deadline;
 mod endpoint;
 mod identity;
+mod metrics;
 mod node;
-mod outcome;
 mod probe;
 mod publish_context;
 mod readiness;
 mod registration;
+mod requests;
 mod settings;
 mod topology;
 
@@ -25,6 +26,7 @@ use holdfast_proto::csi::v1::controller_server::ControllerServer;
 use holdfast_proto::csi::v1::identity_server::IdentityServer;
 use holdfast_proto::csi::v1::node_server::NodeServer;
 use holdfast_proto::pluginregistration::v1::registration_server::RegistrationServer;
+use holdfast_service::log_level::LogLevel;
 use holdfast_service::shutdown::Shutdown;
 use holdfast_service::{chain, telemetry};
 use kube::Client;
@@ -32,10 +34,12 @@ use tonic::service::Routes;
 
 use crate::controller::Controller;
 use crate::identity::Identity;
+use crate::metrics::{AdminEndpoint, Metrics};
 use crate::node::{Daemon, Node};
 use crate::readiness::Readiness;
 use crate::registration::Registration;
-use crate::settings::{Command, Listen, NodeSettings, Probe, Settings};
+use crate::requests::Requests;
+use crate::settings::{Admin, Command, ControllerSettings, Listen, NodeSettings, Probe, Settings};
 
 /// Longest wait at the end for programs that still work on a device. In a pod this process is the first of
 /// its PID namespace, and the kernel kills them with it.
@@ -45,8 +49,8 @@ const DAEMON_RETRY: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     match Settings::parse().command {
-        Command::Controller(listen) => serve(serve_controller(listen)),
-        Command::Node(settings) => serve(serve_node(settings)),
+        Command::Controller(settings) => serve(|log_level| serve_controller(settings, log_level)),
+        Command::Node(settings) => serve(|log_level| serve_node(settings, log_level)),
         Command::Probe(Probe { listen, ready }) => ask(&listen.endpoint.path, ready),
     }
 }
@@ -66,7 +70,7 @@ fn ask(socket: &Path, ready: bool) -> ExitCode {
 }
 
 /// Runs a service of the driver to its end.
-fn serve(service: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+fn serve<F: Future<Output = anyhow::Result<()>>>(service: impl FnOnce(LogLevel) -> F) -> ExitCode {
     let telemetry = match telemetry::start("holdfast-csi", &[]) {
         Ok(telemetry) => telemetry,
         Err(error) => {
@@ -75,7 +79,7 @@ fn serve(service: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         }
     };
     let outcome = tokio::runtime::Runtime::new().context("cannot start").and_then(|runtime| {
-        let outcome = runtime.block_on(service);
+        let outcome = runtime.block_on(service(telemetry.log_level()));
         runtime.shutdown_timeout(PROGRAMS_END_WITHIN);
         outcome
     });
@@ -86,25 +90,35 @@ fn serve(service: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn serve_controller(Listen { endpoint }: Listen) -> anyhow::Result<()> {
+async fn serve_controller(settings: ControllerSettings, log_level: LogLevel) -> anyhow::Result<()> {
+    let ControllerSettings { listen: Listen { endpoint }, admin: Admin { metrics_address } } = settings;
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let client = Client::try_default().await.context("no cluster: run in a pod, or set KUBECONFIG")?;
+    let (readiness, requests) = (Readiness::ready(), Requests::default());
+    let admin = AdminEndpoint::listen(metrics_address).await?;
     let socket = endpoint::listen(&endpoint.path)?;
-    let services = Routes::new(IdentityServer::new(Identity::new(Readiness::ready())))
-        .add_service(ControllerServer::new(Controller::new(client)));
+    let metrics = Metrics::new(readiness.clone(), &requests);
+    let services = Routes::new(IdentityServer::new(Identity::new(readiness)))
+        .add_service(ControllerServer::new(Controller::new(client, requests)));
     tracing::info!(socket = %endpoint.path.display(), name = identity::NAME, "controller listens");
-    socket.serve(services, shutdown.requested()).await.context("the socket failed")
+    tokio::select! {
+        ended = socket.serve(services, shutdown.requested()) => ended.context("the socket failed"),
+        () = admin.serve(metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
+    }
 }
 
 /// The CSI socket answers before the registration socket is there: the kubelet asks at once.
-async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
-    let NodeSettings { listen, registration, kubelet_endpoint, daemon_socket, directory, node_name } =
+async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Result<()> {
+    let NodeSettings { listen, admin, registration, kubelet_endpoint, daemon_socket, directory, node_name } =
         settings;
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
     let daemon = Daemon::new(daemon_socket);
-    let socket = endpoint::listen(&listen.endpoint.path)?;
-    let node = Node::new(node_name, daemon.clone(), directory);
     let readiness = Readiness::not_ready("the node daemon has not answered yet; it is asked once a second");
+    let requests = Requests::default();
+    let admin = AdminEndpoint::listen(admin.metrics_address).await?;
+    let socket = endpoint::listen(&listen.endpoint.path)?;
+    let metrics = Metrics::new(readiness.clone(), &requests);
+    let node = Node::new(node_name, daemon.clone(), directory, requests);
     let identity = IdentityServer::new(Identity::new(readiness.clone()));
     let services = Routes::new(identity).add_service(NodeServer::new(node));
     let serve = socket.serve(services, std::future::pending());
@@ -113,6 +127,7 @@ async fn serve_node(settings: NodeSettings) -> anyhow::Result<()> {
     tokio::select! {
         ended = serve => ended.context("the socket failed"),
         ended = register => ended,
+        () = admin.serve(metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
         () = shutdown.requested() => Ok(()),
     }
 }

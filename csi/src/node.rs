@@ -44,7 +44,7 @@ pub(crate) use self::daemon::Daemon;
 use self::interrupted_format::InterruptedFormats;
 use self::operations::Operations;
 use self::tool::Tools;
-use crate::outcome::{logged, not_built};
+use crate::requests::{RequestKind, Requests, not_built};
 
 /// The Node service. Clones are the same service.
 #[derive(Clone)]
@@ -58,17 +58,19 @@ struct Inner {
     operations: Operations,
     tools: Tools,
     formats: InterruptedFormats,
+    requests: Requests,
 }
 
 impl Node {
     /// The service of the node of that name. `directory` keeps what must outlive the process.
-    pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf) -> Self {
+    pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf, requests: Requests) -> Self {
         Self(Arc::new(Inner {
             name,
             daemon,
             operations: Operations::default(),
             tools: Tools::new(directory.join("locks")),
             formats: InterruptedFormats::new(directory.join("formats")),
+            requests,
         }))
     }
 }
@@ -80,7 +82,7 @@ impl node_server::Node for Node {
         request: Request<NodeStageVolumeRequest>,
     ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("NodeStageVolume", &about, stage::answer(self, request)).await
+        self.0.requests.answer(RequestKind::NodeStageVolume, &about, stage::answer(self, request)).await
     }
 
     async fn node_unstage_volume(
@@ -88,7 +90,7 @@ impl node_server::Node for Node {
         request: Request<NodeUnstageVolumeRequest>,
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("NodeUnstageVolume", &about, unstage::answer(self, request)).await
+        self.0.requests.answer(RequestKind::NodeUnstageVolume, &about, unstage::answer(self, request)).await
     }
 
     async fn node_publish_volume(
@@ -96,7 +98,7 @@ impl node_server::Node for Node {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("NodePublishVolume", &about, publish::answer(self, request)).await
+        self.0.requests.answer(RequestKind::NodePublishVolume, &about, publish::answer(self, request)).await
     }
 
     async fn node_unpublish_volume(
@@ -104,7 +106,10 @@ impl node_server::Node for Node {
         request: Request<NodeUnpublishVolumeRequest>,
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("NodeUnpublishVolume", &about, unpublish::answer(self, request)).await
+        self.0
+            .requests
+            .answer(RequestKind::NodeUnpublishVolume, &about, unpublish::answer(self, request))
+            .await
     }
 
     async fn node_get_volume_stats(
@@ -119,7 +124,7 @@ impl node_server::Node for Node {
         request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
         let about = request.get_ref().volume_id.clone();
-        logged("NodeExpandVolume", &about, expand::answer(self, request)).await
+        self.0.requests.answer(RequestKind::NodeExpandVolume, &about, expand::answer(self, request)).await
     }
 
     async fn node_get_capabilities(
@@ -133,7 +138,7 @@ impl node_server::Node for Node {
         &self,
         request: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
-        logged("NodeGetInfo", "", info::answer(self, request)).await
+        self.0.requests.answer(RequestKind::NodeGetInfo, "", info::answer(self, request)).await
     }
 
     async fn node_get_volume_health(

@@ -1,5 +1,6 @@
 //! The driver's command line; each option can also be set by an environment variable.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -17,7 +18,7 @@ pub(crate) struct Settings {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Answers for the cluster: creates, deletes, publishes and expands volumes
-    Controller(Listen),
+    Controller(ControllerSettings),
     /// Answers for one node: makes and mounts file systems, and registers with the kubelet
     Node(NodeSettings),
     /// Asks the process that listens on the endpoint if it is alive, or ready: the probes of its pod
@@ -30,6 +31,24 @@ pub(crate) struct Listen {
     /// Address of the CSI services: unix:// and the absolute path of a socket.
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///csi/csi.sock")]
     pub(crate) endpoint: Endpoint,
+}
+
+/// The admin endpoint of a process.
+#[derive(Debug, Args)]
+pub(crate) struct Admin {
+    /// Address and port of /metrics, /healthz, /readyz and /log-level.
+    #[arg(long, env = "HOLDFAST_METRICS_ADDRESS", default_value = "0.0.0.0:9182")]
+    pub(crate) metrics_address: SocketAddr,
+}
+
+/// Settings of the Controller service.
+#[derive(Debug, Args)]
+pub(crate) struct ControllerSettings {
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+
+    #[command(flatten)]
+    pub(crate) admin: Admin,
 }
 
 /// Arguments of a probe.
@@ -48,6 +67,9 @@ pub(crate) struct Probe {
 pub(crate) struct NodeSettings {
     #[command(flatten)]
     pub(crate) listen: Listen,
+
+    #[command(flatten)]
+    pub(crate) admin: Admin,
 
     /// Address of the socket on which the kubelet finds the driver. Its name must have an @ that something
     /// follows: the kubelet sends its path as the authority of its requests, which is valid only then.

@@ -285,7 +285,8 @@ impl CsiController {
         command
             .env("KUBECONFIG", self.dir.join("kubeconfig"))
             .env("RUST_LOG", "info")
-            .args(["controller", &endpoint]);
+            // Several may run on the host.
+            .args(["controller", &endpoint, "--metrics-address=127.0.0.1:0"]);
         let mut process = Process::spawn("csi-controller", &command, &self.dir.join("controller.log"))?;
         until("the CSI controller to answer", START_LIMIT, || {
             process.check_running()?;

@@ -30,7 +30,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     vm.put(KUBECONFIG, 0o600, world.csi_kubeconfig(HOST)?.as_bytes())?;
     let endpoint = format!("--endpoint=unix://{CONTROLLER}");
     let mut controller = Program {
-        argv: ["holdfast-csi", "controller", &endpoint].map(str::to_owned).to_vec(),
+        argv: ["holdfast-csi", "controller", &endpoint, "--metrics-address=127.0.0.1:0"]
+            .map(str::to_owned)
+            .to_vec(),
         ..Program::default()
     };
     controller.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
