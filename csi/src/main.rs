@@ -120,16 +120,18 @@ async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Resu
     let metrics = Metrics::new(readiness.clone(), &requests);
     let node = Node::new(node_name, daemon.clone(), directory, requests);
     let identity = IdentityServer::new(Identity::new(readiness.clone()));
-    let services = Routes::new(identity).add_service(NodeServer::new(node));
+    let services = Routes::new(identity).add_service(NodeServer::new(node.clone()));
     let serve = socket.serve(services, std::future::pending());
     let registration_service = Registration::new(kubelet_endpoint, readiness.clone());
     let register = register(&daemon, &registration.path, registration_service, &readiness);
-    tokio::select! {
+    let outcome = tokio::select! {
         ended = serve => ended.context("the socket failed"),
         ended = register => ended,
-        () = admin.serve(metrics, log_level) => anyhow::bail!("the admin endpoint ended by itself"),
+        () = admin.serve(metrics, log_level) => Err(anyhow::anyhow!("the admin endpoint ended by itself")),
         () = shutdown.requested() => Ok(()),
-    }
+    };
+    node.stop().await;
+    outcome
 }
 
 /// Lets the kubelet find the driver once the node can serve volumes.

@@ -67,11 +67,16 @@ impl Node {
         Self(Arc::new(Inner {
             name,
             daemon,
-            operations: Operations::default(),
+            operations: Operations::new(),
             tools: Tools::new(directory.join("locks")),
             formats: InterruptedFormats::new(directory.join("formats")),
             requests,
         }))
+    }
+
+    /// Ends the operations in progress, and lets none begin.
+    pub(crate) async fn stop(&self) {
+        self.0.operations.stop().await;
     }
 }
 

@@ -3,28 +3,40 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use holdfast_service::tasks::{Tasks, Unfinished};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
 /// Volumes that are being worked on.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Operations(Arc<Mutex<HashSet<String>>>);
+type Busy = Arc<Mutex<HashSet<String>>>;
+
+/// The work on volumes.
+#[derive(Debug)]
+pub(super) struct Operations {
+    busy: Busy,
+    tasks: Tasks,
+}
 
 /// The right to work on one volume, until it is dropped.
 #[derive(Debug)]
 struct Turn {
-    operations: Operations,
+    busy: Busy,
     volume: String,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.operations.0.lock().remove(&self.volume);
+        self.busy.lock().remove(&self.volume);
     }
 }
 
 impl Operations {
+    /// None yet.
+    pub(super) fn new() -> Self {
+        Self { busy: Busy::default(), tasks: Tasks::new() }
+    }
+
     /// Works on a volume until `until`. Work that takes longer continues and keeps the volume for itself: a
     /// program that waits for a device cannot be interrupted, and another must not begin beside it.
     ///
@@ -37,21 +49,31 @@ impl Operations {
         work: impl Future<Output = Result<T, Status>> + Send + 'static,
     ) -> Result<T, Status> {
         let turn = self.begin(volume)?;
-        let running = tokio::spawn(async move {
+        let running = self.tasks.run(async move {
             let outcome = work.await;
             drop(turn);
             outcome
         });
         match timeout_at(until, running).await {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(panicked)) => Err(Status::internal(format!("the operation ended by a bug: {panicked}"))),
+            Ok(Err(Unfinished::Panicked)) => {
+                Err(Status::internal("a bug of the driver ended the operation; the log has the panic"))
+            }
+            Ok(Err(Unfinished::Stopped)) => {
+                Err(Status::unavailable("the driver stops, and the operation did not end; ask again"))
+            }
             Err(_elapsed) => Err(still_runs(volume)),
         }
     }
 
+    /// Ends all of it at points where it waits, and lets none begin. A program that runs is not waited for.
+    pub(super) async fn stop(&self) {
+        self.tasks.stop().await;
+    }
+
     fn begin(&self, volume: &str) -> Result<Turn, Status> {
-        if self.0.lock().insert(volume.to_owned()) {
-            Ok(Turn { operations: self.clone(), volume: volume.to_owned() })
+        if self.busy.lock().insert(volume.to_owned()) {
+            Ok(Turn { busy: Arc::clone(&self.busy), volume: volume.to_owned() })
         } else {
             Err(still_runs(volume))
         }
@@ -73,7 +95,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_operation_that_hangs_keeps_its_volume_and_no_other() {
-        let operations = Operations::default();
+        let operations = Operations::new();
         let soon = || Instant::now() + Duration::from_secs(1);
         let (end, ended) = oneshot::channel::<()>();
         let hung = operations.run("a", soon(), async {
@@ -87,5 +109,28 @@ mod tests {
         end.send(()).expect("the operation waits");
         tokio::time::sleep(Duration::from_millis(10)).await;
         operations.run("a", soon(), async { Ok(()) }).await.expect("it has ended");
+    }
+
+    /// It ran on until the runtime ended.
+    #[tokio::test]
+    async fn operations_end_with_their_owner() {
+        let (operations, held) = (Operations::new(), Arc::new(()));
+        let until = Instant::now() + Duration::from_secs(60);
+        let hangs = {
+            let held = held.clone();
+            operations.run("a", until, async move {
+                let _held = held;
+                std::future::pending::<Result<(), Status>>().await
+            })
+        };
+        let stops = async {
+            tokio::task::yield_now().await;
+            operations.stop().await;
+        };
+        let (ended, ()) = tokio::join!(hangs, stops);
+        assert_eq!(ended.expect_err("it did not end").code(), Code::Unavailable);
+        assert_eq!(Arc::strong_count(&held), 1);
+        let late = operations.run("a", until, async { Ok(()) }).await;
+        assert_eq!(late.expect_err("none begins").code(), Code::Unavailable);
     }
 }

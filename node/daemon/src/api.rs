@@ -4,7 +4,7 @@
 //! Does not own: what an operation does.
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: an operation that was begun runs to its end even if its caller disconnects (a scrub ends
-//! then); only root may connect.
+//! then), or to the stop of the daemon; only root may connect.
 //! On failure: a status whose message names the field and the fix.
 
 mod await_served;
@@ -24,6 +24,7 @@ use holdfast_proto::node::v1::{
     ListSnapshotsRequest, ListSnapshotsResponse, ScrubRequest, StatsRequest, StatsResponse, node_server,
 };
 use holdfast_s3::S3Config;
+use holdfast_service::tasks::{Tasks, Unfinished};
 use holdfast_types::Seq;
 use parking_lot::RwLock;
 use tonic::{Request, Response, Status};
@@ -68,12 +69,14 @@ pub(crate) struct Api<V> {
     volumes: V,
     stores: KnownStores,
     permissions: FormatPermissions,
+    /// Operations in progress.
+    tasks: Tasks,
 }
 
 impl<V: Volumes> Api<V> {
     /// The service over `volumes`.
     pub(crate) fn new(volumes: V, stores: KnownStores, permissions: FormatPermissions) -> Self {
-        Self { volumes, stores, permissions }
+        Self { volumes, stores, permissions, tasks: Tasks::new() }
     }
 
     fn stores(&self) -> Result<BTreeMap<String, S3Config>, Status> {
@@ -105,15 +108,21 @@ impl<V: Volumes> Api<V> {
         let store = store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?))).transpose()?;
         Ok(VolumeInStore { volume, store })
     }
-}
 
-/// Runs an operation to its end, whether or not anybody waits for it.
-async fn to_the_end<T: Send + 'static>(
-    operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
-) -> Result<T, Status> {
-    match tokio::spawn(operation).await {
-        Ok(outcome) => outcome.map_err(|failure| status::of(&failure)),
-        Err(panicked) => Err(Status::internal(format!("the operation ended by a bug: {panicked}"))),
+    /// Runs an operation to its end, also when its caller has disconnected.
+    async fn to_the_end<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<T, Status> {
+        match self.tasks.run(operation).await {
+            Ok(outcome) => outcome.map_err(|failure| status::of(&failure)),
+            Err(Unfinished::Panicked) => {
+                Err(Status::internal("a bug of the daemon ended the operation; the log has the panic"))
+            }
+            Err(Unfinished::Stopped) => Err(Status::unavailable(
+                "the daemon stops, and the operation did not end; ask the next daemon of this node again",
+            )),
+        }
     }
 }
 
@@ -123,8 +132,10 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let create = convert::Create::try_from(request.into_inner())?;
         let store = self.store(&create.store)?;
         let volumes = self.volumes.clone();
-        to_the_end(async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await })
-            .await?;
+        self.to_the_end(
+            async move { volumes.create(&create.volume, create.bytes, &create.store, &store).await },
+        )
+        .await?;
         Ok(Response::new(CreateResponse {}))
     }
 
@@ -132,7 +143,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let attach = convert::Attach::try_from(request.into_inner())?;
         let store = self.store(&attach.store)?;
         let volumes = self.volumes.clone();
-        let attached = to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
+        let attached = self.to_the_end(async move { volumes.attach(attach.with_store(store)).await }).await?;
         Ok(Response::new(attached.into()))
     }
 
@@ -141,7 +152,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let volume = convert::volume_id(volume_id)?;
         self.stores()?;
         let volumes = self.volumes.clone();
-        to_the_end(async move { volumes.detach(&volume).await }).await?;
+        self.to_the_end(async move { volumes.detach(&volume).await }).await?;
         Ok(Response::new(DetachResponse {}))
     }
 
@@ -164,7 +175,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let CreateSnapshotRequest { volume_id, store, uid } = request.into_inner();
         let (at, uid) = (self.volume_in_store(volume_id, store)?, snapshot::uid(&uid)?);
         let (volumes, volume) = (self.volumes.clone(), at.volume.clone());
-        let taken = to_the_end(async move { volumes.create_snapshot(at, uid).await }).await?;
+        let taken = self.to_the_end(async move { volumes.create_snapshot(at, uid).await }).await?;
         Ok(Response::new(CreateSnapshotResponse { snapshot: Some(snapshot::wire(&volume, &taken)) }))
     }
 
@@ -175,7 +186,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let ListSnapshotsRequest { volume_id, store } = request.into_inner();
         let at = self.volume_in_store(volume_id, store)?;
         let (volumes, volume) = (self.volumes.clone(), at.volume.clone());
-        let listed = to_the_end(async move { volumes.list_snapshots(at).await }).await?;
+        let listed = self.to_the_end(async move { volumes.list_snapshots(at).await }).await?;
         let snapshots = listed.iter().map(|one| snapshot::wire(&volume, one)).collect();
         Ok(Response::new(ListSnapshotsResponse { snapshots }))
     }
@@ -187,7 +198,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let DeleteSnapshotRequest { volume_id, store, seq } = request.into_inner();
         let at = self.volume_in_store(volume_id, store)?;
         let volumes = self.volumes.clone();
-        to_the_end(async move { volumes.delete_snapshot(at, Seq(seq)).await }).await?;
+        self.to_the_end(async move { volumes.delete_snapshot(at, Seq(seq)).await }).await?;
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
 
@@ -220,7 +231,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         let volume = convert::volume_id(volume_id)?;
         let store = store.map(|name| Ok::<_, Status>((name.clone(), self.store(&name)?))).transpose()?;
         let request = crate::node::ScrubRequest { volume, store, repair };
-        Ok(Response::new(scrub::start(self.volumes.clone(), request)))
+        Ok(Response::new(scrub::start(&self.tasks, self.volumes.clone(), request)))
     }
 
     async fn capabilities(

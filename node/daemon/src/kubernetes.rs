@@ -25,6 +25,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_service::chain;
+use holdfast_service::tasks::Tasks;
 use holdfast_types::Backoff;
 use kube::Client;
 use kube::runtime::reflector;
@@ -35,8 +36,8 @@ use crate::volumes::Volumes;
 /// Pause before the configuration of the API server is looked for again.
 const CONNECT_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
 
-/// Runs until `stop` ends. Operations in progress are not waited for: a detach may wait for its store without
-/// limit.
+/// Runs until `stop` ends. Operations in progress are ended, not waited for: a detach may wait for its store
+/// without limit. None is left when this returns.
 pub(crate) async fn run<V: Volumes>(
     node_name: String,
     state_dir: PathBuf,
@@ -44,12 +45,20 @@ pub(crate) async fn run<V: Volumes>(
     permissions: FormatPermissions,
     stop: impl Future<Output = ()> + Send,
 ) {
+    let tasks = Tasks::new();
     let work = async {
         let client = connect().await;
         let (object_stores, writer) = reflector::store();
         tokio::join!(
             store_renewal::run(client.clone(), volumes.clone(), writer),
-            volume::run(client.clone(), node_name.clone(), volumes.clone(), object_stores, permissions),
+            volume::run(
+                client.clone(),
+                node_name.clone(),
+                volumes.clone(),
+                object_stores,
+                permissions,
+                tasks.clone()
+            ),
             heartbeat::run(client.clone(), node_name.clone()),
             storage_node::run(client, node_name, state_dir, volumes),
         );
@@ -58,6 +67,7 @@ pub(crate) async fn run<V: Volumes>(
         () = work => {}
         () = stop => {}
     }
+    tasks.stop().await;
 }
 
 /// The client of the API server this process belongs to. Sends nothing yet.

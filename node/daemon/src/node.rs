@@ -16,7 +16,6 @@ mod local;
 mod ring;
 mod run_blocking;
 mod store;
-mod tasks;
 mod volume;
 
 use std::collections::BTreeMap;
@@ -32,6 +31,7 @@ use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{DirtyLimits, Durability};
 use holdfast_log::Creation;
 use holdfast_s3::S3Config;
+use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::{Mutex, MutexGuard};
@@ -65,7 +65,6 @@ use ring::thread;
 use store::block_cache::Slab;
 use store::clients::Stores;
 use store::cold_reads::ColdReads;
-use tasks::Tasks;
 use volume::present::Present;
 use volume::state::{State, StateCell, StateEvent};
 

@@ -3,7 +3,8 @@
 //!
 //! Owns: HTTP, media types, who may change the log level: only a client of the same host, or of the same pod.
 //! Invariants: a request for anything but `PUT /log-level` changes nothing.
-//! On failure: a connection that fails ends; one that cannot be accepted is waited for.
+//! On failure: a connection that fails ends; one that cannot be accepted is waited for. The drop of the
+//! endpoint ends all of them.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +22,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 
 use crate::chain;
 use crate::log_level::{self, LogLevel};
@@ -74,10 +76,15 @@ impl Client {
 /// Answers requests until it is dropped.
 pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel) {
     let router = router(program, level);
+    let mut connections = JoinSet::new();
     loop {
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_ended) = connections.join_next() => continue,
+        };
+        match accepted {
             Ok((stream, address)) => {
-                tokio::spawn(answer(stream, address, router.clone()));
+                connections.spawn(answer(stream, address, router.clone()));
             }
             Err(error) => {
                 tracing::warn!(%error, "connection not accepted");

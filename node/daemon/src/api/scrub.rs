@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use holdfast_log::scrub::Progress;
 use holdfast_proto::node::v1 as wire;
+use holdfast_service::tasks::Tasks;
 use holdfast_types::SectorRange;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -22,10 +23,10 @@ const WAITING_ANSWERS: usize = 4;
 /// The answers to one request.
 pub(super) type Answers = ReceiverStream<Result<wire::ScrubResponse, Status>>;
 
-/// Begins a scrub. It ends when its caller disconnects.
-pub(super) fn start<V: Volumes>(volumes: V, request: ScrubRequest) -> Answers {
+/// Begins a scrub as one of `tasks`. It ends when its caller disconnects.
+pub(super) fn start<V: Volumes>(tasks: &Tasks, volumes: V, request: ScrubRequest) -> Answers {
     let (answers, stream) = mpsc::channel(WAITING_ANSWERS);
-    tokio::spawn(async move {
+    tasks.spawn(async move {
         let (progress, seen) = watch::channel(Progress::default());
         let tell = move |now| {
             progress.send_replace(now);

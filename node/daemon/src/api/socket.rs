@@ -42,8 +42,8 @@ pub(crate) fn bind(path: &Path) -> Result<UnixListener, SocketError> {
     listen().map_err(|source| SocketError { path: path.to_owned(), source })
 }
 
-/// Answers requests until `stop` ends; requests in progress are not waited for, because a detach may wait for
-/// its store without limit.
+/// Answers requests until `stop` ends. Operations in progress are ended, not waited for, because a detach may
+/// wait for its store without limit. None is left when this returns.
 ///
 /// # Errors
 /// The listener itself failed.
@@ -52,11 +52,14 @@ pub(crate) async fn serve<V: Volumes>(
     api: Api<V>,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), tonic::transport::Error> {
+    let tasks = api.tasks.clone();
     let server = Server::builder()
         .add_service(NodeServer::new(api))
         .serve_with_incoming(UnixListenerStream::new(listener));
-    tokio::select! {
+    let served = tokio::select! {
         served = server => served,
         () = stop => Ok(()),
-    }
+    };
+    tasks.stop().await;
+    served
 }

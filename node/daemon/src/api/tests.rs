@@ -151,3 +151,33 @@ async fn a_snapshot_is_taken_once_for_each_uid() {
         assert_eq!((taken.seq, taken.uid.as_str(), taken.size_bytes), (3, uid, 1 << 30));
     }
 }
+
+/// They ran on, over a node that was being shut down.
+#[tokio::test]
+async fn operations_end_with_the_interface() {
+    use tokio_stream::StreamExt;
+
+    let (fake, dir) = (Fake::default(), tempfile::tempdir().unwrap());
+    fake.put(attached("v"));
+    fake.hang();
+    let api = api(&fake);
+    let listener = bind(&dir.path().join("node.sock")).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let served = tokio::spawn(serve(listener, api.clone(), async { stopped.await.unwrap() }));
+    let detach = async || {
+        let status = api.detach(Request::new(DetachRequest { volume_id: "v".to_owned() })).await;
+        let status = status.expect_err("it did not end");
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().starts_with("the daemon stops"), "{}", status.message());
+    };
+    let scrub = ScrubRequest { volume_id: "v".to_owned(), store: None, repair: false };
+    let mut answers = api.scrub(Request::new(scrub)).await.unwrap().into_inner();
+    let ends = async {
+        answers.next().await.expect("progress").expect("it is in progress");
+        stop.send(()).unwrap();
+        served.await.unwrap().unwrap();
+        while answers.next().await.is_some() {}
+    };
+    tokio::join!(detach(), ends);
+    detach().await;
+}

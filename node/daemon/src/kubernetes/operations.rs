@@ -1,9 +1,10 @@
 //! Operations of the data plane that Kubernetes asked for: one at a time for each volume, and how the last
 //! one ended.
 //!
-//! Owns: the tasks that attach and detach; the time until a failed one may be tried again.
-//! Invariants: an operation that was begun runs to its end; its end is announced, so that no caller has to
-//! poll for it.
+//! Owns: how far each is; the time until a failed one may be tried again. The tasks belong to the daemon's
+//! Kubernetes side as a whole.
+//! Invariants: an operation that was begun runs to its end, or to the stop of the daemon; its end is
+//! announced, so that no caller has to poll for it.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use holdfast_crds::Volume;
+use holdfast_service::tasks::Tasks;
 use holdfast_types::VolumeId;
 use kube::runtime::reflector::ObjectRef;
 use parking_lot::{Mutex, MutexGuard};
@@ -91,13 +93,14 @@ impl OperationEntry {
 pub(crate) struct Operations {
     entries: Arc<Mutex<HashMap<VolumeId, OperationEntry>>>,
     ended: mpsc::Sender<ObjectRef<Volume>>,
+    tasks: Tasks,
 }
 
 impl Operations {
-    /// None yet, and the ends of those that will be.
-    pub(crate) fn new() -> (Self, mpsc::Receiver<ObjectRef<Volume>>) {
+    /// None yet, and the ends of those that will be, as tasks of `tasks`.
+    pub(crate) fn new(tasks: Tasks) -> (Self, mpsc::Receiver<ObjectRef<Volume>>) {
         let (ended, ends) = mpsc::channel(MAX_ENDS);
-        (Self { entries: Arc::default(), ended }, ends)
+        (Self { entries: Arc::default(), ended, tasks }, ends)
     }
 
     /// State of a volume's operations.
@@ -131,8 +134,8 @@ impl Operations {
             }
             entry.doing = Some(doing);
         }
-        let operations = self.clone();
-        tokio::spawn(async move {
+        let (entries, announce) = (Arc::clone(&self.entries), self.ended.clone());
+        self.tasks.spawn(async move {
             let ended = AssertUnwindSafe(operation).catch_unwind().await.unwrap_or_else(|_panic| {
                 Err(OperationFailure {
                     reason: "NodeFailed",
@@ -143,9 +146,9 @@ impl Operations {
             if let Err(failure) = &ended {
                 tracing::warn!(%volume, ?doing, reason = failure.reason, "{}", failure.message);
             }
-            operations.entries().entry(volume).or_default().end(ended, Instant::now(), fastrand::f64());
+            entries.lock().entry(volume).or_default().end(ended, Instant::now(), fastrand::f64());
             // The controller is gone while the daemon stops.
-            let _stopped = operations.ended.send(object).await;
+            let _stopped = announce.send(object).await;
         });
     }
 
@@ -160,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_end_of_an_operation_is_announced_even_if_it_panics() {
-        let (operations, mut ended) = Operations::new();
+        let (operations, mut ended) = Operations::new(Tasks::new());
         let volume: VolumeId = "v".parse().unwrap();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Attaching, async { panic!("planted") });
         assert_eq!(ended.recv().await, Some(ObjectRef::new("v")));
@@ -180,9 +183,30 @@ mod tests {
         );
     }
 
+    /// They ran on, over a node that was being shut down.
+    #[tokio::test]
+    async fn operations_end_with_their_owner() {
+        let tasks = Tasks::new();
+        let (operations, _ends) = Operations::new(tasks.clone());
+        let held = Arc::new(());
+        let begin = |name: &str, held: Arc<()>| {
+            operations.begin(name.parse().unwrap(), ObjectRef::new(name), Doing::Detaching, async move {
+                let _held = held;
+                std::future::pending().await
+            });
+        };
+        begin("v", held.clone());
+        begin("w", held.clone());
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&held), 3);
+        tasks.stop().await;
+        begin("x", held.clone());
+        assert_eq!(Arc::strong_count(&held), 1, "none runs, and none begins");
+    }
+
     #[tokio::test]
     async fn one_operation_at_a_time() {
-        let (operations, mut ended) = Operations::new();
+        let (operations, mut ended) = Operations::new(Tasks::new());
         let volume: VolumeId = "v".parse().unwrap();
         let (finish, finished) = tokio::sync::oneshot::channel::<()>();
         operations.begin(volume.clone(), ObjectRef::new("v"), Doing::Detaching, async {
@@ -200,7 +224,7 @@ mod tests {
     /// The channel had no bound.
     #[tokio::test]
     async fn ends_beyond_the_bound_wait_for_the_controller() {
-        let (operations, mut ended) = Operations::new();
+        let (operations, mut ended) = Operations::new(Tasks::new());
         let volumes = (0..3 * MAX_ENDS).map(|number| format!("v{number}")).collect::<Vec<_>>();
         for name in &volumes {
             let (volume, object) = (name.parse().unwrap(), ObjectRef::new(name));

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
 use holdfast_crds::{StorageNode, Volume};
+use holdfast_service::tasks::Tasks;
 use holdfast_types::{Backoff, VolumeId};
 use kube::api::ListParams;
 use kube::core::ObjectMeta;
@@ -63,6 +64,32 @@ impl Absent {
     }
 }
 
+/// The detaches in progress, one for each orphan.
+pub(super) struct Detaches {
+    volumes: Arc<Mutex<BTreeSet<VolumeId>>>,
+    tasks: Tasks,
+}
+
+impl Detaches {
+    /// None yet; they will be tasks of `tasks`.
+    pub(super) fn new(tasks: Tasks) -> Self {
+        Self { volumes: Arc::default(), tasks }
+    }
+
+    /// Begins to detach a volume, unless that is in progress.
+    fn begin(&self, volume: VolumeId, detach: impl Future<Output = ()> + Send + 'static) {
+        if !self.volumes.lock().insert(volume.clone()) {
+            return;
+        }
+        let volumes = Arc::clone(&self.volumes);
+        // For as long as its last commit takes.
+        self.tasks.spawn(async move {
+            detach.await;
+            volumes.lock().remove(&volume);
+        });
+    }
+}
+
 /// Looks for as long as it is not dropped. `known` is what the watch has brought.
 pub(super) async fn run<V: Volumes>(
     client: Client,
@@ -70,6 +97,7 @@ pub(super) async fn run<V: Volumes>(
     volumes: V,
     known: Store<Volume>,
     recorder: Recorder,
+    detaches: Detaches,
 ) {
     let api: Api<Volume> = Api::all(client.clone());
     let node = StorageNode {
@@ -78,7 +106,6 @@ pub(super) async fn run<V: Volumes>(
     };
     let tell = Tell { recorder, node };
     let mut absent = Absent::default();
-    let being_detached = Arc::new(Mutex::new(BTreeSet::new()));
     let mut is_told = false;
     loop {
         tokio::time::sleep(LOOK_EVERY.delay(1, fastrand::f64())).await;
@@ -104,16 +131,8 @@ pub(super) async fn run<V: Volumes>(
             is_told = true;
         }
         for volume in absent.judge(&here, listed.as_ref(), Instant::now()) {
-            let is_new = being_detached.lock().insert(volume.clone());
-            if is_new {
-                let (volumes, tell, being_detached) =
-                    (volumes.clone(), tell.clone(), Arc::clone(&being_detached));
-                // For as long as its last commit takes.
-                tokio::spawn(async move {
-                    detach(&volumes, &volume, &tell).await;
-                    being_detached.lock().remove(&volume);
-                });
-            }
+            let (volumes, tell) = (volumes.clone(), tell.clone());
+            detaches.begin(volume.clone(), async move { detach(&volumes, &volume, &tell).await });
         }
     }
 }
@@ -272,6 +291,25 @@ mod tests {
         }
     }
 
+    /// Found by reading: each ran on by itself, over a node that was being shut down.
+    #[tokio::test]
+    async fn detaches_of_orphans_end_with_their_owner() {
+        let (tasks, held) = (Tasks::new(), Arc::new(()));
+        let detaches = Detaches::new(tasks.clone());
+        let begin = |held: Arc<()>| {
+            detaches.begin("a".parse().unwrap(), async move {
+                let _held = held;
+                std::future::pending().await
+            });
+        };
+        begin(held.clone());
+        begin(held.clone());
+        tokio::task::yield_now().await;
+        assert_eq!(Arc::strong_count(&held), 2, "one at a time");
+        tasks.stop().await;
+        assert_eq!(Arc::strong_count(&held), 1);
+    }
+
     #[test]
     fn what_is_being_attached_or_recovered_is_no_orphan() {
         use crate::volumes::tests::{Fake, attached};
@@ -283,9 +321,10 @@ mod tests {
             ("fenced", VolumeState::Fenced),
             ("recovering", VolumeState::Recovering),
             ("quiesced", VolumeState::Quiesced),
+            ("unserved", VolumeState::Unserved),
         ] {
             fake.put(crate::node::VolumeStatus { state, ..attached(name) });
         }
-        assert_eq!(served(&fake), named(&["attached", "fenced"]));
+        assert_eq!(served(&fake), named(&["attached", "fenced", "unserved"]));
     }
 }

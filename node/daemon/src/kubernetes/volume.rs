@@ -11,6 +11,7 @@ use holdfast_crds::{
     VolumeStatus,
 };
 use holdfast_engine::volume::Durability;
+use holdfast_service::tasks::Tasks;
 use holdfast_types::{Backoff, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -47,23 +48,31 @@ struct Context<V> {
     permissions: FormatPermissions,
 }
 
-/// Runs until it is dropped.
+/// Runs until it is dropped. Operations are tasks of `tasks`, and end with those.
 pub(crate) async fn run<V: Volumes>(
     client: Client,
     me: String,
     volumes: V,
     object_stores: Store<ObjectStore>,
     permissions: FormatPermissions,
+    tasks: Tasks,
 ) {
-    let (operations, ends) = Operations::new();
+    let (operations, ends) = Operations::new(tasks.clone());
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context =
         Context { client: client.clone(), me, volumes, operations, recorder, object_stores, permissions };
     // All Volumes: one that must be served elsewhere now may still be here.
     let controller = Controller::new(Api::<Volume>::all(client), watcher::Config::default());
     let Context { client, me, volumes, recorder, .. } = &context;
-    let orphans =
-        orphan::run(client.clone(), me.clone(), volumes.clone(), controller.store(), recorder.clone());
+    let detaches = orphan::Detaches::new(tasks);
+    let orphans = orphan::run(
+        client.clone(),
+        me.clone(),
+        volumes.clone(),
+        controller.store(),
+        recorder.clone(),
+        detaches,
+    );
     let served = controller
         .reconcile_on(ReceiverStream::new(ends))
         .run(reconcile, retry, Arc::new(context))

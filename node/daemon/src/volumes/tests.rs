@@ -37,6 +37,8 @@ struct Inner {
     snapshots: Vec<(VolumeId, Option<String>, Snapshot)>,
     failure: Option<Failure>,
     renewed: Vec<(String, S3Config)>,
+    /// Detaches and scrubs never end.
+    hangs: bool,
 }
 
 impl Fake {
@@ -48,6 +50,18 @@ impl Fake {
     /// Fails the next operation.
     pub(crate) fn fail(&self, kind: ErrorKind, message: &str) {
         self.inner.lock().failure = Some(Failure { kind, message: message.to_owned() });
+    }
+
+    /// Lets later detaches and scrubs wait without end.
+    pub(crate) fn hang(&self) {
+        self.inner.lock().hangs = true;
+    }
+
+    /// Waits for as long as it hangs.
+    async fn may_hang(&self) {
+        if self.inner.lock().hangs {
+            std::future::pending().await
+        }
     }
 
     /// Sets the result of later scrubs.
@@ -149,6 +163,7 @@ impl Volumes for Fake {
     }
 
     async fn detach(&self, volume: &VolumeId) -> Result<(), Failure> {
+        self.may_hang().await;
         let mut inner = self.inner.lock();
         if let Some(failure) = inner.failure.take() {
             return Err(failure);
@@ -186,6 +201,7 @@ impl Volumes for Fake {
         tell: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
         tell(Progress { read_bytes: 1 << 20, total_bytes: 4 << 20 });
+        self.may_hang().await;
         let mut inner = self.inner.lock();
         inner.scrubs.push((request.volume.clone(), request.store.map(|(name, _)| name), request.repair));
         if let Some(failure) = inner.failure.take() {

@@ -20,6 +20,7 @@ impl Program for Fake {
 /// An endpoint on loopback.
 struct Served {
     address: SocketAddr,
+    endpoint: tokio::task::JoinHandle<()>,
     /// Without its layer a filter is gone.
     _subscriber: tracing::Dispatch,
 }
@@ -30,8 +31,8 @@ impl Served {
         let subscriber = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, program, level));
-        Self { address, _subscriber: subscriber }
+        let endpoint = tokio::spawn(serve(listener, program, level));
+        Self { address, endpoint, _subscriber: subscriber }
     }
 
     /// The whole answer to a request.
@@ -92,6 +93,22 @@ async fn the_log_level_is_read_and_changed_while_running() {
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     let now = served.text("/log-level").await;
     assert!(now.contains("warn") && now.contains("holdfast_node=debug"), "{now}");
+}
+
+/// Each ran on by itself, for as long as its client kept it open.
+#[tokio::test]
+async fn connections_end_with_their_endpoint() {
+    let served = Served::new(Fake(&[])).await;
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut begin = [0; 12];
+    stream.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200");
+    served.endpoint.abort();
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
+    // Its end may be a reset.
+    drop(ended.expect("the connection ends"));
 }
 
 /// A level that is not understood could silence the log.
