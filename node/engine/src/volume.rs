@@ -55,7 +55,6 @@ use holdfast_types::{Millis, SectorRange, Seq, SnapshotUid};
 use crate::action::{Action, Report};
 use crate::chunk_set::ChunkSet;
 use crate::crash_point::{CrashPoint, reach};
-use crate::durable_map::FoundPage;
 use crate::event::{Errno, Event, Op, RequestId};
 use crate::manifest::Manifest;
 use crate::record::Body;
@@ -79,7 +78,7 @@ use lifecycle::{FencedStep, Lifecycle, LifecycleEvent};
 use merge::Merger;
 use repair::{RepairJob, RepairStep};
 use seal::{Seal, Sealer};
-pub use setup::{DirtyLimits, Durability, Pending, Setup};
+pub use setup::{AttachState, DirtyLimits, Durability, Pending, Setup};
 use snapshot::Snapshotter;
 pub use status::{Delay, FullPlaces, IndexStatus, SealStatus, Status};
 use unreadable::ReadRetry;
@@ -140,21 +139,13 @@ const AFTER_FLUSH: &[Turn] = &[Turn::Seal, Turn::Round];
 const AFTER_FENCING: &[Turn] = &[Turn::Round, Turn::LastRound, Turn::Round, Turn::LastRound];
 
 impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
-    /// A volume just attached, with what the durable map held (`newest_pages`; empty on a fresh node).
+    /// A volume just attached, with what the log and the durable map held.
     ///
-    /// `memory` is zeroed, with at least the fixed part of the map and the chunks of `found` allocated. With
-    /// `trust_clean`, clean data counts too: the header was closed clean and the log ended at its seq. When
-    /// something is dirty, no request may come before [`Report::Ready`].
-    pub fn attach(
-        setup: Setup,
-        memory: M,
-        manifest: Manifest,
-        found: &[FoundPage],
-        trust_clean: bool,
-        now: Millis,
-        out: &mut Vec<Action>,
-    ) -> Self {
-        let map = map_after_attach(&setup.header, memory, found, trust_clean, now);
+    /// `memory` is zeroed, with at least the fixed part of the map and the chunks of the pages allocated.
+    /// When something is dirty, no request may come before [`Report::Ready`].
+    pub fn attach(setup: Setup, memory: M, state: AttachState, now: Millis, out: &mut Vec<Action>) -> Self {
+        let AttachState { manifest, pages, trust_clean } = state;
+        let map = map_after_attach(&setup.header, memory, &pages, trust_clean, now);
         let mut volume = Self::over(setup, map, None, now);
         volume.log.learned(&manifest, now);
         volume.core.learn(manifest);

@@ -9,7 +9,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{Delay, DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, Delay, DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq, VolumeId};
 
 const SECTORS: u64 = 8192;
@@ -48,7 +48,7 @@ fn volume() -> Volume<Vec<u8>> {
         unix_ms_at_zero: 0,
     };
     let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
-    Volume::attach(setup, memory, manifest, &[], false, 1000, &mut Vec::new())
+    Volume::attach(setup, memory, AttachState::in_log(manifest), 1000, &mut Vec::new())
 }
 
 fn tell(volume: &mut Volume<Vec<u8>>, now: u64, event: Event) -> Vec<Action> {

@@ -9,7 +9,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const SECTORS: u64 = 10_000;
@@ -58,7 +58,7 @@ impl Bench {
             durability,
         };
         let memory = vec![0; map_bytes(SECTORS) as usize];
-        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        let volume = Volume::attach(setup, memory, AttachState::in_log(manifest), 0, &mut Vec::new());
         let mut bench = Self { volume, asked: Vec::new(), completed: Vec::new(), fenced: false };
         bench.ask(7, Op::Write, 9000);
         bench.tell(Event::MapPrepared { chunk: Chunk(0), result: Ok(()) });

@@ -9,7 +9,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentBuilder;
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);
@@ -53,7 +53,7 @@ impl Host {
         let setup =
             Setup { requests: 4, limits, header, header_generation: 0, unix_ms_at_zero: 0, durability };
         let memory = vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()];
-        let volume = Volume::attach(setup, memory, log.clone(), &[], false, 0, &mut Vec::new());
+        let volume = Volume::attach(setup, memory, AttachState::in_log(log.clone()), 0, &mut Vec::new());
         Self { volume, log, record_bytes: Vec::new() }
     }
 

@@ -17,7 +17,7 @@ use holdfast_engine::record::{Body, Merge, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
 use holdfast_engine::snapshot::{SnapshotChange, SnapshotRefused};
-use holdfast_engine::volume::{DirtyLimits, Durability, Pending, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Pending, Setup, Volume};
 use holdfast_types::{Block, Epoch, Mask, Nonce, RunId, SectorRange, SegmentId, Seq, SnapshotUid};
 
 const SECTORS: u64 = 1000;
@@ -109,7 +109,7 @@ impl Host {
         let tmpfs = Rc::default();
         let memory = Mapping { bytes: vec![0; map_bytes(SECTORS) as usize], home: Rc::clone(&tmpfs) };
         let log = manifest.clone();
-        let volume = Volume::attach(setup.clone(), memory, manifest, &[], false, 0, &mut Vec::new());
+        let volume = Volume::attach(setup.clone(), memory, AttachState::in_log(manifest), 0, &mut Vec::new());
         Self {
             volume,
             tmpfs,
@@ -473,7 +473,7 @@ fn a_volume_that_commits_nothing_catches_up_with_its_merges() {
         setup.header.epoch = Epoch(2);
         let memory = Mapping { bytes: vec![0; map_bytes(SECTORS) as usize], home: Rc::default() };
         let mut out = Vec::new();
-        host.volume = Volume::attach(setup, memory, host.log.clone(), &[], false, 0, &mut out);
+        host.volume = Volume::attach(setup, memory, AttachState::in_log(host.log.clone()), 0, &mut out);
         let data_seq = host.log.data_seq();
         let plan = out.into_iter().find_map(|action| {
             let Action::Merge(plan) = action else { return None };

@@ -17,7 +17,7 @@ use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, Side, SideSet, map_bytes};
 use holdfast_engine::segment::SegmentRef;
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
 use holdfast_types::{Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);
@@ -142,7 +142,7 @@ impl Host {
         let memory = Mapping { bytes, home, steps: Rc::clone(&steps) };
         let setup = Setup { limits, ..setup(header.clone()) };
         let log = manifest.clone();
-        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        let volume = Volume::attach(setup, memory, AttachState::in_log(manifest), 0, &mut Vec::new());
         let pages = sectors.div_ceil(PAGE_SECTORS);
         let file = if keeps_file { vec![0; file_bytes(pages) as usize] } else { Vec::new() };
         Self {

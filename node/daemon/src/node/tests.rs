@@ -25,7 +25,7 @@ use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet};
-use holdfast_engine::volume::{Setup, Volume};
+use holdfast_engine::volume::{AttachState, Setup, Volume};
 use holdfast_objects::{Fault, Gate, ObjectStore, ReadyParts, Verb};
 use holdfast_s3::Credentials;
 use holdfast_types::{Chunk, Epoch, Nonce, SectorRange, Seq};
@@ -134,7 +134,7 @@ impl Dirs {
         let setup =
             Setup { requests: 128, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
         let live_map = LiveMap::create(&self.live_map(), SECTORS, &[]).unwrap();
-        drop(Volume::attach(setup, live_map, manifest, &[], false, 0, &mut Vec::new()));
+        drop(Volume::attach(setup, live_map, AttachState::in_log(manifest), 0, &mut Vec::new()));
         let record = AttachedRecord {
             version: ATTACHED_VERSION,
             tag: self.tag(&volume(), 1),
@@ -456,8 +456,8 @@ async fn leave_volume_dirty(
     };
     let live_map = LiveMap::create(&local.live_map_path(), SECTORS, &[Chunk(0)]).unwrap();
     let mut actions = Vec::new();
-    let mut served =
-        Volume::attach(setup, live_map, acquired.manifest, &acquired.found, false, 0, &mut actions);
+    let state = AttachState { manifest: acquired.manifest, pages: acquired.found, trust_clean: false };
+    let mut served = Volume::attach(setup, live_map, state, 0, &mut actions);
     let mut events = vec![Event::Request { id: RequestId(0), op: Op::Write, range }];
     while let Some(event) = events.pop() {
         served.handle(0, event, &mut actions);

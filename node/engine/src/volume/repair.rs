@@ -11,13 +11,18 @@ use super::core::{Core, Memory};
 use crate::crash_point::{CrashPoint, reach};
 use crate::sector_map::{Side, SideSet};
 
-/// Ranges to repair, and the progress of that repair.
+/// The repair that is in progress, if there is one.
 #[derive(Default)]
-pub(super) struct RepairJob {
-    asked: bool,
+pub(super) struct RepairJob(Option<Repair>);
+
+/// Rest of a repair.
+#[derive(Default)]
+struct Repair {
+    /// Ranges that are not marked yet.
     wanted: Vec<SectorRange>,
     /// Sides with sectors that were marked and are not committed yet.
     marked: SideSet,
+    /// A checkpoint is to be made although it is not due.
     checkpoint: bool,
 }
 
@@ -33,55 +38,60 @@ pub(super) enum RepairStep {
 
 impl RepairJob {
     pub(super) fn ask(&mut self, ranges: Vec<SectorRange>, checkpoint: bool) {
-        self.asked = true;
-        self.wanted.extend(ranges);
-        self.checkpoint |= checkpoint;
+        let repair = self.0.get_or_insert_default();
+        repair.wanted.extend(ranges);
+        repair.checkpoint |= checkpoint;
     }
 
     pub(super) fn is_asked(&self) -> bool {
-        self.asked
+        self.0.is_some()
     }
 
     /// Returns true if `side` is to be sealed although no limit is reached.
     pub(super) fn wants_seal(&self, side: Side) -> bool {
-        self.marked.contains(side)
+        self.0.as_ref().is_some_and(|repair| repair.marked.contains(side))
     }
 
     /// Returns true if a checkpoint is to be made although it is not due.
     pub(super) fn wants_checkpoint(&self) -> bool {
-        self.checkpoint
+        self.0.as_ref().is_some_and(|repair| repair.checkpoint)
     }
 
     pub(super) fn committed(&mut self, side: Side) {
-        self.marked = self.marked.without(side);
+        if let Some(repair) = &mut self.0 {
+            repair.marked = repair.marked.without(side);
+        }
     }
 
     pub(super) fn checkpointed(&mut self) {
-        self.checkpoint = false;
+        if let Some(repair) = &mut self.0 {
+            repair.checkpoint = false;
+        }
     }
 
-    /// Nothing may be committed any more.
+    /// Nothing may be committed any more: a repair in progress has nothing left to do.
     pub(super) fn forget(&mut self) {
-        *self = Self { asked: self.asked, ..Self::default() };
+        self.0 = self.0.take().map(|_unfinished| Repair::default());
     }
 
     /// Marks what is clean of the ranges. Nothing is sealed, committed or evicted meanwhile.
     pub(super) fn advance<M: Memory>(&mut self, core: &mut Core<M>) -> RepairStep {
+        let Some(repair) = &mut self.0 else { return RepairStep::Done };
         let all = SectorRange::new(0, core.map.sectors());
-        for range in std::mem::take(&mut self.wanted) {
+        for range in std::mem::take(&mut repair.wanted) {
             let Some(range) = range.intersect(all) else { continue };
             for side in Side::BOTH {
                 if core.mark_unstored(range, side) {
-                    self.marked = self.marked.with(side);
+                    repair.marked = repair.marked.with(side);
                 }
             }
         }
         reach(CrashPoint::MarkedForRepair);
         let inactive = core.map.active().other();
-        if self.marked.contains(inactive) {
+        if repair.marked.contains(inactive) {
             RepairStep::Seal(inactive)
-        } else if self.marked == SideSet::NONE && !self.checkpoint {
-            self.asked = false;
+        } else if repair.marked == SideSet::NONE && !repair.checkpoint {
+            self.0 = None;
             RepairStep::Done
         } else {
             RepairStep::Wait

@@ -2,7 +2,8 @@
 
 use holdfast_types::{Millis, Seq};
 
-use crate::durable_map::Header;
+use crate::durable_map::{FoundPage, Header};
+use crate::manifest::Manifest;
 
 /// Limits at which dirty data is sealed and writes are delayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,24 @@ pub struct Setup {
     pub header_generation: u64,
     /// Milliseconds since 1970 when the clock of `now` stood at zero: for the times in records.
     pub unix_ms_at_zero: u64,
+}
+
+/// State of a volume that an attach found.
+#[derive(Debug, Clone)]
+pub struct AttachState {
+    /// The log.
+    pub manifest: Manifest,
+    /// Pages of the durable map on this node; empty on a fresh one.
+    pub pages: Vec<FoundPage>,
+    /// Clean data of the pages counts too: the header was closed clean and the log ended at its seq.
+    pub trust_clean: bool,
+}
+
+impl AttachState {
+    /// That of a volume of which this node has nothing.
+    pub fn in_log(manifest: Manifest) -> Self {
+        Self { manifest, pages: Vec::new(), trust_clean: false }
+    }
 }
 
 /// The record that a predecessor was about to create; a successor needs it beside the live map.

@@ -7,7 +7,7 @@ use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::volume::Volume;
+use holdfast_engine::volume::{AttachState, Volume};
 use holdfast_log::LogFailure;
 use holdfast_types::{Epoch, Nonce, Seq};
 
@@ -133,15 +133,15 @@ impl World {
                 "a host serves whose attach is not in the log".into()
             });
         self.check_displaced(host, acquired.displaced.as_ref());
-        let Acquired { manifest, header, header_generation, found, trust_clean, .. } = acquired;
+        let Acquired { manifest, header, header_generation, found: pages, trust_clean, .. } = acquired;
         let (now, sectors) = (self.clock.now(), header.sectors);
         let setup = self.terms.setup(header, header_generation, self.clock.unix_ms_at_zero());
         let here = &mut self.hosts[host];
         let memory = here.tmpfs.map(map_bytes(sectors), here.fuse.clone());
         let mut out = Vec::new();
         here.content.drop_seal();
-        let volume =
-            here.run(|_| Volume::attach(setup, memory, manifest, &found, trust_clean, now, &mut out));
+        let state = AttachState { manifest, pages, trust_clean };
+        let volume = here.run(|_| Volume::attach(setup, memory, state, now, &mut out));
         here.device = Some(Device::new(DEPTH, sectors));
         match volume {
             Some(volume) => {

@@ -9,7 +9,7 @@ use holdfast_engine::fence::Fence;
 use holdfast_engine::manifest::Manifest;
 use holdfast_engine::record::{Body, Record};
 use holdfast_engine::sector_map::{Side, SideSet, map_bytes};
-use holdfast_engine::volume::{DirtyLimits, Durability, Setup, Volume};
+use holdfast_engine::volume::{AttachState, DirtyLimits, Durability, Setup, Volume};
 use holdfast_engine::{action::Action, event::CreateAnswer, segment::SegmentRef};
 use holdfast_types::{Nonce, SegmentId, Seq};
 use tempfile::TempDir;
@@ -101,7 +101,7 @@ impl Writer {
         let setup =
             Setup { requests: 4, limits, durability, header, header_generation: 1, unix_ms_at_zero: 0 };
         let memory = Live { bytes: vec![0; usize::try_from(map_bytes(SECTORS)).unwrap()], path: live };
-        let volume = Volume::attach(setup, memory, manifest, &[], false, 0, &mut Vec::new());
+        let volume = Volume::attach(setup, memory, AttachState::in_log(manifest), 0, &mut Vec::new());
         Self { volume, sides, map, fill: 0, store: true }
     }
 

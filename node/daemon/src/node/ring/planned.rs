@@ -4,10 +4,8 @@
 //! read and counted. On a ring thread every other device would stand still meanwhile.
 
 use holdfast_engine::action::{Action, Report};
-use holdfast_engine::durable_map::FoundPage;
-use holdfast_engine::manifest::Manifest;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::volume::{Pending, Setup, Volume};
+use holdfast_engine::volume::{AttachState, Pending, Setup, Volume};
 
 use crate::node::clock::now;
 use crate::node::local::live_map::LiveMap;
@@ -15,7 +13,7 @@ use crate::node::local::live_map::LiveMap;
 /// Start of a volume's planner.
 pub(crate) enum Start {
     /// Just attached.
-    Attach { manifest: Box<Manifest>, found: Vec<FoundPage>, trust_clean: bool },
+    Attach(Box<AttachState>),
     /// Taken over from a dead or retired process.
     Resume { pending: Option<Pending> },
 }
@@ -39,9 +37,7 @@ impl Start {
         let (sectors, requests) = (setup.header.sectors, setup.requests);
         let mut actions = Vec::with_capacity(64);
         let volume = match self {
-            Self::Attach { manifest, found, trust_clean } => {
-                Volume::attach(setup, live_map, *manifest, &found, trust_clean, now(), &mut actions)
-            }
+            Self::Attach(state) => Volume::attach(setup, live_map, *state, now(), &mut actions),
             Self::Resume { pending } => {
                 let volume = Volume::resume(setup, live_map, pending, now())?;
                 if !volume.status().recovering {

@@ -12,7 +12,7 @@ use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth}
 use holdfast_engine::durable_map::{FoundMap, FoundPage, holds_dirty};
 use holdfast_engine::record::Displaced;
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::volume::Pending;
+use holdfast_engine::volume::{AttachState, Pending};
 use holdfast_log::{
     CreateOutcome, Creation, create_record, provision, read_manifest, remove, write_checkpoint,
 };
@@ -55,15 +55,9 @@ impl Writer {
         };
         let background = Background::new(volume(), (StoreKey(0), objects), sides, NodeTime, pools);
         let mut actions = Vec::new();
-        let served = Volume::attach(
-            setup,
-            memory,
-            acquired.manifest,
-            &acquired.found,
-            acquired.trust_clean,
-            0,
-            &mut actions,
-        );
+        let Acquired { manifest, found: pages, trust_clean, .. } = acquired;
+        let state = AttachState { manifest, pages, trust_clean };
+        let served = Volume::attach(setup, memory, state, 0, &mut actions);
         assert!(
             actions.iter().any(|action| matches!(action, Action::Report(Report::Ready))),
             "nothing is dirty"

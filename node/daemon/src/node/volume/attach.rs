@@ -8,7 +8,7 @@ use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
 use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::record::Displaced;
-use holdfast_engine::volume::Setup;
+use holdfast_engine::volume::{AttachState, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, Nonce, VolumeId};
 use holdfast_ublk::{Device, DeviceSpec, Transport};
@@ -208,8 +208,11 @@ impl Node {
             header_generation: acquired.header_generation,
             unix_ms_at_zero: unix_ms_at_zero(),
         };
-        let manifest = Box::new(acquired.manifest);
-        let start = Start::Attach { manifest, found: acquired.found, trust_clean: acquired.trust_clean };
+        let start = Start::Attach(Box::new(AttachState {
+            manifest: acquired.manifest,
+            pages: acquired.found,
+            trust_clean: acquired.trust_clean,
+        }));
         let AttachFiles { files, live_map } = acquired.files;
         let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
         Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
