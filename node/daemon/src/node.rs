@@ -18,7 +18,6 @@ mod run_blocking;
 mod store;
 mod volume;
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +33,7 @@ use holdfast_s3::S3Config;
 use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
@@ -65,8 +64,7 @@ use ring::thread;
 use store::block_cache::Slab;
 use store::clients::Stores;
 use store::cold_reads::ColdReads;
-use volume::present::Present;
-use volume::state::{State, StateCell, StateEvent};
+use volume::table::NodeVolumes;
 
 /// Requests a queue holds.
 const QUEUE_DEPTH: u16 = 128;
@@ -185,18 +183,10 @@ struct Inner {
     cold: Arc<ColdReads>,
     pools: Pools,
     stores: Stores,
-    volumes: Mutex<BTreeMap<VolumeId, Entry>>,
+    volumes: NodeVolumes,
     tasks: Tasks,
     /// The right to use the directories, until [`Node::shutdown`].
     owner: Mutex<Option<Owner>>,
-}
-
-/// State of one volume on this node.
-#[derive(Clone)]
-struct Entry {
-    state: Arc<StateCell>,
-    /// Once it is on a ring thread.
-    present: Option<Arc<Present>>,
 }
 
 impl Node {
@@ -247,7 +237,7 @@ impl Node {
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,
             stores: Stores::default(),
-            volumes: Mutex::default(),
+            volumes: NodeVolumes::default(),
             tasks: Tasks::new(),
             owner: Some(owner).into(),
         }));
@@ -288,11 +278,7 @@ impl Node {
 
     /// The volumes on this node.
     pub(crate) fn list(&self) -> Vec<VolumeStatus> {
-        let entries: Vec<_> =
-            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.now())).collect();
-        let shown = entries
-            .into_iter()
-            .filter_map(|(volume, (state, present))| VolumeStatus::of(volume, state, present.as_deref()));
+        let shown = self.0.volumes.all().into_iter().filter_map(VolumeStatus::of);
         shown.collect()
     }
 
@@ -332,32 +318,6 @@ impl Node {
         self.0.owner.lock().take()
     }
 
-    fn volumes(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
-        self.0.volumes.lock()
-    }
-
-    fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
-        let Some((state, present)) = self.volumes().get(volume).map(Entry::now) else {
-            return Err(NodeError::NotAttached(volume.clone()));
-        };
-        present.ok_or_else(|| match state {
-            State::Evicting => NodeError::NotAttached(volume.clone()),
-            other @ (State::Attaching { .. }
-            | State::Recovering { .. }
-            | State::Serving { .. }
-            | State::Unserved { .. }
-            | State::Detaching { .. }
-            | State::Detached) => refusal(volume, &other),
-        })
-    }
-
-    /// Publishes that a volume is not on this node any more.
-    fn forget(&self, volume: &VolumeId, state: &StateCell) {
-        let mut volumes = self.volumes();
-        state.apply(&StateEvent::Released);
-        volumes.remove(volume);
-    }
-
     fn local(&self, volume: &VolumeId) -> Local {
         Local::new(&self.0.config.state_dir, &self.0.config.run_dir, volume)
     }
@@ -365,42 +325,6 @@ impl Node {
     fn limits(&self, max_age_ms: u64) -> DirtyLimits {
         let config = &self.0.config;
         DirtyLimits { seal_bytes: config.seal_bytes, max_bytes: config.max_dirty_bytes, max_age_ms }
-    }
-}
-
-impl Entry {
-    /// A volume that is not on a ring thread.
-    fn new(state: State) -> Self {
-        Self { state: StateCell::new(state), present: None }
-    }
-
-    /// Its state and, once it is on a ring thread, the volume. They are of one moment: no volume comes onto a
-    /// ring thread or leaves it while the lock of the table is held.
-    fn now(&self) -> (State, Option<Arc<Present>>) {
-        (self.state.get(), self.present.clone())
-    }
-}
-
-/// Reason that a volume cannot be attached or used now.
-fn refusal(volume: &VolumeId, state: &State) -> NodeError {
-    let volume = volume.clone();
-    match state {
-        State::Recovering { error, .. } => match error {
-            None => NodeError::Recovering(volume),
-            Some(why) => NodeError::RecoveryFailed { volume, why: why.clone() },
-        },
-        State::Detaching { .. } => NodeError::Busy { volume, doing: "being detached" },
-        State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } if state.is_fenced() => {
-            NodeError::Fenced(volume)
-        }
-        State::Unserved { .. } => {
-            NodeError::Busy { volume, doing: "without a device after a failed attach (detach it first)" }
-        }
-        State::Attaching { .. } | State::Serving { .. } => {
-            NodeError::Busy { volume, doing: "being attached" }
-        }
-        State::Evicting => NodeError::Busy { volume, doing: "having its local files cleared" },
-        State::Detached => NodeError::NotAttached(volume),
     }
 }
 

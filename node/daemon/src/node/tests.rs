@@ -38,7 +38,8 @@ use kernel::FakeKernel;
 use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
 use super::local::volume_files::KEPT_LIVE_MAP;
-use super::volume::state::Writer;
+use super::volume::present::Present;
+use super::volume::state::{State, StateEvent, Writer};
 use super::*;
 
 const SECTORS: u64 = 64;

@@ -10,3 +10,4 @@ pub(in crate::node) mod scrub;
 pub(in crate::node) mod snapshot;
 pub(in crate::node) mod state;
 pub(in crate::node) mod status;
+pub(in crate::node) mod table;

@@ -8,20 +8,18 @@
 //! other volume waits.
 //! On failure: what cannot be deleted stays; no volume waits for it.
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::Path;
 use std::time::SystemTime;
 
 use holdfast_types::VolumeId;
-use parking_lot::{Mutex, MutexGuard};
 
-use crate::node::Entry;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::random;
 use crate::node::local::volume_files::{Local, run_volumes, state_volumes, volumes_under};
-use crate::node::volume::state::State;
+use crate::node::volume::table::NodeVolumes;
 
 /// Directory of what is being purged.
 const TRASH: &str = "trash";
@@ -42,7 +40,7 @@ pub(in crate::node) struct Needed(BTreeMap<VolumeId, SystemTime>);
 pub(in crate::node) struct Leftovers<'a> {
     state_dir: &'a Path,
     run_dir: &'a Path,
-    volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+    volumes: &'a NodeVolumes,
     /// The longest unused first.
     found: Vec<Leftover>,
 }
@@ -51,13 +49,13 @@ impl<'a> Leftovers<'a> {
     pub(in crate::node) fn find(
         state_dir: &'a Path,
         run_dir: &'a Path,
-        volumes: &'a Mutex<BTreeMap<VolumeId, Entry>>,
+        volumes: &'a NodeVolumes,
     ) -> Result<Self, NodeError> {
         let mut leftovers = Self { state_dir, run_dir, volumes, found: Vec::new() };
         // What could not be recovered may have a live map that knows more than the durable one.
         let live = volumes_under(&run_volumes(run_dir))?;
         for volume in volumes_under(&state_volumes(state_dir))? {
-            if live.contains(&volume) || leftovers.in_use().contains_key(&volume) {
+            if live.contains(&volume) || volumes.contains(&volume) {
                 continue;
             }
             let local = Local::new(state_dir, run_dir, &volume);
@@ -72,10 +70,6 @@ impl<'a> Leftovers<'a> {
         }
         leftovers.found.sort_unstable_by_key(|leftover| leftover.used);
         Ok(leftovers)
-    }
-
-    fn in_use(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
-        self.volumes.lock()
     }
 
     /// Bytes that they all hold.
@@ -133,30 +127,16 @@ impl<'a> Leftovers<'a> {
     fn move_to_trash(&self, volume: &VolumeId, local: &Local, used: SystemTime) -> Result<bool, NodeError> {
         let trash = self.state_dir.join(TRASH);
         fs::create_dir_all(&trash).map_err(file(&trash, "created"))?;
-        let moved = self.unless_attached(volume, || {
-            if written_at(&local.map_path())? != Some(used) {
-                return Ok(false);
-            }
-            let dir = local.dir();
-            // What is being deleted under this volume's name does not stand in the way.
-            let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
-            fs::rename(&dir, trash.join(name)).map_err(file(&dir, "moved to the trash"))?;
-            Ok(true)
-        });
-        moved.unwrap_or(Ok(false))
-    }
-
-    /// Runs `act` while no attach of the volume can begin; not at all while there is one. The lock of all
-    /// volumes is not held meanwhile: an attach takes the volume's entry before it touches a file, and so
-    /// does this.
-    fn unless_attached<T>(&self, volume: &VolumeId, act: impl FnOnce() -> T) -> Option<T> {
-        match self.in_use().entry(volume.clone()) {
-            btree_map::Entry::Occupied(_) => return None,
-            btree_map::Entry::Vacant(place) => place.insert(Entry::new(State::Evicting)),
-        };
-        let done = act();
-        self.in_use().remove(volume);
-        Some(done)
+        // An attach takes the volume's entry before it touches a file, and so does this.
+        let Some(_no_attach) = self.volumes.keep_from_attaches(volume) else { return Ok(false) };
+        if written_at(&local.map_path())? != Some(used) {
+            return Ok(false);
+        }
+        let dir = local.dir();
+        // What is being deleted under this volume's name does not stand in the way.
+        let name = format!("{volume}-{:016x}", u64::from_le_bytes(random()));
+        fs::rename(&dir, trash.join(name)).map_err(file(&dir, "moved to the trash"))?;
+        Ok(true)
     }
 }
 
@@ -189,7 +169,6 @@ mod tests {
     use holdfast_background::LocalState;
     use holdfast_engine::durable_map::Header;
     use holdfast_engine::sector_map::{Side, SideSet};
-    use holdfast_engine::volume::Durability;
     use holdfast_types::{Epoch, Nonce, Seq};
 
     use super::*;
@@ -247,8 +226,8 @@ mod tests {
             leave(dirs, name, closed_clean, used).await;
         }
         fs::create_dir(run_volumes(&run).join("live")).unwrap();
-        let attaching = Entry::new(State::attaching("main".to_owned(), Durability::Local));
-        let volumes = Mutex::new(BTreeMap::from([("attached".parse().unwrap(), attaching)]));
+        let volumes = NodeVolumes::default();
+        drop(volumes.recover("attached".parse().unwrap()));
         let mut needed = Needed::default();
 
         let mut leftovers = Leftovers::find(dirs, &run, &volumes).unwrap();
@@ -268,7 +247,7 @@ mod tests {
     async fn files_used_meanwhile_are_kept() {
         let dirs = tempfile::tempdir().unwrap();
         leave(dirs.path(), "v", true, 10).await;
-        let volumes = Mutex::default();
+        let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         // Attached and detached again in between.
@@ -285,34 +264,12 @@ mod tests {
         }
         // Nothing can be moved there.
         fs::write(dirs.path().join(TRASH), "").unwrap();
-        let volumes = Mutex::default();
+        let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         let held = leftovers.held_bytes();
         leftovers.evict(u64::MAX, &mut Needed::default());
         assert_eq!((leftovers.held_bytes(), left(dirs.path()).len()), (held, 2));
-    }
-
-    /// All volumes of the node waited while a slow disk moved the files of one.
-    #[test]
-    fn no_volume_waits_while_a_cache_is_thrown_away() {
-        let volumes = Mutex::default();
-        let leftovers = Leftovers {
-            state_dir: Path::new("state"),
-            run_dir: Path::new("run"),
-            volumes: &volumes,
-            found: Vec::new(),
-        };
-        let volume: VolumeId = "v".parse().unwrap();
-        let held_up = leftovers.unless_attached(&volume, || {
-            let entries = volumes.try_lock().expect("no other volume waits");
-            // An attach of this one is refused.
-            entries[&volume].state.get() == State::Evicting
-        });
-        assert_eq!(held_up, Some(true));
-        assert!(volumes.lock().is_empty(), "it may be attached again");
-        volumes.lock().insert(volume.clone(), Entry::new(State::recovering()));
-        assert_eq!(leftovers.unless_attached(&volume, || unreachable!("it is in use")), None::<()>);
     }
 
     /// One file that could not be looked at stopped the measurement for all, and writes waited.
@@ -326,7 +283,7 @@ mod tests {
         let side = dirs.path().join("volumes/bad/a.data");
         fs::remove_file(&side).unwrap();
         std::os::unix::fs::symlink(&side, &side).unwrap();
-        let volumes = Mutex::default();
+        let volumes = NodeVolumes::default();
         let run = dirs.path().join("run");
         let mut leftovers = Leftovers::find(dirs.path(), &run, &volumes).unwrap();
         assert!(leftovers.held_bytes() >= 8192);

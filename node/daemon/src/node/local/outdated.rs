@@ -3,8 +3,6 @@
 //! Data that such a volume had not uploaded here is preserved, as it is when a fenced writer notices. Data
 //! that it had uploaded is of no use any more and is removed. Only the log decides, not a report.
 
-use std::collections::btree_map::Entry;
-
 use holdfast_background::LocalState;
 use holdfast_engine::attach::{Foreign, LocalData, worth};
 use holdfast_engine::durable_map::holds_dirty;
@@ -12,7 +10,6 @@ use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
-use crate::node::volume::state::State;
 use crate::node::{Node, NodeError};
 
 impl Node {
@@ -20,7 +17,7 @@ impl Node {
     /// restart is not among them: its live map may know more than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
         let local = self.local(volume);
-        let attached = self.volumes().contains_key(volume) || local.live_map_path().exists();
+        let attached = self.0.volumes.contains(volume) || local.live_map_path().exists();
         !attached && local.map_path().exists()
     }
 
@@ -36,12 +33,13 @@ impl Node {
         name: &str,
         store: &S3Config,
     ) -> Result<(), NodeError> {
+        let busy = || NodeError::Busy { volume: volume.clone(), doing: "served" };
         if !self.keeps(volume) {
-            return Err(NodeError::Busy { volume: volume.clone(), doing: "served" });
+            return Err(busy());
         }
         let objects = self.store(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
-        let _no_attach = NoAttach::of(self, volume)?;
+        let _no_attach = self.0.volumes.keep_from_attaches(volume).ok_or_else(busy)?;
         let local = self.local(volume);
         // Read last: what an attach wrote meanwhile knows more than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
@@ -53,29 +51,5 @@ impl Node {
             }
             LocalData::Foreign(_) => LocalState::discard(&local).await,
         }
-    }
-}
-
-/// Keeps attaches from the local files of a volume.
-struct NoAttach<'a> {
-    node: &'a Node,
-    volume: &'a VolumeId,
-}
-
-impl<'a> NoAttach<'a> {
-    fn of(node: &'a Node, volume: &'a VolumeId) -> Result<Self, NodeError> {
-        match node.volumes().entry(volume.clone()) {
-            Entry::Occupied(_) => Err(NodeError::Busy { volume: volume.clone(), doing: "served" }),
-            Entry::Vacant(place) => {
-                place.insert(crate::node::Entry::new(State::Evicting));
-                Ok(Self { node, volume })
-            }
-        }
-    }
-}
-
-impl Drop for NoAttach<'_> {
-    fn drop(&mut self) {
-        self.node.volumes().remove(self.volume);
     }
 }

@@ -62,7 +62,7 @@ impl Node {
     /// files wait to be deleted.
     fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
         let volumes: Vec<Arc<Present>> =
-            self.volumes().values().filter_map(|entry| entry.present.clone()).collect();
+            self.0.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
         let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
         let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;

@@ -19,7 +19,6 @@ use std::sync::Arc;
 
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
 
 use crate::node::Node;
 use crate::node::error::NodeError;
@@ -28,8 +27,8 @@ use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
 use crate::node::store::{client::StoreClient, record::StoreRecord};
 use crate::node::volume::own_log::{OwnLog, Unproven};
-use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
+use crate::node::volume::table::SeenVolume;
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or
 /// extends a log.
@@ -77,9 +76,9 @@ impl Node {
     /// [`NodeError::StoreAttaching`]: make the same call again.
     pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
-        let attaching = self.attaching_from(name);
+        let attaching = self.0.volumes.attaching_from(name);
         let mut moved = Ok(());
-        for (volume, present) in self.presents() {
+        for (volume, present) in self.0.volumes.presents() {
             let used = present.objects.current();
             if present.store_name == name && used.record().place() != record.place() {
                 let text = |(bucket, prefix): (&str, &str)| format!("{bucket}/{prefix}");
@@ -93,21 +92,10 @@ impl Node {
         let _alone = self.0.stores.change(name).await;
         let store = self.0.stores.open(name, &record);
         self.renew(name, &store, record).await.and(moved)?;
-        match attaching.or_else(|| self.attaching_from(name)) {
+        match attaching.or_else(|| self.0.volumes.attaching_from(name)) {
             Some(volume) => Err(NodeError::StoreAttaching { name: name.to_owned(), volume }),
             None => Ok(()),
         }
-    }
-
-    /// A volume that is being attached from the store called `name`.
-    fn attaching_from(&self, name: &str) -> Option<VolumeId> {
-        let volumes = self.volumes();
-        let mut attaching = volumes.iter().filter(|(_, entry)| {
-            let is_of =
-                |state: &State| matches!(state, State::Attaching { store_name, .. } if store_name == name);
-            entry.present.is_none() && entry.state.with(is_of)
-        });
-        attaching.next().map(|(volume, _)| volume.clone())
     }
 
     async fn renew(
@@ -147,17 +135,14 @@ impl Node {
             volumes = users.len(),
             "the store's configuration changed: its client was replaced"
         );
-        // With the lock held, so that no volume is forgotten meanwhile.
-        let volumes = self.volumes();
-        for (volume, entry) in volumes.iter() {
-            if let Some(present) = &entry.present
-                && Arc::ptr_eq(&present.objects, store)
+        self.0.volumes.for_each_present(|volume, present| {
+            if Arc::ptr_eq(&present.objects, store)
                 && let Err(error) = present.remember()
             {
                 tracing::error!(%volume, error = &error as &dyn std::error::Error,
                     "the record of an attached volume was not rewritten: a restarted daemon begins with the old configuration");
             }
-        }
+        });
         Ok(())
     }
 
@@ -165,10 +150,8 @@ impl Node {
     /// volume. A fenced one sends nothing any more. Of one whose local state cannot be read, the store is
     /// unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
-        let entries: Vec<_> =
-            self.volumes().iter().map(|(volume, entry)| (volume.clone(), entry.now())).collect();
         let (mut is_used, mut logs) = (false, Vec::new());
-        for (volume, (state, present)) in entries {
+        for SeenVolume { volume, state, present } in self.0.volumes.all() {
             if let Some(present) = present {
                 if Arc::ptr_eq(&present.objects, store) {
                     is_used = true;
@@ -191,13 +174,6 @@ impl Node {
             }
         }
         is_used.then_some(logs)
-    }
-
-    fn presents(&self) -> Vec<(VolumeId, Arc<Present>)> {
-        let volumes = self.volumes();
-        let presents =
-            volumes.iter().filter_map(|(volume, entry)| Some((volume.clone(), entry.present.clone()?)));
-        presents.collect()
     }
 }
 

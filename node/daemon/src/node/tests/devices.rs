@@ -397,7 +397,7 @@ fn a_detach_during_an_attach_is_refused() {
             host.kernel.hold(command, None);
             let attach = host.attach(&node, "x");
             let detach = async {
-                until(|| node.present(&id("x")).is_ok()).await;
+                until(|| node.0.volumes.present(&id("x")).is_ok()).await;
                 let refused = node.detach(&id("x")).await.unwrap_err();
                 assert_eq!(refused.kind(), ErrorKind::Busy);
                 assert_eq!(refused.to_string(), "volume x is being attached on this node");
@@ -472,7 +472,7 @@ fn a_volume_with_open_queues_stays_on_its_ring() {
     let host = &Host::new(&["x", "y"]);
     host.daemon(|node| async move {
         host.attach(&node, "x").await;
-        let present = node.present(&id("x")).unwrap();
+        let present = node.0.volumes.present(&id("x")).unwrap();
         for _ in 0..2 {
             let refused = node.remove_from_ring(&present).await.unwrap_err();
             assert!(matches!(refused, NodeError::StillArmed(_)), "{refused}");
@@ -501,7 +501,7 @@ fn a_recovery_that_stalls_holds_up_no_other() {
             assert!(matches!(refused, NodeError::Recovering(_)), "{refused}");
         }
         // The kernel refuses what the queues of x offer it: nothing more is waited for.
-        node.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
+        node.0.volumes.present(&id("x")).unwrap().board.queue_refused(holdfast_ring::Errno::EINVAL);
         until(|| message().contains("the kernel refused a queue command of device 1")).await;
         host.kernel.release();
     });
@@ -517,7 +517,7 @@ fn a_volume_is_on_no_ring_before_its_last_server_ended() {
     });
     host.kernel.hold("start_recovery", None);
     host.daemon(|node| async move {
-        assert!(matches!(node.present(&id("x")), Err(NodeError::Recovering(_))));
+        assert!(matches!(node.0.volumes.present(&id("x")), Err(NodeError::Recovering(_))));
         host.kernel.release();
         settled(&node, |status| status.state == VolumeState::Attached).await;
         host.check(&node).await;

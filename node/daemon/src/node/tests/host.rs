@@ -176,7 +176,7 @@ fn a_full_run_directory_is_named_and_detaches_work() {
         }
         assert_eq!(kernel.devices().len(), 2);
         tmpfs.fill();
-        let present = node.present(&full).unwrap();
+        let present = node.0.volumes.present(&full).unwrap();
         let range = SectorRange::new(CHUNK_SECTORS, 1);
         let event = Event::Request { id: RequestId(0), op: Op::Write, range };
         present.ring.send(Message::Event { key: present.key, event }).await;

@@ -56,11 +56,11 @@ fn a_ring_with_a_full_inbox_holds_up_no_other() {
         for name in ["stuck", "good"] {
             node.attach(asked(name)).await.unwrap();
         }
-        let stuck = node.present(&"stuck".parse().unwrap()).unwrap();
+        let stuck = node.0.volumes.present(&"stuck".parse().unwrap()).unwrap();
         let release = fill(&stuck).await;
         let meanwhile = async {
             let good: VolumeId = "good".parse().unwrap();
-            let serves = node.present(&good).unwrap();
+            let serves = node.0.volumes.present(&good).unwrap();
             // A tick publishes that it came late.
             on_ring(&serves, |ring, owner| {
                 ring.no_operation(InFlight::Command(Command { owner, queue_id: 9, tag: 0 }));

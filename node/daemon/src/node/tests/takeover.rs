@@ -24,6 +24,7 @@ use crate::node::clock::NodeTime;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::attach::new_device;
 use crate::node::volume::background::LocalSides;
+use crate::node::volume::table::Reserved;
 
 /// One volume on one node, with everything done at once that its engine asks for.
 struct Writer {
@@ -405,16 +406,15 @@ fn outdated_files_are_not_moved_below_an_attach() {
             async move { node.clear_outdated(&volume(), "main", &store).await }
         });
         tokio::time::timeout(LIMIT, bucket.arrival()).await.expect("the log is read");
-        let attaching = Entry::new(State::attaching("main".to_owned(), Durability::Local));
-        node.volumes().insert(volume(), attaching);
+        let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
         bucket.open();
         let refused = clearing.await.unwrap().unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Busy);
         assert!(fs::read(dirs.durable_map()).unwrap() == before);
-        let entry = node.volumes().remove(&volume()).unwrap();
-        assert!(matches!(entry.state.get(), State::Attaching { .. }));
+        assert!(matches!(attaching.get(), State::Attaching { .. }));
+        node.0.volumes.forget(&volume(), &attaching);
         node.clear_outdated(&volume(), "main", &bucket.config).await.unwrap();
-        assert!(!dirs.durable_map().exists() && node.volumes().is_empty());
+        assert!(!dirs.durable_map().exists() && !node.0.volumes.contains(&volume()));
         node.shutdown().await;
     });
 }

@@ -28,14 +28,14 @@ use crate::node::ring::planned::Start;
 use crate::node::ring::room::Place;
 use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
-use crate::node::store::record::StoreRecord;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
 use crate::node::volume::detach::{or_gone, refused};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
-use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
-use crate::node::{AttachRequest, Attached, Entry, Node, QUEUE_DEPTH, QUEUES, refusal, sectors_of, unix_ms};
+use crate::node::volume::state::{StateCell, StateEvent, Writer};
+use crate::node::volume::table::Reserved;
+use crate::node::{AttachRequest, Attached, Node, QUEUE_DEPTH, QUEUES, sectors_of, unix_ms};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
@@ -47,7 +47,7 @@ impl Node {
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<Attached, NodeError> {
         let _alone = ExitOnPanic("an attach");
         let volume = request.volume.clone();
-        let state = match self.reserve(&request)? {
+        let state = match self.0.volumes.reserve(&request)? {
             Reserved::Attached(attached) => return Ok(attached),
             Reserved::Now(state) => state,
         };
@@ -60,47 +60,11 @@ impl Node {
         }
     }
 
-    fn reserve(&self, request: &AttachRequest) -> Result<Reserved, NodeError> {
-        let AttachRequest { volume, store_name, store, durability, .. } = request;
-        let mut volumes = self.volumes();
-        let Some(Entry { state, present }) = volumes.get(volume) else {
-            let entry = Entry::new(State::attaching(store_name.clone(), *durability));
-            let state = Arc::clone(&entry.state);
-            volumes.insert(volume.clone(), entry);
-            return Ok(Reserved::Now(state));
-        };
-        let state = state.get();
-        if let Some(present) = present
-            && !matches!(state, State::Recovering { .. })
-        {
-            // The directory of its local files has the volume's name only.
-            let (used, asked) = (present.objects.current(), StoreRecord::from(store));
-            let is_same = if present.store_name == *store_name {
-                used.record().place() == asked.place()
-            } else {
-                used.record().is_same_place(&asked)
-            };
-            if !is_same {
-                return Err(NodeError::OtherStore {
-                    volume: volume.clone(),
-                    attached: present.store_name.clone(),
-                    asked: store_name.clone(),
-                });
-            }
-        }
-        match (&state, present) {
-            (State::Serving { device, writer: Writer::Ready }, Some(present)) => {
-                Ok(Reserved::Attached(present.attached_by(*device)))
-            }
-            (state, _) => Err(refusal(volume, state)),
-        }
-    }
-
     /// Takes a half-attached volume off its ring again. Its epoch is in the log and its local state stays:
     /// the next attach continues from there. A device that cannot be removed keeps its volume and its record,
     /// for a detach or a restart.
     async fn abandon(&self, volume: &VolumeId, state: &StateCell) {
-        let present = self.volumes().get(volume).and_then(|entry| entry.present.clone());
+        let present = self.0.volumes.on_ring(volume);
         if let Some(present) = present
             && let Err(error) = self.withdraw(&present).await
         {
@@ -115,7 +79,7 @@ impl Node {
         if let Err(error) = self.local(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the files of a failed attach were not removed");
         }
-        self.forget(volume, state);
+        self.0.volumes.forget(volume, state);
     }
 
     async fn withdraw(&self, present: &Arc<Present>) -> Result<(), NodeError> {
@@ -303,18 +267,10 @@ impl Node {
         };
         self.0.tasks.spawn(Arc::new(work).run(receiver));
         let place = RingPlace { ring, key, board };
-        let present = Arc::new(Present::new(Arc::clone(&state), local, store, place, terms));
-        self.volumes().insert(volume, Entry { state, present: Some(Arc::clone(&present)) });
+        let present = Arc::new(Present::new(state, local, store, place, terms));
+        self.0.volumes.came(Arc::clone(&present));
         Ok(present)
     }
-}
-
-/// Result of the reservation for an attach.
-enum Reserved {
-    /// The volume is attached already.
-    Attached(Attached),
-    /// The attach may begin.
-    Now(Arc<StateCell>),
 }
 
 /// Logs what an attach lost or preserved.

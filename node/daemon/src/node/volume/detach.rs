@@ -11,6 +11,7 @@ use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 use holdfast_ublk::{ControlError, Device};
 
+use crate::node::Node;
 use crate::node::device::kernel::Devices;
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
@@ -19,7 +20,7 @@ use crate::node::ring::message::{Message, RingRefusal};
 use crate::node::run_blocking::{blocking, run_blocking};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, StateEvent, Writer};
-use crate::node::{Node, refusal};
+use crate::node::volume::table::refusal;
 
 impl Node {
     /// Stops the device, commits what is dirty and releases the volume. Waits for as long as the store is
@@ -31,7 +32,7 @@ impl Node {
     /// after the local data was preserved, [`NodeError::PreserveFailed`] while it could not be: then nothing
     /// was removed, and the same may be tried again.
     pub(crate) async fn detach(&self, volume: &VolumeId) -> Result<(), NodeError> {
-        let present = self.present(volume)?;
+        let present = self.0.volumes.present(volume)?;
         self.release(&present).await
     }
 
@@ -71,7 +72,7 @@ impl Node {
         }
         let end = self.end_writer(present).await;
         match &end {
-            Ok(_) => self.forget(volume, &present.state),
+            Ok(_) => self.0.volumes.forget(volume, &present.state),
             Err(error @ NodeError::PreserveFailed { .. }) => {
                 present.state.apply(&StateEvent::PreserveFailed(chain(error)));
             }

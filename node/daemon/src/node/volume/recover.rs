@@ -16,6 +16,7 @@ use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
+use crate::node::Node;
 use crate::node::clock::NodeTime;
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::device::kernel::Devices;
@@ -34,7 +35,6 @@ use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
-use crate::node::{Entry, Node};
 
 /// Time that a device may take to become quiesced after its last server died, before the daemon continues
 /// without it.
@@ -158,9 +158,7 @@ impl Node {
 
     /// Reserves a volume for its recovery: no attach passes it meanwhile.
     pub(in crate::node) fn recovery(&self, volume: VolumeId) -> Recovery {
-        let entry = Entry::new(State::recovering());
-        let state = Arc::clone(&entry.state);
-        self.volumes().insert(volume.clone(), entry);
+        let state = self.0.volumes.recover(volume.clone());
         Recovery { volume, state, present: None, is_armed: false, quiesce_within: QUIESCE_WITHIN }
     }
 
@@ -219,7 +217,7 @@ impl Node {
             None => {
                 let Some(present) = self.resume(one).await? else {
                     // Nothing was served from it.
-                    self.forget(&one.volume, &one.state);
+                    self.0.volumes.forget(&one.volume, &one.state);
                     return Ok(());
                 };
                 (Arc::clone(one.present.insert(present)), true)
@@ -363,7 +361,7 @@ impl Node {
                     Err(error) => error,
                 };
                 let why = chain(&error);
-                if !present.is_detaching() || !node.has(&present) {
+                if !present.is_detaching() || !node.0.volumes.has(&present) {
                     return tracing::warn!(%volume, why, "the detach of the previous process ended");
                 }
                 if known != why {
@@ -373,19 +371,11 @@ impl Node {
                 attempt += 1;
                 tokio::time::sleep(AGAIN_AFTER.delay(attempt, fastrand::f64())).await;
                 // A detach that a user began meanwhile may have called it off.
-                if !present.is_detaching() || !node.has(&present) {
+                if !present.is_detaching() || !node.0.volumes.has(&present) {
                     return;
                 }
             }
         });
-    }
-
-    /// True if this is still the volume of its name.
-    fn has(&self, present: &Arc<Present>) -> bool {
-        matches!(
-            self.volumes().get(present.local.volume()),
-            Some(Entry { present: Some(known), .. }) if Arc::ptr_eq(known, present)
-        )
     }
 }
 

@@ -113,7 +113,7 @@ impl Node {
         tell: impl Fn(Progress) + Send + Sync,
     ) -> Result<Scrubbed, NodeError> {
         let ScrubRequest { volume, store, repair } = request;
-        let present = match self.present(&volume) {
+        let present = match self.0.volumes.present(&volume) {
             Ok(present) => Some(present),
             Err(NodeError::NotAttached(_)) => None,
             Err(error) => return Err(error),

@@ -75,7 +75,7 @@ impl Node {
         &self,
         at: &VolumeInStore,
     ) -> Result<(Option<Arc<Present>>, Arc<WatchedStore>), NodeError> {
-        match (self.present(&at.volume), &at.store) {
+        match (self.0.volumes.present(&at.volume), &at.store) {
             (Ok(present), _) => {
                 let objects = Arc::clone(&present.objects);
                 Ok((Some(present), objects))

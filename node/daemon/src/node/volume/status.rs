@@ -8,11 +8,12 @@ use holdfast_objects::RequestCounts;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
+use crate::node::Attached;
 use crate::node::ring::board::ServedCounts;
 use crate::node::store::watched::{RefusedDeletes, StoreHealth};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, Writer};
-use crate::node::{Attached, refusal};
+use crate::node::volume::table::{SeenVolume, refusal};
 
 /// The longest that a deletion takes which no program holds up.
 const HELD_OPEN_AFTER: Duration = Duration::from_secs(1);
@@ -123,10 +124,11 @@ pub(crate) struct DiskStatus {
 
 impl VolumeStatus {
     /// Status of a volume now; none if it is detached.
-    pub(in crate::node) fn of(volume: VolumeId, state: State, present: Option<&Present>) -> Option<Self> {
+    pub(in crate::node) fn of(seen: SeenVolume) -> Option<Self> {
+        let SeenVolume { volume, state, present } = seen;
         let shown = VolumeState::of(&state)?;
         Some(match present {
-            Some(present) => Self::present(volume, present, &state, shown),
+            Some(present) => Self::present(volume, &present, &state, shown),
             None => {
                 let message = recovery_failure(&volume, &state);
                 let (store_name, durability) = match state {

@@ -1,0 +1,293 @@
+//! The volumes on this node: those that there are, and those of them that are on a ring thread.
+//!
+//! Owns: the table and its lock; who may begin with a volume. An attach, a recovery or a clearing of local
+//! files enters the table first, and a volume is in it once.
+//! Does not own: how far a volume is (`state.rs`), nor what is done with it.
+//! Invariants: no volume comes onto a ring thread or leaves it while the lock is held; no task waits while it
+//! holds the lock.
+
+use std::collections::{BTreeMap, btree_map};
+use std::sync::Arc;
+
+use holdfast_types::VolumeId;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::node::error::NodeError;
+use crate::node::store::record::StoreRecord;
+use crate::node::volume::present::Present;
+use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::{AttachRequest, Attached};
+
+/// The table; clones share it.
+#[derive(Clone, Default)]
+pub(in crate::node) struct NodeVolumes(Arc<Mutex<BTreeMap<VolumeId, Entry>>>);
+
+struct Entry {
+    state: Arc<StateCell>,
+    /// Once it is on a ring thread.
+    present: Option<Arc<Present>>,
+}
+
+/// A volume at one moment.
+pub(in crate::node) struct SeenVolume {
+    pub(in crate::node) volume: VolumeId,
+    pub(in crate::node) state: State,
+    /// Once it is on a ring thread.
+    pub(in crate::node) present: Option<Arc<Present>>,
+}
+
+/// Result of the reservation for an attach.
+pub(in crate::node) enum Reserved {
+    /// The volume is attached already.
+    Attached(Attached),
+    /// The attach may begin.
+    Now(Arc<StateCell>),
+}
+
+/// Keeps attaches from the local files of a volume, until it is dropped.
+pub(in crate::node) struct NoAttach {
+    volumes: NodeVolumes,
+    volume: VolumeId,
+}
+
+impl Drop for NoAttach {
+    fn drop(&mut self) {
+        self.volumes.entries().remove(&self.volume);
+    }
+}
+
+impl NodeVolumes {
+    /// All of them.
+    pub(in crate::node) fn all(&self) -> Vec<SeenVolume> {
+        let entries = self.entries();
+        let seen = entries.iter().map(|(volume, entry)| SeenVolume {
+            volume: volume.clone(),
+            state: entry.state.get(),
+            present: entry.present.clone(),
+        });
+        seen.collect()
+    }
+
+    /// Those on a ring thread.
+    pub(in crate::node) fn presents(&self) -> Vec<(VolumeId, Arc<Present>)> {
+        let entries = self.entries();
+        let presents =
+            entries.iter().filter_map(|(volume, entry)| Some((volume.clone(), entry.present.clone()?)));
+        presents.collect()
+    }
+
+    /// Runs `act` for each on a ring thread. None is forgotten meanwhile.
+    pub(in crate::node) fn for_each_present(&self, mut act: impl FnMut(&VolumeId, &Arc<Present>)) {
+        for (volume, entry) in &*self.entries() {
+            if let Some(present) = &entry.present {
+                act(volume, present);
+            }
+        }
+    }
+
+    /// True if there is the volume, in whatever state.
+    pub(in crate::node) fn contains(&self, volume: &VolumeId) -> bool {
+        self.entries().contains_key(volume)
+    }
+
+    /// The volume, if it is on a ring thread.
+    pub(in crate::node) fn on_ring(&self, volume: &VolumeId) -> Option<Arc<Present>> {
+        self.entries().get(volume)?.present.clone()
+    }
+
+    /// The volume, which must be on a ring thread.
+    ///
+    /// # Errors
+    /// [`NodeError::NotAttached`], or what its state refuses.
+    pub(in crate::node) fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
+        let entries = self.entries();
+        let Some(Entry { state, present }) = entries.get(volume) else {
+            return Err(NodeError::NotAttached(volume.clone()));
+        };
+        present.clone().ok_or_else(|| match state.get() {
+            State::Evicting => NodeError::NotAttached(volume.clone()),
+            other @ (State::Attaching { .. }
+            | State::Recovering { .. }
+            | State::Serving { .. }
+            | State::Unserved { .. }
+            | State::Detaching { .. }
+            | State::Detached) => refusal(volume, &other),
+        })
+    }
+
+    /// True if this is still the volume of its name.
+    pub(in crate::node) fn has(&self, present: &Arc<Present>) -> bool {
+        self.on_ring(present.volume()).is_some_and(|known| Arc::ptr_eq(&known, present))
+    }
+
+    /// A volume that is being attached from the store called `name`.
+    pub(in crate::node) fn attaching_from(&self, name: &str) -> Option<VolumeId> {
+        let entries = self.entries();
+        let mut attaching = entries.iter().filter(|(_, entry)| {
+            let is_of =
+                |state: &State| matches!(state, State::Attaching { store_name, .. } if store_name == name);
+            entry.present.is_none() && entry.state.with(is_of)
+        });
+        attaching.next().map(|(volume, _)| volume.clone())
+    }
+
+    /// Reserves a volume for an attach.
+    ///
+    /// # Errors
+    /// [`NodeError::OtherStore`], or what its state refuses.
+    pub(in crate::node) fn reserve(&self, request: &AttachRequest) -> Result<Reserved, NodeError> {
+        let AttachRequest { volume, store_name, store, durability, .. } = request;
+        let mut entries = self.entries();
+        let Some(Entry { state, present }) = entries.get(volume) else {
+            let entry = Entry::new(State::attaching(store_name.clone(), *durability));
+            let state = Arc::clone(&entry.state);
+            entries.insert(volume.clone(), entry);
+            return Ok(Reserved::Now(state));
+        };
+        let state = state.get();
+        if let Some(present) = present
+            && !matches!(state, State::Recovering { .. })
+        {
+            // The directory of its local files has the volume's name only.
+            let (used, asked) = (present.objects.current(), StoreRecord::from(store));
+            let is_same = if present.store_name == *store_name {
+                used.record().place() == asked.place()
+            } else {
+                used.record().is_same_place(&asked)
+            };
+            if !is_same {
+                return Err(NodeError::OtherStore {
+                    volume: volume.clone(),
+                    attached: present.store_name.clone(),
+                    asked: store_name.clone(),
+                });
+            }
+        }
+        match (&state, present) {
+            (State::Serving { device, writer: Writer::Ready }, Some(present)) => {
+                Ok(Reserved::Attached(present.attached_by(*device)))
+            }
+            (state, _) => Err(refusal(volume, state)),
+        }
+    }
+
+    /// Reserves a volume for its recovery: no attach passes it meanwhile.
+    pub(in crate::node) fn recover(&self, volume: VolumeId) -> Arc<StateCell> {
+        let entry = Entry::new(State::recovering());
+        let state = Arc::clone(&entry.state);
+        self.entries().insert(volume, entry);
+        state
+    }
+
+    /// Reserves the local files of a volume that is not on this node; nothing if it is.
+    pub(in crate::node) fn keep_from_attaches(&self, volume: &VolumeId) -> Option<NoAttach> {
+        match self.entries().entry(volume.clone()) {
+            btree_map::Entry::Occupied(_) => return None,
+            btree_map::Entry::Vacant(place) => place.insert(Entry::new(State::Evicting)),
+        };
+        Some(NoAttach { volumes: self.clone(), volume: volume.clone() })
+    }
+
+    /// Publishes that a volume came onto a ring thread.
+    pub(in crate::node) fn came(&self, present: Arc<Present>) {
+        let (volume, state) = (present.volume().clone(), Arc::clone(&present.state));
+        self.entries().insert(volume, Entry { state, present: Some(present) });
+    }
+
+    /// Publishes that a volume is not on this node any more.
+    pub(in crate::node) fn forget(&self, volume: &VolumeId, state: &StateCell) {
+        let mut entries = self.entries();
+        state.apply(&StateEvent::Released);
+        entries.remove(volume);
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+        self.0.lock()
+    }
+}
+
+impl Entry {
+    /// A volume that is not on a ring thread.
+    fn new(state: State) -> Self {
+        Self { state: StateCell::new(state), present: None }
+    }
+}
+
+/// Reason that a volume cannot be attached or used now.
+pub(in crate::node) fn refusal(volume: &VolumeId, state: &State) -> NodeError {
+    let volume = volume.clone();
+    match state {
+        State::Recovering { error, .. } => match error {
+            None => NodeError::Recovering(volume),
+            Some(why) => NodeError::RecoveryFailed { volume, why: why.clone() },
+        },
+        State::Detaching { .. } => NodeError::Busy { volume, doing: "being detached" },
+        State::Attaching { .. } | State::Serving { .. } | State::Unserved { .. } if state.is_fenced() => {
+            NodeError::Fenced(volume)
+        }
+        State::Unserved { .. } => {
+            NodeError::Busy { volume, doing: "without a device after a failed attach (detach it first)" }
+        }
+        State::Attaching { .. } | State::Serving { .. } => {
+            NodeError::Busy { volume, doing: "being attached" }
+        }
+        State::Evicting => NodeError::Busy { volume, doing: "having its local files cleared" },
+        State::Detached => NodeError::NotAttached(volume),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_engine::volume::Durability;
+    use holdfast_s3::{Credentials, S3Config};
+
+    use super::*;
+
+    fn request(volume: &VolumeId) -> AttachRequest {
+        AttachRequest {
+            volume: volume.clone(),
+            store_name: "main".to_owned(),
+            store: S3Config::new("bucket", "us-east-1", Credentials::Environment),
+            bytes: None,
+            replaces: None,
+            max_dirty_age: None,
+            durability: Durability::Local,
+            probe: false,
+        }
+    }
+
+    #[test]
+    fn a_volume_enters_once() {
+        let (volumes, volume) = (NodeVolumes::default(), "v".parse().unwrap());
+        let Ok(Reserved::Now(state)) = volumes.reserve(&request(&volume)) else { panic!("it is new") };
+        assert!(matches!(volumes.reserve(&request(&volume)), Err(NodeError::Busy { .. })));
+        assert!(matches!(volumes.present(&volume), Err(NodeError::Busy { .. })));
+        assert!(volumes.keep_from_attaches(&volume).is_none());
+        assert_eq!(volumes.attaching_from("main"), Some(volume.clone()));
+        assert_eq!(volumes.attaching_from("other"), None);
+        assert_eq!((volumes.all().len(), volumes.presents().len()), (1, 0));
+
+        volumes.forget(&volume, &state);
+        assert_eq!(state.get(), State::Detached);
+        assert!(!volumes.contains(&volume));
+        assert!(matches!(volumes.present(&volume), Err(NodeError::NotAttached(_))));
+        drop(volumes.recover(volume.clone()));
+        assert!(matches!(volumes.reserve(&request(&volume)), Err(NodeError::Recovering(_))));
+        assert_eq!(volumes.attaching_from("main"), None);
+    }
+
+    /// All volumes of the node waited while a slow disk moved the files of one.
+    #[test]
+    fn no_volume_waits_while_local_files_are_cleared() {
+        let (volumes, volume) = (NodeVolumes::default(), "v".parse().unwrap());
+        let clearing = volumes.keep_from_attaches(&volume).expect("it is not on the node");
+        assert!(volumes.0.try_lock().is_some(), "no other volume waits");
+        assert!(matches!(volumes.reserve(&request(&volume)), Err(NodeError::Busy { .. })));
+        assert!(matches!(volumes.present(&volume), Err(NodeError::NotAttached(_))), "it is not shown");
+        drop(clearing);
+        assert!(
+            matches!(volumes.reserve(&request(&volume)), Ok(Reserved::Now(_))),
+            "it may be attached again"
+        );
+    }
+}
