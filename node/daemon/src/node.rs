@@ -34,6 +34,7 @@ use holdfast_service::tasks::Tasks;
 use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::{DeviceSpec, Features, Transport, Unsupported};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 
 pub(crate) use device::kernel::FLUSH_DEVICE;
@@ -57,13 +58,17 @@ use device::tag::Installation;
 use error::file;
 use local::file::open_direct;
 pub(crate) use local::file::random;
-use local::volume_files::Local;
+use local::outdated::OutdatedFiles;
+use local::quota::{CacheQuota, empty_trash};
+use local::volume_files::LocalDirs;
 use ring::message::Message;
 use ring::placement::Rings;
 use ring::thread;
 use store::block_cache::Slab;
-use store::clients::Stores;
+use store::change::NodeStores;
 use store::cold_reads::ColdReads;
+use volume::scrub::Scrubs;
+use volume::snapshot::Snapshots;
 use volume::table::NodeVolumes;
 
 /// Requests a queue holds.
@@ -182,8 +187,9 @@ struct Inner {
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
     pools: Pools,
-    stores: Stores,
+    stores: NodeStores,
     volumes: NodeVolumes,
+    dirs: LocalDirs,
     tasks: Tasks,
     /// The right to use the directories, until [`Node::shutdown`].
     owner: Mutex<Option<Owner>>,
@@ -226,6 +232,8 @@ impl Node {
             upload_memory: UploadMemory::new(config.upload_memory_bytes, PART_BYTES),
             merging: Arc::default(),
         };
+        let volumes = NodeVolumes::default();
+        let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
@@ -236,14 +244,15 @@ impl Node {
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,
-            stores: Stores::default(),
-            volumes: NodeVolumes::default(),
+            stores: NodeStores::new(volumes.clone(), dirs.clone()),
+            volumes,
+            dirs,
             tasks: Tasks::new(),
             owner: Some(owner).into(),
         }));
         node.recover_all(within).await?;
         node.0.tasks.spawn(node.clone().keep_ticking());
-        node.0.tasks.spawn(node.clone().keep_quota());
+        node.keep_quota();
         Ok(node)
     }
 
@@ -256,6 +265,14 @@ impl Node {
                 ring.offer(Message::Tick);
             }
         }
+    }
+
+    fn keep_quota(&self) {
+        let Inner { config, volumes, dirs, tasks, .. } = &*self.0;
+        let NodeConfig { cache_bytes, slab_bytes, .. } = *config;
+        let (volumes, dirs, trash) = (volumes.clone(), dirs.clone(), Arc::<Notify>::default());
+        tasks.spawn(empty_trash(dirs.state.clone(), Arc::clone(&trash)));
+        tasks.spawn(CacheQuota { volumes, dirs, cache_bytes, slab_bytes, trash }.keep());
     }
 
     /// Creates a volume in a store: one PUT, and the probe of a bucket that this process has not used yet.
@@ -271,7 +288,7 @@ impl Node {
         store: &S3Config,
     ) -> Result<(), NodeError> {
         let sectors = sectors_of(bytes)?;
-        let objects = self.probed_store(name, store).await?;
+        let objects = self.0.stores.probed(name, store).await?;
         let creation = Creation::plain(sectors, holdfast_types::Nonce(random()), unix_ms());
         Ok(holdfast_log::provision(&*objects, volume, creation).await?)
     }
@@ -318,8 +335,27 @@ impl Node {
         self.0.owner.lock().take()
     }
 
-    fn local(&self, volume: &VolumeId) -> Local {
-        Local::new(&self.0.config.state_dir, &self.0.config.run_dir, volume)
+    /// Lets the volumes of the store called `name` use `config` from now on.
+    ///
+    /// # Errors
+    /// Those of [`NodeStores::renew`].
+    pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
+        self.0.stores.renew(name, config).await
+    }
+
+    /// Local files of volumes that are not on this node.
+    pub(crate) fn outdated(&self) -> OutdatedFiles<'_> {
+        OutdatedFiles { volumes: &self.0.volumes, stores: &self.0.stores, dirs: &self.0.dirs }
+    }
+
+    /// Scrubs of volumes.
+    pub(crate) fn scrubs(&self) -> Scrubs<'_> {
+        Scrubs { volumes: &self.0.volumes, stores: &self.0.stores, dirs: &self.0.dirs }
+    }
+
+    /// Snapshots of volumes.
+    pub(crate) fn snapshots(&self) -> Snapshots<'_> {
+        Snapshots { volumes: &self.0.volumes, stores: &self.0.stores }
     }
 
     fn limits(&self, max_age_ms: u64) -> DirtyLimits {

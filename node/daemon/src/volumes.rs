@@ -109,7 +109,7 @@ impl Volumes for Node {
     }
 
     fn keeps(&self, volume: &VolumeId) -> bool {
-        Self::keeps(self, volume)
+        self.outdated().keeps(volume)
     }
 
     async fn clear_outdated(
@@ -118,7 +118,8 @@ impl Volumes for Node {
         store_name: &str,
         store: &S3Config,
     ) -> Result<(), Failure> {
-        Self::clear_outdated(self, volume, store_name, store)
+        self.outdated()
+            .clear(volume, store_name, store)
             .await
             .map_err(|error| Failure::new(error.kind(), &error))
     }
@@ -132,19 +133,19 @@ impl Volumes for Node {
         request: ScrubRequest,
         tell: impl Fn(Progress) + Send + Sync + 'static,
     ) -> Result<Scrubbed, Failure> {
-        Self::scrub(self, request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.scrubs().scrub(request, tell).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn create_snapshot(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, Failure> {
-        Self::create_snapshot(self, at, uid).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.snapshots().create(at, uid).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, Failure> {
-        Self::list_snapshots(self, at).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.snapshots().list(at).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), Failure> {
-        Self::delete_snapshot(self, at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
+        self.snapshots().delete(at, seq).await.map_err(|error| Failure::new(error.kind(), &error))
     }
 
     fn list(&self) -> Vec<VolumeStatus> {

@@ -37,7 +37,7 @@ use kernel::FakeKernel;
 
 use super::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use super::local::live_map::LiveMap;
-use super::local::volume_files::KEPT_LIVE_MAP;
+use super::local::volume_files::{KEPT_LIVE_MAP, Local};
 use super::volume::present::Present;
 use super::volume::state::{State, StateEvent, Writer};
 use super::*;
@@ -578,8 +578,10 @@ fn a_repair_of_what_the_disk_cannot_read_either_ends_and_holds_nothing_up() {
         File::options().write(true).open(dirs.side(Side::A)).unwrap().set_len(0).unwrap();
 
         let request = ScrubRequest { volume: volume(), store: None, repair: true };
-        let scrubbed =
-            tokio::time::timeout(LIMIT, node.scrub(request, |_| {})).await.expect("it ends").unwrap();
+        let scrubbed = tokio::time::timeout(LIMIT, node.scrubs().scrub(request, |_| {}))
+            .await
+            .expect("it ends")
+            .unwrap();
         let [finding] = &scrubbed.findings[..] else { panic!("{scrubbed:?}") };
         assert_eq!((finding.repair, &finding.lost[..]), (ScrubRepair::Impossible, &[range][..]));
         let status = only(&node);

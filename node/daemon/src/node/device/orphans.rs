@@ -6,21 +6,29 @@
 //! Runs: once, at the start, before an attach can add a device.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use holdfast_service::chain;
-use holdfast_types::VolumeId;
+use holdfast_service::tasks::Tasks;
 use holdfast_ublk::{ControlError, DeviceInfo, DeviceState, Expected};
 
-use crate::node::Node;
 use crate::node::device::kernel::Devices;
 use crate::node::device::tag::Installation;
+use crate::node::local::volume_files::Local;
 use crate::node::run_blocking::blocking;
 
-impl Node {
-    /// Deletes what is ours and was never served, and names what is ours and has no volume.
-    pub(in crate::node) async fn sweep_devices(&self, volumes: &BTreeSet<VolumeId>) {
-        let locals: Vec<_> = volumes.iter().map(|volume| self.local(volume)).collect();
-        let (devices, installation) = (self.0.devices.clone(), self.0.installation);
+/// The devices of this host that this installation may have made.
+pub(in crate::node) struct DeviceSweep<'a> {
+    pub(in crate::node) devices: &'a Arc<dyn Devices>,
+    pub(in crate::node) installation: Installation,
+    /// Owner of the deletions, which may outlive the sweep.
+    pub(in crate::node) tasks: &'a Tasks,
+}
+
+impl DeviceSweep<'_> {
+    /// Deletes what is ours and was never served, and names what is ours and has none of these volumes.
+    pub(in crate::node) async fn run(&self, locals: Vec<Local>) {
+        let (devices, installation) = (Arc::clone(self.devices), self.installation);
         let found = blocking(move || {
             // The device of a record that cannot be read is ours too; recovery says what is wrong with the
             // record.
@@ -48,9 +56,9 @@ impl Node {
             );
             return;
         }
-        let devices = self.0.devices.clone();
+        let devices = Arc::clone(self.devices);
         // The deletion waits for the last use of the device.
-        self.0.tasks.spawn(async move {
+        self.tasks.spawn(async move {
             let deleted = blocking(move || {
                 let device = devices.find(id, &Expected { tag: orphan.tag, sectors: 0 })?;
                 Ok(devices.delete(device)?)

@@ -10,14 +10,24 @@ use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_types::VolumeId;
 
-use crate::node::{Node, NodeError};
+use crate::node::NodeError;
+use crate::node::local::volume_files::LocalDirs;
+use crate::node::store::change::NodeStores;
+use crate::node::volume::table::NodeVolumes;
 
-impl Node {
+/// The local files of volumes that are not on this node.
+pub(crate) struct OutdatedFiles<'a> {
+    pub(in crate::node) volumes: &'a NodeVolumes,
+    pub(in crate::node) stores: &'a NodeStores,
+    pub(in crate::node) dirs: &'a LocalDirs,
+}
+
+impl OutdatedFiles<'_> {
     /// True if the node has files of a volume that it does not serve. One whose recovery failed after a
     /// restart is not among them: its live map may know more than its durable one.
     pub(crate) fn keeps(&self, volume: &VolumeId) -> bool {
-        let local = self.local(volume);
-        let attached = self.0.volumes.contains(volume) || local.live_map_path().exists();
+        let local = self.dirs.of(volume);
+        let attached = self.volumes.contains(volume) || local.live_map_path().exists();
         !attached && local.map_path().exists()
     }
 
@@ -27,7 +37,7 @@ impl Node {
     /// # Errors
     /// [`NodeError::Busy`] while the volume is served or attached; what of the log or the local files cannot
     /// be read.
-    pub(crate) async fn clear_outdated(
+    pub(crate) async fn clear(
         &self,
         volume: &VolumeId,
         name: &str,
@@ -37,10 +47,10 @@ impl Node {
         if !self.keeps(volume) {
             return Err(busy());
         }
-        let objects = self.store(name, store).await?;
+        let objects = self.stores.connected(name, store).await?;
         let manifest = read_manifest_to_end(&*objects, volume).await?;
-        let _no_attach = self.0.volumes.keep_from_attaches(volume).ok_or_else(busy)?;
-        let local = self.local(volume);
+        let _no_attach = self.volumes.keep_from_attaches(volume).ok_or_else(busy)?;
+        let local = self.dirs.of(volume);
         // Read last: what an attach wrote meanwhile knows more than this log, and stays.
         let Some(found) = LocalState::read_map(&local).await? else { return Ok(()) };
         match worth(&manifest, Some(&found)) {

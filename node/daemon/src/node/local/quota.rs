@@ -18,10 +18,12 @@ use tokio::sync::Notify;
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::detached_cache::{Leftovers, Needed, purge};
+use crate::node::local::volume_files::LocalDirs;
 use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
+use crate::node::ticks;
 use crate::node::volume::present::Present;
-use crate::node::{Node, NodeConfig, ticks};
+use crate::node::volume::table::NodeVolumes;
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,21 +32,29 @@ struct Space {
     room_bytes: u64,
 }
 
-impl Node {
+/// The cache of all volumes, and its limit.
+#[derive(Clone)]
+pub(in crate::node) struct CacheQuota {
+    pub(in crate::node) volumes: NodeVolumes,
+    pub(in crate::node) dirs: LocalDirs,
+    /// As configured.
+    pub(in crate::node) cache_bytes: Option<u64>,
+    pub(in crate::node) slab_bytes: u64,
+    /// Told when caches wait to be deleted.
+    pub(in crate::node) trash: Arc<Notify>,
+}
+
+impl CacheQuota {
     /// Measures all sides four times a second, and has deleted what makes room.
-    pub(in crate::node) async fn keep_quota(self) {
+    pub(in crate::node) async fn keep(self) {
         let _alone = ExitOnPanic("the measurement of the cache");
-        let trash = Arc::new(Notify::new());
-        // What an earlier process did not come to delete.
-        trash.notify_one();
-        self.0.tasks.spawn(empty_trash(self.0.config.state_dir.clone(), Arc::clone(&trash)));
         let mut needed = Needed::default();
         let mut ticks = ticks();
         loop {
             ticks.tick().await;
-            let node = self.clone();
+            let cache = self.clone();
             let measured = blocking(move || {
-                let has_trash = node.measure_space(&mut needed)?;
+                let has_trash = cache.measure_space(&mut needed)?;
                 Ok((needed, has_trash))
             });
             let has_trash;
@@ -53,7 +63,7 @@ impl Node {
                 (Needed::default(), false)
             });
             if has_trash {
-                trash.notify_one();
+                self.trash.notify_one();
             }
         }
     }
@@ -62,12 +72,13 @@ impl Node {
     /// files wait to be deleted.
     fn measure_space(&self, needed: &mut Needed) -> Result<bool, NodeError> {
         let volumes: Vec<Arc<Present>> =
-            self.0.volumes.presents().into_iter().map(|(_, present)| present).collect();
+            self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
-        let NodeConfig { state_dir, run_dir, cache_bytes, slab_bytes, .. } = &self.0.config;
-        let mut leftovers = Leftovers::find(state_dir, run_dir, &self.0.volumes)?;
+        let Self { volumes: on_node, dirs, cache_bytes, slab_bytes, trash: _ } = self;
+        let mut leftovers = Leftovers::find(&dirs.state, &dirs.run, on_node)?;
         let all_bytes = held.iter().sum::<u64>() + leftovers.held_bytes();
-        let disk = rustix::fs::statvfs(state_dir).map_err(|errno| file(state_dir, "read")(errno.into()))?;
+        let disk =
+            rustix::fs::statvfs(&dirs.state).map_err(|errno| file(&dirs.state, "read")(errno.into()))?;
         let quota = quota(&disk, *cache_bytes, *slab_bytes, all_bytes);
         // Attached volumes evict nothing as long as others can.
         let has_trash = leftovers.evict(all_bytes.saturating_sub(target(quota)), needed);
@@ -84,8 +95,10 @@ impl Node {
 }
 
 /// Empties the trash, each time there is something in it: large files take long, and no volume waits for it.
-async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
+pub(in crate::node) async fn empty_trash(state_dir: PathBuf, trash: Arc<Notify>) {
     let _alone = ExitOnPanic("the deletion of caches");
+    // What an earlier process did not come to delete.
+    trash.notify_one();
     loop {
         trash.notified().await;
         let state_dir = state_dir.clone();

@@ -86,6 +86,22 @@ pub(crate) struct AttachFiles {
     pub(crate) live_map: LiveMap,
 }
 
+/// Directories of the local files of all volumes.
+#[derive(Debug, Clone)]
+pub(crate) struct LocalDirs {
+    /// On the local NVMe.
+    pub(crate) state: PathBuf,
+    /// In a tmpfs.
+    pub(crate) run: PathBuf,
+}
+
+impl LocalDirs {
+    /// The local files of a volume.
+    pub(crate) fn of(&self, volume: &VolumeId) -> Local {
+        Local::new(&self.state, &self.run, volume)
+    }
+}
+
 impl Local {
     pub(crate) fn new(state_dir: &Path, run_dir: &Path, volume: &VolumeId) -> Self {
         Self { volume: volume.clone(), state_dir: state_dir.to_owned(), run_dir: run_dir.to_owned() }
@@ -393,10 +409,10 @@ pub(crate) fn read_map(path: &Path) -> Result<Option<FoundMap>, NodeError> {
 }
 
 /// The volumes that were attached through a run directory, by this version or an earlier one.
-pub(crate) fn attached_volumes(state_dir: &Path, run_dir: &Path) -> Result<BTreeSet<VolumeId>, NodeError> {
-    let mut volumes = BTreeSet::from_iter(volumes_under(&run_volumes(run_dir))?);
-    for dir in older_run_volumes(run_dir).into_iter().filter(|dir| dir.is_dir()) {
-        let is_attached = |volume: &VolumeId| Local::new(state_dir, run_dir, volume).older_record().is_some();
+pub(crate) fn attached_volumes(dirs: &LocalDirs) -> Result<BTreeSet<VolumeId>, NodeError> {
+    let mut volumes = BTreeSet::from_iter(volumes_under(&run_volumes(&dirs.run))?);
+    for dir in older_run_volumes(&dirs.run).into_iter().filter(|dir| dir.is_dir()) {
+        let is_attached = |volume: &VolumeId| dirs.of(volume).older_record().is_some();
         volumes.extend(volumes_under(&dir)?.into_iter().filter(is_attached));
     }
     Ok(volumes)

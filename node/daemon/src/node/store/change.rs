@@ -20,32 +20,50 @@ use std::sync::Arc;
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
 
-use crate::node::Node;
 use crate::node::error::NodeError;
 use crate::node::local::attached_record::AttachedRecord;
+use crate::node::local::volume_files::LocalDirs;
 use crate::node::run_blocking::blocking;
+use crate::node::store::clients::Stores;
 use crate::node::store::watched::WatchedStore;
 use crate::node::store::{client::StoreClient, record::StoreRecord};
 use crate::node::volume::own_log::{OwnLog, Unproven};
 use crate::node::volume::state::State;
-use crate::node::volume::table::SeenVolume;
+use crate::node::volume::table::{NodeVolumes, SeenVolume};
 
 /// References to a store that only the list of stores and its change know. Whatever else has one reads or
 /// extends a log.
 const IDLE: usize = 2;
 
-impl Node {
+/// The stores of this node, with the volumes that a change affects.
+pub(in crate::node) struct NodeStores {
+    stores: Stores,
+    volumes: NodeVolumes,
+    dirs: LocalDirs,
+}
+
+impl NodeStores {
+    /// None yet.
+    pub(in crate::node) fn new(volumes: NodeVolumes, dirs: LocalDirs) -> Self {
+        Self { stores: Stores::default(), volumes, dirs }
+    }
+
+    /// The store of this name and place; as `record` says if it is new here, else as it is. Sends nothing.
+    pub(in crate::node) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
+        self.stores.open(name, record)
+    }
+
     /// The store called `name` as `config` says, for a new use of it. Sends nothing unless its configuration
     /// changed.
-    pub(in crate::node) async fn store(
+    pub(in crate::node) async fn connected(
         &self,
         name: &str,
         config: &S3Config,
     ) -> Result<Arc<WatchedStore>, NodeError> {
         let record = StoreRecord::from(config);
-        let alone = self.0.stores.change(name).await;
-        let store = self.0.stores.open(name, &record);
-        self.renew(name, &store, record).await?;
+        let alone = self.stores.change(name).await;
+        let store = self.stores.open(name, &record);
+        self.replace(name, &store, record).await?;
         drop(alone);
         store.current().connect().await.map_err(|source| invalid(name, source))?;
         Ok(store)
@@ -53,12 +71,12 @@ impl Node {
 
     /// The same, of a bucket that was probed: two nodes could write one volume where a second create of a key
     /// succeeds.
-    pub(in crate::node) async fn probed_store(
+    pub(in crate::node) async fn probed(
         &self,
         name: &str,
         config: &S3Config,
     ) -> Result<Arc<WatchedStore>, NodeError> {
-        let store = self.store(name, config).await?;
+        let store = self.connected(name, config).await?;
         let client = store.current();
         let connected = client.connect().await.map_err(|source| invalid(name, source))?;
         let probed = client.probe(connected).await;
@@ -74,11 +92,11 @@ impl Node {
     /// [`NodeError::StoreUnchecked`], [`NodeError::StoreBusy`]: likewise, and the same call may succeed
     /// later.
     /// [`NodeError::StoreAttaching`]: make the same call again.
-    pub(crate) async fn renew_store(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
+    pub(in crate::node) async fn renew(&self, name: &str, config: &S3Config) -> Result<(), NodeError> {
         let record = StoreRecord::from(config);
-        let attaching = self.0.volumes.attaching_from(name);
+        let attaching = self.volumes.attaching_from(name);
         let mut moved = Ok(());
-        for (volume, present) in self.0.volumes.presents() {
+        for (volume, present) in self.volumes.presents() {
             let used = present.objects.current();
             if present.store_name == name && used.record().place() != record.place() {
                 let text = |(bucket, prefix): (&str, &str)| format!("{bucket}/{prefix}");
@@ -89,16 +107,16 @@ impl Node {
             }
         }
         // A volume that is recovered later, with what the last daemon knew, finds the newest.
-        let _alone = self.0.stores.change(name).await;
-        let store = self.0.stores.open(name, &record);
-        self.renew(name, &store, record).await.and(moved)?;
-        match attaching.or_else(|| self.0.volumes.attaching_from(name)) {
+        let _alone = self.stores.change(name).await;
+        let store = self.stores.open(name, &record);
+        self.replace(name, &store, record).await.and(moved)?;
+        match attaching.or_else(|| self.volumes.attaching_from(name)) {
             Some(volume) => Err(NodeError::StoreAttaching { name: name.to_owned(), volume }),
             None => Ok(()),
         }
     }
 
-    async fn renew(
+    async fn replace(
         &self,
         name: &str,
         store: &Arc<WatchedStore>,
@@ -135,7 +153,7 @@ impl Node {
             volumes = users.len(),
             "the store's configuration changed: its client was replaced"
         );
-        self.0.volumes.for_each_present(|volume, present| {
+        self.volumes.for_each_present(|volume, present| {
             if Arc::ptr_eq(&present.objects, store)
                 && let Err(error) = present.remember()
             {
@@ -151,7 +169,7 @@ impl Node {
     /// unknown: it cannot be recovered.
     async fn users(&self, name: &str, store: &Arc<WatchedStore>) -> Option<Vec<OwnLog>> {
         let (mut is_used, mut logs) = (false, Vec::new());
-        for SeenVolume { volume, state, present } in self.0.volumes.all() {
+        for SeenVolume { volume, state, present } in self.volumes.all() {
             if let Some(present) = present {
                 if Arc::ptr_eq(&present.objects, store) {
                     is_used = true;
@@ -160,7 +178,7 @@ impl Node {
                     }
                 }
             } else if matches!(state, State::Recovering { .. }) {
-                let local = self.local(&volume);
+                let local = self.dirs.of(&volume);
                 let left = blocking(move || OwnLog::left(&local)).await.ok().flatten();
                 let used = store.current();
                 let is_here = |(record, log): (AttachedRecord, OwnLog)| {

@@ -686,7 +686,7 @@ fn the_lines_of_an_operation_name_its_volume() {
     host.daemon(|node| async move {
         host.settle(&node).await;
         let scrub = ScrubRequest { volume: id("x"), store: None, repair: false };
-        node.scrub(scrub, |_| {}).await.unwrap();
+        node.scrubs().scrub(scrub, |_| {}).await.unwrap();
         host.end(&node).await;
     });
     let lines = fs::read_to_string(log.path()).unwrap();

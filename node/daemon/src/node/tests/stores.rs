@@ -87,7 +87,7 @@ fn an_endpoint_does_not_change_under_an_attach() {
     alone(async {
         let (dirs, bucket, other) = (Dirs::new(), Bucket::start().await, Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        let in_use = node.store("main", &bucket.config).await.unwrap();
+        let in_use = node.0.stores.connected("main", &bucket.config).await.unwrap();
         let busy = node.renew_store("main", &other.config).await.unwrap_err();
         assert_eq!(busy.kind(), ErrorKind::Unavailable, "it is tried again: {busy}");
         drop(in_use);
@@ -355,9 +355,9 @@ fn attaches_with_a_new_key_do_not_block_each_other() {
     alone(async {
         let (dirs, bucket) = (Dirs::new(), Bucket::start().await);
         let node = Node::start(dirs.config()).await.unwrap();
-        drop(node.store("main", &bucket.config).await.unwrap());
+        drop(node.0.stores.connected("main", &bucket.config).await.unwrap());
         let new = bucket.accept("new");
-        let both = [(); 8].map(|()| node.store("main", &new));
+        let both = [(); 8].map(|()| node.0.stores.connected("main", &new));
         for opened in futures::future::join_all(both).await {
             assert_eq!(*opened.unwrap().current().record(), (&new).into());
         }
@@ -403,7 +403,7 @@ fn a_bucket_without_create_once_is_refused_before_use() {
         let node = Node::start(dirs.config()).await.unwrap();
         let create = node.create(&volume(), SECTOR_BYTES, "main", &bucket.config).await.unwrap_err();
         // What an attach asks for where there is ublk.
-        let attach = node.probed_store("main", &bucket.config).await.unwrap_err();
+        let attach = node.0.stores.probed("main", &bucket.config).await.unwrap_err();
         for refused in [create, attach] {
             assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused:?}");
             let message = holdfast_service::chain(&refused);

@@ -403,7 +403,7 @@ fn outdated_files_are_not_moved_below_an_attach() {
         bucket.close("log");
         let clearing = tokio::spawn({
             let (node, store) = (node.clone(), bucket.config.clone());
-            async move { node.clear_outdated(&volume(), "main", &store).await }
+            async move { node.outdated().clear(&volume(), "main", &store).await }
         });
         tokio::time::timeout(LIMIT, bucket.arrival()).await.expect("the log is read");
         let Ok(Reserved::Now(attaching)) = node.0.volumes.reserve(&request()) else { panic!("it is free") };
@@ -413,7 +413,7 @@ fn outdated_files_are_not_moved_below_an_attach() {
         assert!(fs::read(dirs.durable_map()).unwrap() == before);
         assert!(matches!(attaching.get(), State::Attaching { .. }));
         node.0.volumes.forget(&volume(), &attaching);
-        node.clear_outdated(&volume(), "main", &bucket.config).await.unwrap();
+        node.outdated().clear(&volume(), "main", &bucket.config).await.unwrap();
         assert!(!dirs.durable_map().exists() && !node.0.volumes.contains(&volume()));
         node.shutdown().await;
     });

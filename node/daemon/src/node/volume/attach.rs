@@ -76,7 +76,7 @@ impl Node {
             return;
         }
         // Before the entry: an attach that finds none makes these files.
-        if let Err(error) = self.local(volume).forget_attached() {
+        if let Err(error) = self.0.dirs.of(volume).forget_attached() {
             tracing::warn!(%volume, error = &error as &dyn std::error::Error, "the files of a failed attach were not removed");
         }
         self.0.volumes.forget(volume, state);
@@ -101,9 +101,9 @@ impl Node {
         let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
         let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
         let objects = if request.probe {
-            self.probed_store(&request.store_name, &request.store).await?
+            self.0.stores.probed(&request.store_name, &request.store).await?
         } else {
-            self.store(&request.store_name, &request.store).await?
+            self.0.stores.connected(&request.store_name, &request.store).await?
         };
         let store_time = objects.current().time();
         let joining = self.acquire(request, objects, transport, state).await?;
@@ -138,7 +138,7 @@ impl Node {
         state: &Arc<StateCell>,
     ) -> Result<Joining, NodeError> {
         let AttachRequest { volume, store_name, bytes, replaces, max_dirty_age, durability, .. } = request;
-        let local = self.local(&volume);
+        let local = self.0.dirs.of(&volume);
         let claim = Claim {
             node: self.0.config.node_name.clone(),
             nonce: Nonce(random()),

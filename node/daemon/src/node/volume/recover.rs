@@ -16,10 +16,10 @@ use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
-use crate::node::Node;
 use crate::node::clock::NodeTime;
 use crate::node::clock::unix_ms_at_zero;
 use crate::node::device::kernel::Devices;
+use crate::node::device::orphans::DeviceSweep;
 use crate::node::device::tag::{DeviceTag, Installation};
 use crate::node::error::{Damage, NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
@@ -35,6 +35,7 @@ use crate::node::volume::detach::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
+use crate::node::{Inner, Node};
 
 /// Time that a device may take to become quiesced after its last server died, before the daemon continues
 /// without it.
@@ -132,7 +133,7 @@ impl Node {
     /// Recovers every volume of the run directory, all at once. A failed recovery is reported and retried;
     /// one that takes longer than `within` is recovered in the background.
     pub(in crate::node) async fn recover_all(&self, within: Duration) -> Result<(), NodeError> {
-        let volumes = attached_volumes(&self.0.config.state_dir, &self.0.config.run_dir)?;
+        let volumes = attached_volumes(&self.0.dirs)?;
         let tries: Vec<_> = volumes
             .iter()
             .map(|volume| {
@@ -147,7 +148,9 @@ impl Node {
             .collect();
         let first = async {
             // No attach adds a device yet.
-            self.sweep_devices(&volumes).await;
+            let Inner { devices, installation, tasks, dirs, .. } = &*self.0;
+            let sweep = DeviceSweep { devices, installation: *installation, tasks };
+            sweep.run(volumes.iter().map(|volume| dirs.of(volume)).collect()).await;
             join_all(tries).await
         };
         if tokio::time::timeout(within, first).await.is_err() {
@@ -244,7 +247,7 @@ impl Node {
     /// Puts what was left of a volume on a ring thread, with its device if it has one; nothing if it never
     /// served. What runs in the background from here on (rounds, uploads) meets no write of the last server.
     pub(in crate::node) async fn resume(&self, one: &Recovery) -> Result<Option<Arc<Present>>, NodeError> {
-        let (local, within) = (self.local(&one.volume), one.quiesce_within);
+        let (local, within) = (self.0.dirs.of(&one.volume), one.quiesce_within);
         let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
         let found = blocking({
             let local = local.clone();

@@ -23,13 +23,15 @@ use holdfast_s3::S3Config;
 use holdfast_service::chain;
 use holdfast_types::{BLOCK_BYTES, BLOCK_SECTORS, SectorRange, VolumeId};
 
-use crate::node::Node;
 use crate::node::error::{NodeError, file};
 use crate::node::local::file::open_mode;
+use crate::node::local::volume_files::LocalDirs;
 use crate::node::ring::message::Message;
 use crate::node::run_blocking::blocking;
+use crate::node::store::change::NodeStores;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
+use crate::node::volume::table::NodeVolumes;
 
 /// Reads of a durable map that is being written, before it counts as damaged.
 const MAP_TRIES: usize = 3;
@@ -101,7 +103,14 @@ pub(crate) enum ScrubRepair {
     Impossible,
 }
 
-impl Node {
+/// Scrubs of the volumes of this node, and of those in its stores.
+pub(crate) struct Scrubs<'a> {
+    pub(in crate::node) volumes: &'a NodeVolumes,
+    pub(in crate::node) stores: &'a NodeStores,
+    pub(in crate::node) dirs: &'a LocalDirs,
+}
+
+impl Scrubs<'_> {
     /// Reads all of a volume, repairs it if asked to, and says what is or was damaged.
     ///
     /// # Errors
@@ -113,14 +122,14 @@ impl Node {
         tell: impl Fn(Progress) + Send + Sync,
     ) -> Result<Scrubbed, NodeError> {
         let ScrubRequest { volume, store, repair } = request;
-        let present = match self.0.volumes.present(&volume) {
+        let present = match self.volumes.present(&volume) {
             Ok(present) => Some(present),
             Err(NodeError::NotAttached(_)) => None,
             Err(error) => return Err(error),
         };
         let objects = match (&present, store) {
             (Some(present), _) => Arc::clone(&present.objects),
-            (None, Some((name, config))) => self.store(&name, &config).await?,
+            (None, Some((name, config))) => self.stores.connected(&name, &config).await?,
             (None, None) => return Err(NodeError::StoreNeeded(volume)),
         };
         let found = scrub(&*objects, &volume, &tell).await?;
@@ -147,7 +156,7 @@ impl Node {
 
     /// The durable map of the volume on this node, if it is here.
     async fn scrub_map(&self, volume: &VolumeId, repair: bool) -> Option<ScrubFinding> {
-        let local = self.local(volume);
+        let local = self.dirs.of(volume);
         let mut damage = None;
         for _ in 0..MAP_TRIES {
             // A ring thread may be writing it: what is damaged stays so.

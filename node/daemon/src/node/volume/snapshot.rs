@@ -13,15 +13,16 @@ use holdfast_s3::S3Config;
 use holdfast_types::{Nonce, Seq, SnapshotUid, VolumeId};
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::node::Node;
 use crate::node::clock::unix_ms;
 use crate::node::error::NodeError;
 use crate::node::local::file::random;
 use crate::node::ring::board::SnapshotAnswer;
 use crate::node::ring::message::Message;
+use crate::node::store::change::NodeStores;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::State;
+use crate::node::volume::table::NodeVolumes;
 
 /// A volume, and where it is if it is not attached here.
 #[derive(Debug, Clone)]
@@ -32,19 +33,21 @@ pub(crate) struct VolumeInStore {
     pub(crate) store: Option<(String, S3Config)>,
 }
 
-impl Node {
+/// Snapshots of the volumes of this node, and of those in its stores.
+pub(crate) struct Snapshots<'a> {
+    pub(in crate::node) volumes: &'a NodeVolumes,
+    pub(in crate::node) stores: &'a NodeStores,
+}
+
+impl Snapshots<'_> {
     /// Takes a snapshot of all that was completed before, or answers the one that was taken for this uid.
     /// Waits while the store is unreachable.
     ///
     /// # Errors
     /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], [`NodeError::Busy`], [`NodeError::Fenced`], what
     /// the store says.
-    #[tracing::instrument(skip_all, fields(volume = %at.volume, %uid))]
-    pub(crate) async fn create_snapshot(
-        &self,
-        at: VolumeInStore,
-        uid: SnapshotUid,
-    ) -> Result<Snapshot, NodeError> {
+    #[tracing::instrument(name = "create_snapshot", skip_all, fields(volume = %at.volume, %uid))]
+    pub(crate) async fn create(&self, at: VolumeInStore, uid: SnapshotUid) -> Result<Snapshot, NodeError> {
         let (present, objects) = self.place_of(&at).await?;
         match present {
             Some(present) => snapshot_served(&present, &at.volume, uid).await,
@@ -56,7 +59,7 @@ impl Node {
     ///
     /// # Errors
     /// [`NodeError::Snapshot`], [`NodeError::StoreNeeded`], what the store says.
-    pub(crate) async fn list_snapshots(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, NodeError> {
+    pub(crate) async fn list(&self, at: VolumeInStore) -> Result<Vec<Snapshot>, NodeError> {
         let (_, objects) = self.place_of(&at).await?;
         Ok(snapshots(&*objects, &at.volume).await?)
     }
@@ -65,7 +68,7 @@ impl Node {
     ///
     /// # Errors
     /// The same.
-    pub(crate) async fn delete_snapshot(&self, at: VolumeInStore, seq: Seq) -> Result<(), NodeError> {
+    pub(crate) async fn delete(&self, at: VolumeInStore, seq: Seq) -> Result<(), NodeError> {
         let (_, objects) = self.place_of(&at).await?;
         Ok(forget(&*objects, &at.volume, seq).await?)
     }
@@ -75,13 +78,13 @@ impl Node {
         &self,
         at: &VolumeInStore,
     ) -> Result<(Option<Arc<Present>>, Arc<WatchedStore>), NodeError> {
-        match (self.0.volumes.present(&at.volume), &at.store) {
+        match (self.volumes.present(&at.volume), &at.store) {
             (Ok(present), _) => {
                 let objects = Arc::clone(&present.objects);
                 Ok((Some(present), objects))
             }
             (Err(NodeError::NotAttached(_)), Some((name, config))) => {
-                Ok((None, self.store(name, config).await?))
+                Ok((None, self.stores.connected(name, config).await?))
             }
             (Err(NodeError::NotAttached(volume)), None) => Err(NodeError::StoreNeeded(volume)),
             (Err(error), _) => Err(error),
