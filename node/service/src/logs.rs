@@ -1,51 +1,92 @@
 //! Log lines to standard error, written by a thread of their own.
 //!
-//! Owns: the queue of lines, its bound, the count of lines that found it full.
+//! Owns: the queue of lines, its bound, the count of lines that found it full. The subscriber of the process
+//! has it, so that every thread finds it: one that panics, too.
 //! Invariants: a thread that logs never waits for the program that reads standard error; the end of the
 //! process waits for at most `FLUSH_WITHIN`.
 //! On failure: lines are dropped and counted ([`DroppedLines`]).
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt;
-use std::sync::{OnceLock, mpsc};
+use std::io::Write;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
+use tracing::{Subscriber, dispatcher};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::Layer;
 
 /// Lines that wait to be written, at most; a line has some hundred bytes.
 const MAX_LINES: usize = 8192;
 /// Longest wait of the process's end for lines to be written.
 const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
 
-static LOG: OnceLock<Log> = OnceLock::new();
+/// The queue of lines and the thread that writes them. Clones share them. As a layer it changes no event.
+#[derive(Clone)]
+pub(crate) struct Log(Arc<Queue>);
 
-struct Log {
+struct Queue {
     writer: NonBlocking,
     dropped: ErrorCounter,
     /// Until the lines are flushed.
     guard: Mutex<Option<WorkerGuard>>,
 }
 
-/// Starts the thread that writes, and logs panics as events. Returns the writer of lines.
-pub(crate) fn start() -> NonBlocking {
-    let log = LOG.get_or_init(|| {
-        std::panic::set_hook(Box::new(|panic| {
-            let backtrace = Backtrace::capture();
-            let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
-            tracing::error!(backtrace = backtrace.map(tracing::field::display), "{panic}");
-        }));
+impl<S: Subscriber> Layer<S> for Log {}
+
+impl Log {
+    /// Starts the thread that writes to `out`.
+    pub(crate) fn start(out: impl Write + Send + 'static) -> Self {
         let (writer, guard) = NonBlockingBuilder::default()
             .lossy(true)
             .buffered_lines_limit(MAX_LINES)
             .thread_name("log")
-            .finish(std::io::stderr());
-        Log { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }
-    });
-    log.writer.clone()
+            .finish(out);
+        Self(Arc::new(Queue { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }))
+    }
+
+    /// The log of the subscriber that is in use here; nothing before there is one.
+    fn current() -> Option<Self> {
+        dispatcher::get_default(|subscriber| subscriber.downcast_ref::<Self>().cloned())
+    }
+
+    /// The writer of lines.
+    pub(crate) fn writer(&self) -> NonBlocking {
+        self.0.writer.clone()
+    }
+
+    fn dropped_lines(&self) -> u64 {
+        u64::try_from(self.0.dropped.dropped_lines()).unwrap_or(u64::MAX)
+    }
+
+    /// Waits for the lines so far, for a bounded time: the process is about to end.
+    pub(crate) fn flush(&self) {
+        let Some(guard) = self.0.guard.lock().take() else { return };
+        let (flushed, done) = mpsc::channel();
+        // The guard's drop waits for the writing thread, and may itself write to standard output.
+        let flushing = std::thread::Builder::new().spawn(move || {
+            drop(guard);
+            // Nothing waits for it any more when the limit has passed.
+            let _waiting = flushed.send(());
+        });
+        if flushing.is_ok() {
+            // Whether or not they were written: the process ends.
+            let _written = done.recv_timeout(FLUSH_WITHIN);
+        }
+    }
+}
+
+/// Logs panics as events, in place of the text on standard error.
+pub(crate) fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let backtrace = Backtrace::capture();
+        let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+        tracing::error!(backtrace = backtrace.map(tracing::field::display), "{panic}");
+    }));
 }
 
 /// The metric `holdfast_log_dropped_lines`, for the registry of a program.
@@ -64,22 +105,59 @@ impl Collector for DroppedLines {
 
 /// Lines that were dropped because standard error was not read.
 pub fn dropped_lines() -> u64 {
-    LOG.get().map_or(0, |log| u64::try_from(log.dropped.dropped_lines()).unwrap_or(u64::MAX))
+    Log::current().map_or(0, |log| log.dropped_lines())
 }
 
 /// Waits for the lines so far, for a bounded time: the process is about to end.
 pub fn flush() {
-    let Some(log) = LOG.get() else { return };
-    let Some(guard) = log.guard.lock().take() else { return };
-    let (flushed, done) = mpsc::channel();
-    // The guard's drop waits for the writing thread, and may itself write to standard output.
-    let flushing = std::thread::Builder::new().spawn(move || {
-        drop(guard);
-        // Nothing waits for it any more when the limit has passed.
-        let _waiting = flushed.send(());
-    });
-    if flushing.is_ok() {
-        // Whether or not they were written: the process ends.
-        let _written = done.recv_timeout(FLUSH_WITHIN);
+    if let Some(log) = Log::current() {
+        log.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tracing::Dispatch;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    /// A reader that takes nothing while this is held.
+    struct Stuck(Arc<Mutex<()>>);
+
+    impl Write for Stuck {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _waits = self.0.lock();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The log was a static: all subscribers of a process shared one.
+    #[test]
+    fn each_subscriber_has_a_log_of_its_own() {
+        let (reads, begun) = (Arc::default(), Arc::default());
+        let holds: &Mutex<()> = &reads;
+        let stuck = holds.lock();
+        let subscriber = |log: &Log| {
+            let lines = tracing_subscriber::fmt::layer().with_writer(log.writer());
+            Dispatch::new(tracing_subscriber::registry().with(lines).with(log.clone()))
+        };
+        let logs = [Log::start(Stuck(Arc::clone(&reads))), Log::start(Stuck(begun))];
+        let [full, empty] = [&logs[0], &logs[1]].map(subscriber);
+        dispatcher::with_default(&full, || {
+            (0..2 * MAX_LINES).for_each(|line| tracing::info!(line, "filled the queue"));
+            assert!(dropped_lines() > 0, "the reader takes nothing");
+        });
+        dispatcher::with_default(&empty, || assert_eq!(dropped_lines(), 0));
+        drop(stuck);
+        dispatcher::with_default(&full, flush);
+        assert!(logs[0].0.guard.lock().is_none(), "it was flushed");
+        assert!(logs[1].0.guard.lock().is_some(), "the other one was not");
     }
 }

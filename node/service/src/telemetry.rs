@@ -18,7 +18,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
 use crate::log_level::LogLevel;
-use crate::logs;
+use crate::logs::{self, Log};
 
 /// Variable that turns the export of traces on. Source: the OpenTelemetry specification.
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -51,6 +51,7 @@ pub enum TelemetryError {
 #[must_use]
 pub struct Telemetry {
     level: LogLevel,
+    log: Log,
     export: Option<Export>,
 }
 
@@ -75,7 +76,7 @@ impl Telemetry {
             }
             runtime.shutdown_background();
         }
-        logs::flush();
+        self.log.flush();
     }
 }
 
@@ -102,15 +103,18 @@ pub fn start(
         .as_ref()
         .map(|export| tracing_opentelemetry::layer().with_tracer(export.provider.tracer(service)));
     let (filter, level) = LogLevel::new(filter);
+    let log = Log::start(io::stderr());
     tracing_subscriber::registry()
         .with(filter)
         .with(
-            tracing_subscriber::fmt::layer().with_writer(logs::start()).with_ansi(io::stderr().is_terminal()),
+            tracing_subscriber::fmt::layer().with_writer(log.writer()).with_ansi(io::stderr().is_terminal()),
         )
         .with(traces)
+        .with(log.clone())
         .try_init()
         .map_err(TelemetryError::Started)?;
-    Ok(Telemetry { level, export })
+    logs::log_panics();
+    Ok(Telemetry { level, log, export })
 }
 
 impl Export {
