@@ -67,6 +67,7 @@ use ring::thread;
 use store::block_cache::Slab;
 use store::change::NodeStores;
 use store::cold_reads::ColdReads;
+use volume::device::VolumeDevices;
 use volume::scrub::Scrubs;
 use volume::snapshot::Snapshots;
 use volume::table::NodeVolumes;
@@ -182,7 +183,7 @@ struct Inner {
     features: Result<Features, Unsupported>,
     state_disk: Option<StateDisk>,
     installation: Installation,
-    devices: Arc<dyn Devices>,
+    devices: VolumeDevices,
     rings: Rings,
     threads: Mutex<Vec<JoinHandle<()>>>,
     cold: Arc<ColdReads>,
@@ -234,6 +235,8 @@ impl Node {
         };
         let volumes = NodeVolumes::default();
         let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
+        let tasks = Tasks::new();
+        let devices = VolumeDevices::new(devices, config.transport, tasks.clone());
         let node = Self(Arc::new(Inner {
             config,
             features: Features::probe(),
@@ -247,7 +250,7 @@ impl Node {
             stores: NodeStores::new(volumes.clone(), dirs.clone()),
             volumes,
             dirs,
-            tasks: Tasks::new(),
+            tasks,
             owner: Some(owner).into(),
         }));
         node.recover_all(within).await?;

@@ -474,13 +474,13 @@ fn a_volume_with_open_queues_stays_on_its_ring() {
         host.attach(&node, "x").await;
         let present = node.0.volumes.present(&id("x")).unwrap();
         for _ in 0..2 {
-            let refused = node.remove_from_ring(&present).await.unwrap_err();
+            let refused = present.leave_ring().await.unwrap_err();
             assert!(matches!(refused, NodeError::StillArmed(_)), "{refused}");
         }
         host.attach(&node, "y").await;
         host.end(&node).await;
         // Again it changes nothing.
-        node.remove_from_ring(&present).await.unwrap();
+        present.leave_ring().await.unwrap();
     });
 }
 

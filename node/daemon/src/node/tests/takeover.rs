@@ -22,8 +22,8 @@ use tokio::sync::Notify;
 use super::*;
 use crate::node::clock::NodeTime;
 use crate::node::local::volume_files::AttachFiles;
-use crate::node::volume::attach::new_device;
 use crate::node::volume::background::LocalSides;
+use crate::node::volume::device::new_device;
 use crate::node::volume::table::Reserved;
 
 /// One volume on one node, with everything done at once that its engine asks for.

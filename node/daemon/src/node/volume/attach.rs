@@ -6,12 +6,11 @@ use std::time::Instant;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
-use holdfast_engine::limit::MAX_IO_BYTES;
 use holdfast_engine::record::Displaced;
 use holdfast_engine::volume::{AttachState, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Epoch, Nonce, VolumeId};
-use holdfast_ublk::{Device, DeviceSpec, Transport};
+use holdfast_ublk::Transport;
 use tokio::sync::mpsc;
 
 use crate::node::clock::{NodeTime, unix_ms_at_zero};
@@ -30,12 +29,12 @@ use crate::node::ring::shape::DeviceShape;
 use crate::node::run_blocking::blocking;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::background::{LocalSides, VolumeWork, WorkLines};
-use crate::node::volume::detach::{or_gone, refused};
+use crate::node::volume::device::new_device;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, RingPlace, VolumeStore, WriterTerms};
 use crate::node::volume::state::{StateCell, StateEvent, Writer};
 use crate::node::volume::table::Reserved;
-use crate::node::{AttachRequest, Attached, Node, QUEUE_DEPTH, QUEUES, sectors_of, unix_ms};
+use crate::node::{AttachRequest, Attached, Node, sectors_of, unix_ms};
 
 impl Node {
     /// Attaches a volume and returns its device, ready for use. An attached one answers with the device it
@@ -84,12 +83,11 @@ impl Node {
 
     async fn withdraw(&self, present: &Arc<Present>) -> Result<(), NodeError> {
         if let Some(device) = present.device() {
-            let devices = Arc::clone(&self.0.devices);
-            blocking(move || Ok(or_gone(devices.stop(device))?)).await?;
-            self.remove_device(present, device).await?;
+            self.0.devices.stop(device).await?;
+            self.0.devices.remove(present, device).await?;
             present.await_deletion().await;
         }
-        self.remove_from_ring(present).await
+        present.leave_ring().await
     }
 
     async fn try_attach(
@@ -98,8 +96,7 @@ impl Node {
         state: &Arc<StateCell>,
     ) -> Result<Attached, NodeError> {
         let begun = Instant::now();
-        let (devices, choice) = (Arc::clone(&self.0.devices), self.0.config.transport);
-        let transport = blocking(move || Ok(devices.transport(choice)?)).await?;
+        let transport = self.0.devices.transport().await?;
         let objects = if request.probe {
             self.0.stores.probed(&request.store_name, &request.store).await?
         } else {
@@ -113,7 +110,7 @@ impl Node {
         if started.is_fenced() {
             return Err(NodeError::Fenced(present.volume().clone()));
         }
-        let device = self.add_device(&present, transport).await?;
+        let device = self.0.devices.add(&present, transport).await?;
         let attached = present.attached_by(device);
         present.state.apply(&StateEvent::Attached);
         // Requests of other volumes to the same store are in its time too.
@@ -180,43 +177,6 @@ impl Node {
         let AttachFiles { files, live_map } = acquired.files;
         let (state, store) = (Arc::clone(state), VolumeStore { name: store_name, objects, log });
         Ok(Joining { state, local, store, terms, files, live_map, ring, place, shape, start, setup })
-    }
-
-    async fn add_device(&self, present: &Arc<Present>, transport: Transport) -> Result<Device, NodeError> {
-        let DeviceShape { transport, queues, depth, max_io_bytes } = new_device(transport);
-        let spec = DeviceSpec {
-            id: None,
-            sectors: present.terms.sectors,
-            queues,
-            depth,
-            max_io_bytes,
-            transport,
-            tag: present.terms.tag.0,
-        };
-        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by
-        // its tag.
-        let devices = Arc::clone(&self.0.devices);
-        let device = blocking(move || Ok(devices.add(&spec)?)).await?;
-        tracing::Span::current().record("device", device.id());
-        present.state.apply(&StateEvent::DeviceAdded(device));
-        present.remember()?;
-        self.open_queues(present, device).await?;
-        let devices = Arc::clone(&self.0.devices);
-        present.unless_refused(device, blocking(move || Ok(devices.start(device)?))).await?;
-        Ok(device)
-    }
-
-    /// Offers the device's queues to the kernel on the volume's ring thread.
-    pub(in crate::node) async fn open_queues(
-        &self,
-        present: &Present,
-        device: Device,
-    ) -> Result<(), NodeError> {
-        let devices = Arc::clone(&self.0.devices);
-        let queues = blocking(move || Ok(devices.open(device)?)).await?;
-        let opened =
-            present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await?;
-        opened.map_err(refused(present))
     }
 
     /// Puts a volume on a ring thread and starts its background work.
@@ -312,9 +272,4 @@ pub(in crate::node) struct Joining {
     pub(in crate::node) shape: DeviceShape,
     pub(in crate::node) start: Start,
     pub(in crate::node) setup: Setup,
-}
-
-/// Shape of the devices that this version makes.
-pub(in crate::node) const fn new_device(transport: Transport) -> DeviceShape {
-    DeviceShape { transport, queues: QUEUES, depth: QUEUE_DEPTH, max_io_bytes: MAX_IO_BYTES }
 }

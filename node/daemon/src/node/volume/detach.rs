@@ -9,15 +9,13 @@ use holdfast_engine::durable_map::holds_dirty;
 use holdfast_engine::event::Event;
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
-use holdfast_ublk::{ControlError, Device};
 
 use crate::node::Node;
-use crate::node::device::kernel::Devices;
 use crate::node::error::{NodeError, file};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
-use crate::node::ring::message::{Message, RingRefusal};
-use crate::node::run_blocking::{blocking, run_blocking};
+use crate::node::ring::message::Message;
+use crate::node::run_blocking::blocking;
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, StateEvent, Writer};
 use crate::node::volume::table::refusal;
@@ -63,7 +61,7 @@ impl Node {
             return Err(refusal(volume, illegal.state()));
         }
         if let Some(device) = present.device() {
-            if let Err(error) = self.stop_device(volume, present, device).await {
+            if let Err(error) = self.0.devices.stop_unused(present, device).await {
                 present.state.apply(&StateEvent::DetachRefused);
                 present.remember()?;
                 return Err(error);
@@ -85,7 +83,7 @@ impl Node {
     /// its ring.
     async fn end_writer(&self, present: &Arc<Present>) -> Result<State, NodeError> {
         if let Some(device) = present.device() {
-            self.remove_device(present, device).await?;
+            self.0.devices.remove(present, device).await?;
         }
         present.ring.send(Message::Event { key: present.key, event: Event::Detach }).await;
         let end = present.state.reach(|state| {
@@ -101,86 +99,10 @@ impl Node {
             })?;
         }
         present.await_deletion().await;
-        self.remove_from_ring(present).await?;
+        present.leave_ring().await?;
         // Before the entry: an attach that finds none makes these files.
         present.local.forget_attached()?;
         Ok(end)
-    }
-
-    async fn stop_device(
-        &self,
-        volume: &VolumeId,
-        present: &Arc<Present>,
-        device: Device,
-    ) -> Result<(), NodeError> {
-        // A restarted daemon resumes the detach.
-        present.remember()?;
-        let devices = Arc::clone(&self.0.devices);
-        let stopped = blocking(move || Ok(or_gone(devices.stop_unused(device))?)).await;
-        if let Err(NodeError::Device(ControlError::InUse { .. })) = stopped {
-            return Err(NodeError::InUse { volume: volume.clone(), device: device.block_path() });
-        }
-        stopped
-    }
-
-    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its
-    /// record goes first: there is no moment in which it names a number that the kernel may give to another
-    /// device. Where it fails, it may be called again.
-    pub(in crate::node) async fn remove_device(
-        &self,
-        present: &Arc<Present>,
-        device: Device,
-    ) -> Result<(), NodeError> {
-        let closed = present.ring.call(|done| Message::Close { key: present.key, done }).await?;
-        closed.map_err(refused(present))?;
-        present.release_device()?;
-        let (devices, present) = (Arc::clone(&self.0.devices), Arc::clone(present));
-        self.0.tasks.spawn(async move {
-            run_blocking(move || delete_stopped(&*devices, device)).await;
-            present.state.apply(&StateEvent::DeviceDeleted);
-        });
-        Ok(())
-    }
-
-    /// Takes a volume off its ring. Again it changes nothing.
-    pub(in crate::node) async fn remove_from_ring(&self, present: &Present) -> Result<(), NodeError> {
-        let removed = present.ring.call(|done| Message::Remove { key: present.key, done }).await?;
-        match removed {
-            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
-            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
-                Err(refused(present)(why))
-            }
-        }
-    }
-}
-
-/// Deletes a stopped device. Waits until the last program has closed it.
-pub(in crate::node) fn delete_stopped(devices: &dyn Devices, device: Device) {
-    if let Err(error) = devices.delete(device) {
-        // It has no block device, and its tag says whose it is.
-        tracing::warn!(
-            device = device.id(),
-            error = chain(&error),
-            "a stopped device was not deleted; the next start deletes it"
-        );
-    }
-}
-
-/// Converts a ring thread's refusal to an error of the volume, ready for `map_err`.
-pub(in crate::node) fn refused(present: &Present) -> impl FnOnce(RingRefusal) -> NodeError {
-    let volume = present.local.volume().clone();
-    move |why| match why {
-        RingRefusal::Gone | RingRefusal::Removing => NodeError::NotOnRing(volume),
-        RingRefusal::Armed => NodeError::StillArmed(volume),
-        RingRefusal::Queue(error) => NodeError::Queue(error),
-    }
-}
-
-/// A device that does not exist needs no stop.
-pub(in crate::node) fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
-    match stopped {
-        Err(ControlError::NotFound { .. }) => Ok(()),
-        stopped => stopped,
     }
 }
 

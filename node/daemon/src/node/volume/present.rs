@@ -16,6 +16,7 @@ use crate::node::local::attached_record::{ATTACHED_VERSION, AttachedRecord};
 use crate::node::local::volume_files::Local;
 use crate::node::ring::board::Board;
 use crate::node::ring::handle::RingHandle;
+use crate::node::ring::message::{Message, RingRefusal};
 use crate::node::ring::operation::VolumeKey;
 use crate::node::store::watched::WatchedStore;
 use crate::node::volume::own_log::OwnLog;
@@ -79,6 +80,27 @@ impl Present {
         let RingPlace { ring, key, board } = place;
         let remembering = Mutex::default();
         Self { local, store_name, objects, log, ring, key, board, state, terms, remembering }
+    }
+
+    /// Takes the volume off its ring. Again it changes nothing.
+    pub(in crate::node) async fn leave_ring(&self) -> Result<(), NodeError> {
+        let removed = self.ring.call(|done| Message::Remove { key: self.key, done }).await?;
+        match removed {
+            Ok(()) | Err(RingRefusal::Gone) => Ok(()),
+            Err(why @ (RingRefusal::Removing | RingRefusal::Armed | RingRefusal::Queue(_))) => {
+                Err(self.refused()(why))
+            }
+        }
+    }
+
+    /// Converts a ring thread's refusal to an error of the volume, ready for `map_err`.
+    pub(in crate::node) fn refused(&self) -> impl FnOnce(RingRefusal) -> NodeError + use<> {
+        let volume = self.local.volume().clone();
+        move |why| match why {
+            RingRefusal::Gone | RingRefusal::Removing => NodeError::NotOnRing(volume),
+            RingRefusal::Armed => NodeError::StillArmed(volume),
+            RingRefusal::Queue(error) => NodeError::Queue(error),
+        }
     }
 
     /// The volume's id.

@@ -29,9 +29,9 @@ use crate::node::local::volume_files::{Local, VolumeFiles, attached_volumes};
 use crate::node::ring::message::Message;
 use crate::node::ring::planned::Start;
 use crate::node::ring::shape::DeviceShape;
-use crate::node::run_blocking::{blocking, run_blocking};
+use crate::node::run_blocking::blocking;
 use crate::node::volume::attach::Joining;
-use crate::node::volume::detach::delete_stopped;
+use crate::node::volume::device::delete_stopped;
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, Writer};
@@ -149,7 +149,7 @@ impl Node {
         let first = async {
             // No attach adds a device yet.
             let Inner { devices, installation, tasks, dirs, .. } = &*self.0;
-            let sweep = DeviceSweep { devices, installation: *installation, tasks };
+            let sweep = DeviceSweep { devices: devices.kernel(), installation: *installation, tasks };
             sweep.run(volumes.iter().map(|volume| dirs.of(volume)).collect()).await;
             join_all(tries).await
         };
@@ -192,7 +192,7 @@ impl Node {
                         if was_flushed {
                             pause = LOST_AGAIN_AFTER;
                         } else {
-                            self.flush_lost(id).await;
+                            self.0.devices.flush_lost(id).await;
                             was_flushed = true;
                         }
                         continue;
@@ -201,15 +201,6 @@ impl Node {
             }
             attempt += 1;
             pause = AGAIN_AFTER.delay(attempt, fastrand::f64());
-        }
-    }
-
-    /// Tries the one thing that may free a device that the kernel has lost.
-    async fn flush_lost(&self, id: u32) {
-        let devices = Arc::clone(&self.0.devices);
-        match run_blocking(move || devices.flush_from_outside(id)).await {
-            Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
-            Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
         }
     }
 
@@ -248,7 +239,7 @@ impl Node {
     /// served. What runs in the background from here on (rounds, uploads) meets no write of the last server.
     pub(in crate::node) async fn resume(&self, one: &Recovery) -> Result<Option<Arc<Present>>, NodeError> {
         let (local, within) = (self.0.dirs.of(&one.volume), one.quiesce_within);
-        let (devices, installation) = (Arc::clone(&self.0.devices), self.0.installation);
+        let (devices, installation) = (Arc::clone(self.0.devices.kernel()), self.0.installation);
         let found = blocking({
             let local = local.clone();
             move || Left::find(&local, &devices, installation, within)
@@ -326,13 +317,10 @@ impl Node {
         one: &mut Recovery,
     ) -> Result<(), NodeError> {
         if !one.is_armed {
-            let (devices, within) = (Arc::clone(&self.0.devices), one.quiesce_within);
-            blocking(move || Ok(devices.start_recovery(device, within)?)).await?;
-            self.open_queues(present, device).await?;
+            self.0.devices.arm(present, device, one.quiesce_within).await?;
             one.is_armed = true;
         }
-        let devices = Arc::clone(&self.0.devices);
-        present.unless_refused(device, blocking(move || Ok(devices.end_recovery(device)?))).await
+        self.0.devices.serve_again(present, device).await
     }
 
     /// Reads the log once the store answers; reads of remote blocks wait until then.

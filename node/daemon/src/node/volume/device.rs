@@ -1,0 +1,201 @@
+//! The devices of the volumes on this node: added, served, recovered, stopped and deleted.
+//!
+//! Owns: the order of the kernel's commands, the ring thread's part and the volume's record, for each of
+//! these.
+//! Does not own: when one of them is due (`attach.rs`, `recover.rs`, `detach.rs`).
+//! Invariants: a record never names a number that the kernel may give to another device.
+//! On failure: each may be called again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_engine::limit::MAX_IO_BYTES;
+use holdfast_service::chain;
+use holdfast_service::tasks::Tasks;
+use holdfast_ublk::{ControlError, Device, DeviceSpec, Transport};
+
+use crate::node::device::kernel::Devices;
+use crate::node::error::NodeError;
+use crate::node::ring::message::Message;
+use crate::node::ring::shape::DeviceShape;
+use crate::node::run_blocking::{blocking, run_blocking};
+use crate::node::volume::present::Present;
+use crate::node::volume::state::StateEvent;
+use crate::node::{QUEUE_DEPTH, QUEUES, TransportChoice};
+
+/// The devices, and the tasks that delete them.
+pub(in crate::node) struct VolumeDevices {
+    kernel: Arc<dyn Devices>,
+    choice: TransportChoice,
+    tasks: Tasks,
+}
+
+impl VolumeDevices {
+    /// Those of a kernel. New ones get a transport of this choice; deletions are tasks of `tasks`.
+    pub(in crate::node) fn new(kernel: Arc<dyn Devices>, choice: TransportChoice, tasks: Tasks) -> Self {
+        Self { kernel, choice, tasks }
+    }
+
+    /// The kernel's commands.
+    pub(in crate::node) fn kernel(&self) -> &Arc<dyn Devices> {
+        &self.kernel
+    }
+
+    /// The transport of new devices.
+    pub(in crate::node) async fn transport(&self) -> Result<Transport, NodeError> {
+        let (kernel, choice) = (Arc::clone(&self.kernel), self.choice);
+        blocking(move || Ok(kernel.transport(choice)?)).await
+    }
+
+    /// Adds a device for a volume and starts it.
+    pub(in crate::node) async fn add(
+        &self,
+        present: &Arc<Present>,
+        transport: Transport,
+    ) -> Result<Device, NodeError> {
+        let DeviceShape { transport, queues, depth, max_io_bytes } = new_device(transport);
+        let spec = DeviceSpec {
+            id: None,
+            sectors: present.terms.sectors,
+            queues,
+            depth,
+            max_io_bytes,
+            transport,
+            tag: present.terms.tag.0,
+        };
+        // A daemon that dies before the record names the device leaves one that a restarted daemon knows by
+        // its tag.
+        let kernel = Arc::clone(&self.kernel);
+        let device = blocking(move || Ok(kernel.add(&spec)?)).await?;
+        tracing::Span::current().record("device", device.id());
+        present.state.apply(&StateEvent::DeviceAdded(device));
+        present.remember()?;
+        self.open_queues(present, device).await?;
+        let kernel = Arc::clone(&self.kernel);
+        present.unless_refused(device, blocking(move || Ok(kernel.start(device)?))).await?;
+        Ok(device)
+    }
+
+    /// Offers the queues of a device to the kernel again, once its last server has ended: requests that
+    /// waited may come from then on.
+    pub(in crate::node) async fn arm(
+        &self,
+        present: &Present,
+        device: Device,
+        quiesce_within: Duration,
+    ) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        blocking(move || Ok(kernel.start_recovery(device, quiesce_within)?)).await?;
+        self.open_queues(present, device).await
+    }
+
+    /// Serves a device again whose queues are armed.
+    pub(in crate::node) async fn serve_again(
+        &self,
+        present: &Present,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        present.unless_refused(device, blocking(move || Ok(kernel.end_recovery(device)?))).await
+    }
+
+    /// Offers the device's queues to the kernel on the volume's ring thread.
+    async fn open_queues(&self, present: &Present, device: Device) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        let queues = blocking(move || Ok(kernel.open(device)?)).await?;
+        let opened =
+            present.ring.call(|done| Message::Open { key: present.key, device, queues, done }).await?;
+        opened.map_err(present.refused())
+    }
+
+    /// Stops a device, also one that is in use.
+    pub(in crate::node) async fn stop(&self, device: Device) -> Result<(), NodeError> {
+        let kernel = Arc::clone(&self.kernel);
+        blocking(move || Ok(or_gone(kernel.stop(device))?)).await
+    }
+
+    /// Stops the device of a volume.
+    ///
+    /// # Errors
+    /// [`NodeError::InUse`] while it is mounted.
+    pub(in crate::node) async fn stop_unused(
+        &self,
+        present: &Present,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        // A restarted daemon resumes the detach.
+        present.remember()?;
+        let kernel = Arc::clone(&self.kernel);
+        let stopped = blocking(move || Ok(or_gone(kernel.stop_unused(device))?)).await;
+        if let Err(NodeError::Device(ControlError::InUse { .. })) = stopped {
+            return Err(NodeError::InUse { volume: present.volume().clone(), device: device.block_path() });
+        }
+        stopped
+    }
+
+    /// Takes a stopped device from the ring, and begins its deletion ([`Present::await_deletion`]). Its
+    /// record goes first: there is no moment in which it names a number that the kernel may give to another
+    /// device. Where it fails, it may be called again.
+    pub(in crate::node) async fn remove(
+        &self,
+        present: &Arc<Present>,
+        device: Device,
+    ) -> Result<(), NodeError> {
+        let closed = present.ring.call(|done| Message::Close { key: present.key, done }).await?;
+        closed.map_err(present.refused())?;
+        present.release_device()?;
+        let (kernel, present) = (Arc::clone(&self.kernel), Arc::clone(present));
+        self.tasks.spawn(async move {
+            run_blocking(move || delete_stopped(&*kernel, device)).await;
+            present.state.apply(&StateEvent::DeviceDeleted);
+        });
+        Ok(())
+    }
+
+    /// Tries the one thing that may free a device that the kernel has lost.
+    pub(in crate::node) async fn flush_lost(&self, id: u32) {
+        let kernel = Arc::clone(&self.kernel);
+        match run_blocking(move || kernel.flush_from_outside(id)).await {
+            Ok(()) => tracing::warn!(device = id, "flushed a device that the kernel had lost"),
+            Err(error) => tracing::warn!(device = id, %error, "flushing a lost device did not free it"),
+        }
+    }
+}
+
+/// Deletes a stopped device. Waits until the last program has closed it.
+pub(in crate::node) fn delete_stopped(kernel: &dyn Devices, device: Device) {
+    if let Err(error) = kernel.delete(device) {
+        // It has no block device, and its tag says whose it is.
+        tracing::warn!(
+            device = device.id(),
+            error = chain(&error),
+            "a stopped device was not deleted; the next start deletes it"
+        );
+    }
+}
+
+/// A device that does not exist needs no stop.
+fn or_gone(stopped: Result<(), ControlError>) -> Result<(), ControlError> {
+    match stopped {
+        Err(ControlError::NotFound { .. }) => Ok(()),
+        stopped => stopped,
+    }
+}
+
+/// Shape of the devices that this version makes.
+pub(in crate::node) const fn new_device(transport: Transport) -> DeviceShape {
+    DeviceShape { transport, queues: QUEUES, depth: QUEUE_DEPTH, max_io_bytes: MAX_IO_BYTES }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_device_that_is_gone_needs_no_stop() {
+        assert!(or_gone(Ok(())).is_ok());
+        assert!(or_gone(Err(ControlError::NotFound { id: 1 })).is_ok());
+        let lost = or_gone(Err(ControlError::KernelLostDevice { id: 1 }));
+        assert!(matches!(lost, Err(ControlError::KernelLostDevice { id: 1 })));
+    }
+}
