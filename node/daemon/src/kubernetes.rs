@@ -57,7 +57,7 @@ pub(crate) async fn run<V: Volumes>(
                 volumes.clone(),
                 object_stores,
                 permissions,
-                tasks.clone()
+                tasks.clone(),
             ),
             heartbeat::run(client.clone(), node_name.clone()),
             storage_node::run(client, node_name, state_dir, volumes),
