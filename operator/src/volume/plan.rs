@@ -131,19 +131,23 @@ fn plan_deletion(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
         Some(message) => {
             vec![OperatorStep::Report(Box::new(deleting(facts, "DeletionBlocked", message, now)))]
         }
-        None => vec![
-            OperatorStep::Report(Box::new(deleting(
-                facts,
-                "Deleting",
-                format!("removing the volume's objects from ObjectStore {store}"),
-                now,
-            ))),
-            OperatorStep::RemoveObjects {
-                if_own: facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED),
-            },
-            OperatorStep::RemoveFinalizer,
-        ],
+        None => {
+            let if_own = facts.rival.is_some() || !is_true(&facts.status.conditions, PROVISIONED);
+            let removal = [OperatorStep::RemoveObjects { if_own }, OperatorStep::RemoveFinalizer];
+            // The failure of an earlier attempt stays said: each write of ours begins the next attempt.
+            let message = format!("removing the volume's objects from ObjectStore {store}");
+            let begun = (!is_removing(facts))
+                .then(|| OperatorStep::Report(Box::new(deleting(facts, "Deleting", message, now))));
+            begun.into_iter().chain(removal).collect()
+        }
     }
+}
+
+/// True if an attempt to remove the volume's objects has begun.
+fn is_removing(facts: &ClusterFacts) -> bool {
+    let waits = |reason: &str| ["WaitingForDetach", "DeletionBlocked"].contains(&reason);
+    let said = find_condition(&facts.status.conditions, PROVISIONED);
+    facts.status.phase == Some(VolumePhase::Deleting) && said.is_some_and(|said| !waits(&said.reason))
 }
 
 /// The status of a volume that does not exist in its object store yet.

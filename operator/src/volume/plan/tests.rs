@@ -215,6 +215,25 @@ fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
     assert_eq!(last_report(&steps).assigned_node, None);
 }
 
+/// `Deleting` and the reason of the failure followed each other without end, and without a pause: a write of
+/// our own begins the next attempt.
+#[test]
+fn a_removal_that_fails_is_not_reported_anew_each_time() {
+    let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
+    facts.status.phase = Some(VolumePhase::Ready);
+    let began = plan(&facts, &now());
+    assert_eq!(names(&began), ["report", "remove", "finalizer-"]);
+    facts.status = last_report(&began).clone();
+    facts.status.conditions[0].reason = "HasSnapshots".to_owned();
+    assert_eq!(names(&plan(&facts, &now())), ["remove", "finalizer-"]);
+    facts.status.conditions[0].reason = "DeletionBlocked".to_owned();
+    assert_eq!(
+        names(&plan(&facts, &now())),
+        ["report", "remove", "finalizer-"],
+        "what it waited for is over"
+    );
+}
+
 #[test]
 fn deletion_without_a_store_waits_and_says_what_helps() {
     for store in [StoreFact::Missing, StoreFact::NotReady { reason: "R".to_owned(), message: "m".to_owned() }]
