@@ -48,6 +48,13 @@ pub const GROUP: &str = "storage.holdfast.dev";
 /// Finalizer the operator holds on a Volume until its objects are gone.
 pub const VOLUME_FINALIZER: &str = "holdfast.dev/volume";
 
+/// Finalizer the operator holds on a VolumeSnapshot until the snapshot is forgotten.
+pub const SNAPSHOT_FINALIZER: &str = "holdfast.dev/snapshot";
+
+/// Condition of an ObjectStore (the bucket answers, can be listed, and creates a key once only), of a
+/// StorageNode (its daemon runs, and at least one transport can be used) and of a VolumeSnapshot (it is taken).
+pub const READY: &str = "Ready";
+
 /// Server-side-apply field manager of the operator.
 pub const OPERATOR_FIELD_MANAGER: &str = "holdfast-operator";
 

@@ -1,10 +1,10 @@
 //! Kubernetes events: one for every condition that turned.
 
 use holdfast_cluster::event::{event, turned};
-use holdfast_crds::Condition;
+use holdfast_crds::{Condition, READY};
 use kube::runtime::events::{Event, EventType};
 
-use crate::object_store::READY;
+use crate::snapshot::plan::TAKING;
 use crate::volume::forced_detach::DATA_LOST;
 use crate::volume::plan::PROVISIONED;
 
@@ -24,8 +24,8 @@ fn is_fault(condition: &Condition) -> bool {
 }
 
 /// Reasons of conditions that are the ordinary course of things.
-const REASONS_WITHOUT_EVENT: [&str; 4] =
-    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed"];
+const REASONS_WITHOUT_EVENT: [&str; 5] =
+    ["Provisioning", "NotRequested", "NotProvisioned", "ObjectStoreUnprobed", TAKING];
 
 #[cfg(test)]
 mod tests {

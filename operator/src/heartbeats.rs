@@ -13,7 +13,7 @@ use std::time::Duration;
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     Condition, ConditionBuilder, ConditionStatus, HEARTBEAT_LABEL, HEARTBEAT_LIMIT, OPERATOR_FIELD_MANAGER,
-    StorageNode, Time, find_condition, heartbeat_lease,
+    READY, StorageNode, Time, find_condition, heartbeat_lease,
 };
 use holdfast_service::chain;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -26,8 +26,6 @@ use tokio::time::{Instant, sleep};
 
 /// Time between two looks at the Leases.
 const EVERY: Duration = Duration::from_secs(10);
-/// Condition of a StorageNode: the daemon runs and can serve.
-const READY: &str = "Ready";
 
 /// Last renewals of all node daemons. Clones are the same.
 #[derive(Clone, Debug)]

@@ -10,6 +10,7 @@ mod requeue;
 mod restore;
 mod run;
 mod settings;
+mod snapshot;
 mod volume;
 
 use std::process::ExitCode;

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use holdfast_crds::{ObjectStore, Volume, VolumePhase, is_true};
+use holdfast_crds::{ObjectStore, READY, Volume, VolumePhase, is_true};
 use holdfast_service::logs::DroppedLines;
 use kube::runtime::reflector::Store;
 use prometheus_client::encoding::text::encode;
@@ -14,7 +14,6 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::object_store::READY;
 use crate::requeue::Requeue;
 
 /// ObjectKind of the object that was reconciled.
@@ -22,6 +21,7 @@ use crate::requeue::Requeue;
 pub(crate) enum ObjectKind {
     Volume,
     ObjectStore,
+    VolumeSnapshot,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]

@@ -7,6 +7,3 @@
 pub(crate) mod connect;
 pub(crate) mod controller;
 pub(crate) mod health;
-
-/// Condition: the bucket answers, can be listed, and creates a key once only.
-pub(crate) const READY: &str = "Ready";

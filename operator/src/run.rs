@@ -21,7 +21,7 @@ use crate::object_store::{self, connect::Connections, controller::Probes};
 use crate::readiness::Readiness;
 use crate::requeue::Failures;
 use crate::settings::Settings;
-use crate::volume;
+use crate::{snapshot, volume};
 
 /// Name of the Lease that elects the leader.
 const LEASE: &str = "holdfast-operator";
@@ -91,6 +91,13 @@ async fn lead(
         probes: Probes::default(),
         failures: Failures::default(),
     });
+    let snapshots = Arc::new(snapshot::controller::Context {
+        client: client.clone(),
+        connections: connections.clone(),
+        recorder: recorder.clone(),
+        metrics: metrics.clone(),
+        failures: Failures::default(),
+    });
     let volumes = Arc::new(volume::controller::Context {
         client: client.clone(),
         connections,
@@ -104,6 +111,7 @@ async fn lead(
         let work = async {
             tokio::join!(
                 object_store::controller::run(stores, stop_requested(stopped.clone())),
+                snapshot::controller::run(snapshots, stop_requested(stopped.clone())),
                 volume::controller::run(volumes, stop_requested(stopped)),
             );
         };

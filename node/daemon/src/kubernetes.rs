@@ -1,6 +1,6 @@
 //! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
 //!
-//! Owns: the daemon's part of every Volume's status, the StorageNode of this node and its heartbeat.
+//! Owns: the daemon's part of the status of every Volume and VolumeSnapshot, the StorageNode of this node and its heartbeat.
 //! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: the API server is needed for changes only; without it everything that is served stays served.
@@ -16,6 +16,7 @@ mod operations;
 mod orphan;
 mod plan;
 mod retry;
+mod snapshot;
 mod storage_node;
 mod store_renewal;
 mod transport;
@@ -59,6 +60,7 @@ pub(crate) async fn run<V: Volumes>(
                 permissions,
                 tasks.clone(),
             ),
+            snapshot::run(client.clone(), node_name.clone(), volumes.clone()),
             heartbeat::run(client.clone(), node_name.clone()),
             storage_node::run(client, node_name, state_dir, volumes),
         );

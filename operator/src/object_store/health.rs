@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use holdfast_crds::{Condition, ConditionBuilder, ConditionStatus, ObjectStoreStatus, Time, find_condition};
+use holdfast_crds::{
+    Condition, ConditionBuilder, ConditionStatus, ObjectStoreStatus, READY, Time, find_condition,
+};
 use holdfast_s3::ProbeFailure;
 
-use super::READY;
 use super::connect::ConnectError;
 use crate::requeue::Requeue;
 

@@ -165,7 +165,8 @@ async fn provision(
     accept_smaller(provisioned, sectors)
 }
 
-fn random_nonce() -> Nonce {
+/// A nonce that no other record has.
+pub(crate) fn random_nonce() -> Nonce {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("every Linux has getrandom(2)");
     Nonce(bytes)

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use holdfast_cluster::api::call;
 use holdfast_cluster::event::Recorder;
-use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, is_true};
+use holdfast_crds::{ObjectStore, StorageNode, Time, Volume, VolumeSnapshot, is_true};
 use holdfast_service::chain;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -66,6 +66,7 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     let by_store = volumes.clone();
     let by_storage_node = volumes.clone();
     let by_node = volumes.clone();
+    let by_snapshot = volumes.clone();
     let shared = Arc::new(Shared { context, cluster: Cluster::default(), volumes });
     let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
@@ -77,6 +78,10 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             matching(&by_storage_node, move |volume| {
                 volume.spec.desired_node() == Some(name.as_str()) || is_claimed_by(volume, &name)
             })
+        })
+        .watches(Api::<VolumeSnapshot>::all(client.clone()), watcher::Config::default(), move |snapshot| {
+            let volume_id = snapshot.status.and_then(|status| status.volume_id);
+            matching(&by_snapshot, move |volume| waits_for_snapshots(volume, volume_id.as_deref()))
         })
         .watches(Api::<Node>::all(client), watcher::Config::default(), move |node| {
             let name = node.name_any();
@@ -94,6 +99,12 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
         () = work => {}
         () = counting => {}
     }
+}
+
+/// True if the Volume is to be deleted and has this identity: its objects go once no snapshot is left.
+fn waits_for_snapshots(volume: &Volume, volume_id: Option<&str>) -> bool {
+    let id = volume.status.as_ref().and_then(|status| status.volume_id.as_deref());
+    volume.metadata.deletion_timestamp.is_some() && id.is_some() && id == volume_id
 }
 
 fn is_claimed_by(volume: &Volume, node: &str) -> bool {

@@ -2,8 +2,8 @@
 
 use holdfast_crds::{
     ACKNOWLEDGE_LOSS, ConditionBuilder, DeletionPolicy, DetachCause, FORCE_DETACH,
-    ObjectStore as ObjectStoreResource, ObjectStoreStatus, Time, VOLUME_FINALIZER, Volume, VolumeSource,
-    VolumeSpec, VolumeStatus, find_condition, is_true,
+    ObjectStore as ObjectStoreResource, ObjectStoreStatus, READY, Time, VOLUME_FINALIZER, Volume,
+    VolumeSource, VolumeSpec, VolumeStatus, find_condition, is_true,
 };
 use holdfast_log::LogFailure;
 use holdfast_objects::ObjectStore;
@@ -13,7 +13,6 @@ use kube::ResourceExt;
 use super::adoption::Found;
 use super::identity::id_of;
 use super::plan::PROVISIONED;
-use crate::object_store::READY;
 
 /// One volume and what it depends on, as seen at one moment.
 #[derive(Clone, Debug)]

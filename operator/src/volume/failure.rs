@@ -35,9 +35,7 @@ impl VolumeFailure {
             Self::Changed => Requeue::Soon,
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
-            Self::Log(LogFailure::Store { source, .. }) => Requeue::of(source.kind()),
-            Self::Log(failure) if failure.is_transient() => Requeue::Later,
-            Self::Log(_) => Requeue::Rarely,
+            Self::Log(failure) => log_retry(failure),
         }
     }
 
@@ -46,28 +44,14 @@ impl VolumeFailure {
         match self {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
-            Self::Log(failure) => Some(match failure {
-                LogFailure::Store { source, .. } => match source.kind() {
-                    ErrorKind::Denied => "AccessDenied",
-                    ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
-                    ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
-                    ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
-                },
-                LogFailure::Contended(_) => "ObjectStoreBusy",
-                LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
-                LogFailure::ExistsOtherwise { .. } => "InvalidSize",
-                LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
-                LogFailure::HasSnapshots { .. } => "HasSnapshots",
-                _ => "LogFailed",
-            }),
+            Self::Log(failure) => Some(log_reason(failure)),
         }
     }
 
     /// The status that reports the failure; `None` when there is nothing to report.
     pub(crate) fn status(&self, facts: &ClusterFacts, now: &Time) -> Option<VolumeStatus> {
         let reason = self.reason()?;
-        let message =
-            format!("{}: {} (`{}`); {}", self.field(), self.brief(), facts.store_name(), self.fix());
+        let message = format!("{}: {} (`{}`); {}", self.field(), brief(self), facts.store_name(), self.fix());
         if facts.deleting {
             return Some(deleting(facts, reason, message, now));
         }
@@ -89,13 +73,6 @@ impl VolumeFailure {
         }
     }
 
-    /// The failure and its direct source. Deeper ones carry request ids, and a message that differs at every
-    /// attempt would be a write at every attempt.
-    fn brief(&self) -> String {
-        let source = std::error::Error::source(self).map(|source| format!(": {source}"));
-        format!("{self}{}", source.unwrap_or_default())
-    }
-
     fn fix(&self) -> &'static str {
         match self {
             Self::Connect(_) => "see the conditions of the ObjectStore",
@@ -108,7 +85,7 @@ impl VolumeFailure {
                 "restore the object from a backup of the bucket"
             }
             Self::Log(LogFailure::HasSnapshots { .. }) => {
-                "run `holdfast-node snapshot delete` for each on any node"
+                "delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
             }
             Self::Log(LogFailure::Store { source, .. }) if source.kind() == ErrorKind::Denied => {
                 "allow `s3:ListBucket`, `s3:GetObject`, `s3:PutObject` and `s3:DeleteObject` in the bucket's policy or the role"
@@ -116,6 +93,40 @@ impl VolumeFailure {
             Self::Api(_) | Self::Changed | Self::Log(_) => "it is retried",
         }
     }
+}
+
+/// The retry that fits a failure of the log.
+pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
+    match failure {
+        LogFailure::Store { source, .. } => Requeue::of(source.kind()),
+        failure if failure.is_transient() => Requeue::Later,
+        _ => Requeue::Rarely,
+    }
+}
+
+/// Reason of a condition for a failure of the log.
+pub(crate) fn log_reason(failure: &LogFailure) -> &'static str {
+    match failure {
+        LogFailure::Store { source, .. } => match source.kind() {
+            ErrorKind::Denied => "AccessDenied",
+            ErrorKind::Throttled | ErrorKind::Unavailable => "ObjectStoreUnavailable",
+            ErrorKind::Conflict | ErrorKind::Ambiguous | ErrorKind::Exists => "ObjectStoreBusy",
+            ErrorKind::NotFound | ErrorKind::Invalid | ErrorKind::Corrupt => "ObjectStoreRefused",
+        },
+        LogFailure::Contended(_) => "ObjectStoreBusy",
+        LogFailure::CreatedElsewhere { .. } | LogFailure::WasDeleted(_) => "IdTaken",
+        LogFailure::ExistsOtherwise { .. } => "InvalidSize",
+        LogFailure::Damaged { .. } | LogFailure::Broken { .. } => "DamagedLog",
+        LogFailure::HasSnapshots { .. } => "HasSnapshots",
+        _ => "LogFailed",
+    }
+}
+
+/// A failure and its direct source. Deeper ones carry request ids, and a message that differs at every
+/// attempt would be a write at every attempt.
+pub(crate) fn brief(failure: &dyn std::error::Error) -> String {
+    let source = failure.source().map(|source| format!(": {source}"));
+    format!("{failure}{}", source.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -186,7 +197,7 @@ mod tests {
         assert_eq!(
             condition.message,
             "spec.volumeID: volume v has a snapshot that would be lost with it (v@8): delete them first (`store`); \
-             run `holdfast-node snapshot delete` for each on any node"
+             delete its VolumeSnapshots; for those that no VolumeSnapshot names, run `holdfast-node snapshot delete` on any node"
         );
     }
 

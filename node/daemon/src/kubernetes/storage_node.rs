@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
-    Condition, ConditionBuilder, ConditionStatus, FencedData, NODE_FIELD_MANAGER, StorageNode,
+    Condition, ConditionBuilder, ConditionStatus, FencedData, NODE_FIELD_MANAGER, READY, StorageNode,
     StorageNodeStatus, Time, TransportSupport,
 };
 use holdfast_types::{Backoff, SECTOR_BYTES};
@@ -22,8 +22,6 @@ use super::transport::transport_name;
 use crate::node::{Capabilities, StateDisk, VolumeState, VolumeStatus, fenced, run_blocking};
 use crate::volumes::Volumes;
 
-/// Condition: the daemon runs and at least one transport can be used.
-const READY: &str = "Ready";
 /// Condition: the disk under the state directory promises whole sectors after a power cut.
 const SECTORS_ATOMIC: &str = "SectorsAtomic";
 /// Condition: the kernel's driver ends the devices of a daemon that ended without a known fault.

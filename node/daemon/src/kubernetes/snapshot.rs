@@ -1,0 +1,242 @@
+//! Takes the VolumeSnapshots that the operator asks this node for: those of volumes that are served here.
+//!
+//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes` and the condition `Ready` of a VolumeSnapshot
+//! whose `status.node` is this node.
+//! Does not own: who takes a snapshot, and its deletion (the operator).
+//! Invariants: a snapshot that was asked for is taken even if its deletion is requested meanwhile, because an
+//! earlier process may have begun it; asked again, the volume answers the same snapshot.
+//! On failure: the condition says why, and it is tried again. Snapshots wait for their own volume only.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_cluster::event::{Recorder, event, turned};
+use holdfast_crds::{
+    ConditionBuilder, ConditionStatus, NODE_FIELD_MANAGER, READY, Time, VolumeSnapshot, VolumeSnapshotStatus,
+    find_condition,
+};
+use holdfast_engine::snapshot::Snapshot;
+use holdfast_service::chain;
+use holdfast_types::{Backoff, SECTOR_BYTES, SnapshotUid, VolumeId};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::controller::{Action, Controller};
+use kube::runtime::events::EventType;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::retry::OperationFailure;
+use crate::node::VolumeInStore;
+use crate::volumes::Volumes;
+
+/// Time until a snapshot is examined again after the API server failed.
+const API_RETRY: Backoff = Backoff::steady(Duration::from_secs(5));
+/// Time until it is examined again when its volume is not here: the operator is about to say where it is.
+const NOT_HERE: Duration = Duration::from_secs(10);
+
+/// Context of every reconciliation.
+struct Context<V> {
+    client: Client,
+    me: String,
+    volumes: V,
+    recorder: Recorder,
+    /// Failures in a row of each snapshot.
+    failures: Mutex<HashMap<SnapshotUid, u32>>,
+}
+
+/// Runs until it is dropped: what waits then is asked for again by the next process.
+pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
+    let mine = watcher::Config::default().fields(&format!("status.node={me}"));
+    let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
+    let context = Context { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
+    Controller::new(Api::<VolumeSnapshot>::all(client), mine)
+        .run(reconcile, retry, Arc::new(context))
+        .for_each(|outcome| async move {
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "snapshot controller");
+            }
+        })
+        .await;
+}
+
+#[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
+async fn reconcile<V: Volumes>(
+    snapshot: Arc<VolumeSnapshot>,
+    context: Arc<Context<V>>,
+) -> Result<Action, ApiError> {
+    let Some((volume, uid)) = asked(&snapshot, &context.me) else { return Ok(Action::await_change()) };
+    if !context.volumes.list().iter().any(|here| here.volume == volume) {
+        return Ok(Action::requeue(NOT_HERE));
+    }
+    let at = VolumeInStore { volume: volume.clone(), store: None };
+    let taken = context.volumes.create_snapshot(at, uid).await.map_err(OperationFailure::from);
+    let again = count(&mut context.failures.lock(), uid, &taken);
+    let before = snapshot.status.clone().unwrap_or_default();
+    let generation = snapshot.metadata.generation;
+    let status = report(&before, generation, &volume, taken, &Time(Timestamp::now()));
+    if says_more(&before, &status) {
+        write(&snapshot, &status, &context).await?;
+    }
+    Ok(again.map_or_else(Action::await_change, Action::requeue))
+}
+
+/// Time until the next attempt; nothing once the snapshot is taken.
+fn count(
+    failures: &mut HashMap<SnapshotUid, u32>,
+    uid: SnapshotUid,
+    taken: &Result<Snapshot, OperationFailure>,
+) -> Option<Duration> {
+    let Err(failure) = taken else {
+        failures.remove(&uid);
+        return None;
+    };
+    let count = failures.entry(uid).or_default();
+    *count = count.saturating_add(1);
+    Some(failure.retry.delay(*count, fastrand::f64()))
+}
+
+/// The volume and the name of the snapshot that node `me` is to take.
+fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid)> {
+    let status = snapshot.status.as_ref()?;
+    if status.snapshot_id.is_some() || status.node.as_deref() != Some(me) {
+        return None;
+    }
+    Some((status.volume_id.clone()?.try_into().ok()?, snapshot.metadata.uid.as_ref()?.parse().ok()?))
+}
+
+/// The daemon's part of the status.
+fn report(
+    before: &VolumeSnapshotStatus,
+    generation: Option<i64>,
+    volume: &VolumeId,
+    taken: Result<Snapshot, OperationFailure>,
+    now: &Time,
+) -> VolumeSnapshotStatus {
+    let conditions = ConditionBuilder { previous: &before.conditions, observed_generation: generation, now };
+    match taken {
+        Ok(Snapshot { seq, unix_ms, sectors, uid: _ }) => {
+            let at = i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+            let message = "the snapshot holds what the volume held at one point, as after a power cut";
+            VolumeSnapshotStatus {
+                snapshot_id: Some(format!("{volume}@{seq}")),
+                taken_time: at.map(Time),
+                size_bytes: Some(sectors * SECTOR_BYTES),
+                conditions: vec![conditions.build(READY, ConditionStatus::True, "Taken", message)],
+                ..VolumeSnapshotStatus::default()
+            }
+        }
+        Err(OperationFailure { reason, message, retry: _ }) => VolumeSnapshotStatus {
+            conditions: vec![conditions.build(READY, ConditionStatus::False, reason, message)],
+            ..VolumeSnapshotStatus::default()
+        },
+    }
+}
+
+/// True if `status` says something that `before` does not.
+fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bool {
+    let ready = |status: &VolumeSnapshotStatus| find_condition(&status.conditions, READY).cloned();
+    status.snapshot_id != before.snapshot_id || ready(status) != ready(before)
+}
+
+/// The resource version makes the write fail if the operator gave the snapshot to somebody else meanwhile.
+async fn write<V>(
+    snapshot: &VolumeSnapshot,
+    status: &VolumeSnapshotStatus,
+    context: &Context<V>,
+) -> Result<(), ApiError> {
+    let name = snapshot.name_any();
+    let patch = json!({
+        "apiVersion": VolumeSnapshot::api_version(&()),
+        "kind": VolumeSnapshot::kind(&()),
+        "metadata": { "name": name, "resourceVersion": snapshot.resource_version() },
+        "status": status,
+    });
+    let api: Api<VolumeSnapshot> = Api::all(context.client.clone());
+    let params = PatchParams::apply(NODE_FIELD_MANAGER).force();
+    let written = call(api.patch_status(&name, &params, &Patch::Apply(patch))).await?;
+    let before = snapshot.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let after = written.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let kind = |turned: &str| if turned == "True" { EventType::Normal } else { EventType::Warning };
+    let events: Vec<_> = turned(before, after).map(|new| event(new, kind(&new.status))).collect();
+    context.recorder.publish(events, &snapshot.object_ref(&())).await;
+    Ok(())
+}
+
+fn retry<V>(snapshot: Arc<VolumeSnapshot>, error: &ApiError, _context: Arc<Context<V>>) -> Action {
+    if error.is_stale() {
+        // The watch brings what changed.
+        return Action::requeue(Duration::from_secs(1));
+    }
+    tracing::warn!(snapshot = snapshot.name_any(), error = chain(error), "snapshot not reported");
+    Action::requeue(API_RETRY.delay(1, fastrand::f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_types::Seq;
+
+    use super::*;
+    use crate::kubernetes::retry::Retry;
+
+    const UID: &str = "0189f7e0-5c2b-7cc3-9d1e-0242ac120002";
+
+    fn snapshot(status: &serde_json::Value) -> VolumeSnapshot {
+        let spec = serde_json::from_value(json!({ "volume": "data" })).expect("a spec");
+        let mut snapshot = VolumeSnapshot::new("before", spec);
+        snapshot.metadata.uid = Some(UID.to_owned());
+        snapshot.status = Some(serde_json::from_value(status.clone()).expect("a status"));
+        snapshot
+    }
+
+    /// One whose deletion is requested, too: an earlier process may have begun it.
+    #[test]
+    fn a_node_takes_what_it_is_asked_for() {
+        let mine = json!({ "volumeId": "v", "objectStore": "main", "node": "a" });
+        let mut wanted = snapshot(&mine);
+        wanted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        let expected = ("v".parse().expect("an id"), UID.parse().expect("a uid"));
+        assert_eq!(asked(&wanted, "a"), Some(expected));
+        assert_eq!(asked(&wanted, "b"), None);
+        let mut taken = mine;
+        taken["snapshotId"] = json!("v@7");
+        assert_eq!(asked(&snapshot(&taken), "a"), None);
+        assert_eq!(asked(&snapshot(&json!({ "volumeId": "v" })), "a"), None);
+    }
+
+    #[test]
+    fn a_report_says_what_was_taken_or_why_not() {
+        let (now, volume) = (Time(Timestamp::UNIX_EPOCH), "v".parse().expect("an id"));
+        let failure =
+            OperationFailure { reason: "Busy", message: "it waits".to_owned(), retry: Retry::Later };
+        let before = VolumeSnapshotStatus::default();
+        let failed = report(&before, Some(1), &volume, Err(failure.clone()), &now);
+        assert_eq!((failed.conditions[0].reason.as_str(), &failed.snapshot_id), ("Busy", &None));
+        assert!(says_more(&before, &failed));
+        assert!(!says_more(&failed, &report(&failed, Some(1), &volume, Err(failure), &now)), "said already");
+        let taken = Snapshot { seq: Seq(7), uid: UID.parse().expect("a uid"), unix_ms: 5000, sectors: 16 };
+        let status = report(&failed, Some(1), &volume, Ok(taken), &now);
+        assert!(says_more(&failed, &status));
+        assert_eq!(status.snapshot_id.as_deref(), Some("v@7"));
+        assert_eq!(status.size_bytes, Some(16 * SECTOR_BYTES));
+        assert_eq!(status.taken_time, Timestamp::from_second(5).ok().map(Time));
+        assert_eq!(status.conditions[0].status, "True");
+    }
+
+    #[test]
+    fn attempts_become_rarer_until_it_is_taken() {
+        let uid = UID.parse().expect("a uid");
+        let failure = OperationFailure { reason: "Busy", message: String::new(), retry: Retry::Later };
+        let mut failures = HashMap::new();
+        let first = count(&mut failures, uid, &Err(failure.clone())).expect("again");
+        let third = (0..2).filter_map(|_| count(&mut failures, uid, &Err(failure.clone()))).last();
+        assert!(third.is_some_and(|third| third > first));
+        let taken = Snapshot { seq: Seq(7), uid, unix_ms: 0, sectors: 8 };
+        assert_eq!(count(&mut failures, uid, &Ok(taken)), None);
+        assert!(failures.is_empty());
+    }
+}

@@ -1,0 +1,157 @@
+//! Carries out the steps of a plan, in order, each so that it may be repeated.
+
+use holdfast_cluster::api::{ApiError, call};
+use holdfast_crds::{
+    ConditionStatus, OPERATOR_FIELD_MANAGER, READY, SNAPSHOT_FINALIZER, Time, VolumeSnapshot,
+    VolumeSnapshotStatus,
+};
+use holdfast_engine::snapshot::Snapshot;
+use holdfast_log::SnapshotError;
+use holdfast_s3::S3Store;
+use holdfast_types::{SECTOR_BYTES, SnapshotUid, VolumeId};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, Patch, PatchParams};
+use kube::{Client, Resource, ResourceExt};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+use super::facts::SnapshotFacts;
+use super::failure::SnapshotFailure;
+use super::plan::SnapshotStep;
+use crate::object_store::connect::Connections;
+use crate::volume::apply::random_nonce;
+
+/// Applies steps to one snapshot.
+pub(crate) struct SnapshotApplier<'a> {
+    /// The client of the API server.
+    pub(crate) client: Client,
+    /// Connections to object stores.
+    pub(crate) connections: &'a Connections,
+    /// The snapshot as the API server last returned it.
+    pub(crate) snapshot: VolumeSnapshot,
+}
+
+impl SnapshotApplier<'_> {
+    /// Carries out one step.
+    ///
+    /// # Errors
+    /// [`SnapshotFailure`]; the step may have taken effect.
+    pub(crate) async fn apply(
+        &mut self,
+        step: &SnapshotStep,
+        facts: &SnapshotFacts,
+        now: &Time,
+    ) -> Result<(), SnapshotFailure> {
+        match step {
+            SnapshotStep::AddFinalizer => self.patch(self.finalizers(true)).await,
+            SnapshotStep::RemoveFinalizer => self.patch(self.finalizers(false)).await,
+            SnapshotStep::Report(status) => self.report(status).await,
+            SnapshotStep::Take => {
+                let (store, volume) = self.place().await?;
+                let unix_ms = u64::try_from(now.0.as_millisecond()).unwrap_or_default();
+                let (uid, nonce) = (self.uid()?, random_nonce());
+                let taken =
+                    holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
+                let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, now);
+                self.report(&status).await
+            }
+            SnapshotStep::Forget => {
+                let (store, volume) = self.place().await?;
+                Ok(forget(store.as_ref(), &volume, self.uid()?).await?)
+            }
+        }
+    }
+
+    /// The store and the volume that are recorded.
+    async fn place(&self) -> Result<(Arc<S3Store>, VolumeId), SnapshotFailure> {
+        let status = self.snapshot.status.as_ref();
+        let store = status.and_then(|status| status.object_store.as_deref()).unwrap_or_default();
+        let volume = status.and_then(|status| status.volume_id.clone()).unwrap_or_default();
+        let volume = VolumeId::try_from(volume).expect("recorded from the status of a Volume");
+        Ok((self.connections.open(self.client.clone(), store).await?, volume))
+    }
+
+    fn uid(&self) -> Result<SnapshotUid, SnapshotFailure> {
+        let uid = self.snapshot.metadata.uid.as_deref().unwrap_or_default();
+        Ok(uid.parse().expect("the API server gives every object a UUID"))
+    }
+
+    /// The object's finalizers with or without ours.
+    fn finalizers(&self, present: bool) -> Value {
+        let mut finalizers = self.snapshot.finalizers().to_vec();
+        finalizers.retain(|name| name != SNAPSHOT_FINALIZER);
+        if present {
+            finalizers.push(SNAPSHOT_FINALIZER.to_owned());
+        }
+        json!({ "metadata": { "finalizers": finalizers } })
+    }
+
+    fn api(&self) -> Api<VolumeSnapshot> {
+        Api::all(self.client.clone())
+    }
+
+    /// The resource version makes the write fail if another client changed the object since it was read.
+    async fn patch(&mut self, mut patch: Value) -> Result<(), SnapshotFailure> {
+        patch["metadata"]["resourceVersion"] = json!(self.snapshot.resource_version());
+        let params =
+            PatchParams { field_manager: Some(OPERATOR_FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let (api, name) = (self.api(), self.snapshot.name_any());
+        self.snapshot = call(api.patch(&name, &params, &Patch::Merge(patch))).await.map_err(classify)?;
+        Ok(())
+    }
+
+    /// Writes the status, unless it stands there already. The resource version makes the write fail if the
+    /// daemon reported anything since the plan was made.
+    async fn report(&mut self, status: &VolumeSnapshotStatus) -> Result<(), SnapshotFailure> {
+        if self.snapshot.status.as_ref() == Some(status) {
+            return Ok(());
+        }
+        let patch = json!({
+            "apiVersion": VolumeSnapshot::api_version(&()),
+            "kind": VolumeSnapshot::kind(&()),
+            "metadata": { "name": self.snapshot.name_any(), "resourceVersion": self.snapshot.resource_version() },
+            "status": status,
+        });
+        let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
+        let (api, name) = (self.api(), self.snapshot.name_any());
+        self.snapshot =
+            call(api.patch_status(&name, &params, &Patch::Apply(patch))).await.map_err(classify)?;
+        Ok(())
+    }
+}
+
+/// The status of a snapshot that was taken.
+fn ready(
+    facts: &SnapshotFacts,
+    present: Option<&VolumeSnapshotStatus>,
+    volume: &VolumeId,
+    taken: Snapshot,
+    now: &Time,
+) -> VolumeSnapshotStatus {
+    let at = i64::try_from(taken.unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).map(Time);
+    let message = "the snapshot holds what the volume held when no node served it";
+    VolumeSnapshotStatus {
+        snapshot_id: Some(format!("{volume}@{}", taken.seq)),
+        taken_time: at,
+        size_bytes: Some(taken.sectors * SECTOR_BYTES),
+        conditions: vec![facts.conditions(now).build(READY, ConditionStatus::True, "Taken", message)],
+        ..present.cloned().unwrap_or_default()
+    }
+}
+
+/// Forgets the snapshot with this uid, if the log has it. A volume that is gone has none.
+async fn forget(store: &S3Store, volume: &VolumeId, uid: SnapshotUid) -> Result<(), SnapshotError> {
+    let there = match holdfast_log::snapshots(store, volume).await {
+        Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(()),
+        known => known?,
+    };
+    match there.iter().find(|known| known.uid == uid) {
+        Some(known) => holdfast_log::forget(store, volume, known.seq).await,
+        None => Ok(()),
+    }
+}
+
+/// A conflict, or an object that is gone, means that the plan was made from an old state.
+fn classify(error: ApiError) -> SnapshotFailure {
+    if error.is_stale() { SnapshotFailure::Changed } else { SnapshotFailure::Api(error) }
+}

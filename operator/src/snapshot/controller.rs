@@ -1,0 +1,116 @@
+//! Runs the VolumeSnapshot controller: observe, plan, apply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use holdfast_cluster::api::call;
+use holdfast_cluster::event::Recorder;
+use holdfast_crds::{Time, Volume, VolumeSnapshot};
+use holdfast_service::chain;
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::controller::{Action, Config, Controller};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource, ResourceExt};
+
+use super::apply::SnapshotApplier;
+use super::facts::SnapshotFacts;
+use super::failure::SnapshotFailure;
+use super::plan::{SnapshotStep, plan};
+use crate::event::changes;
+use crate::metrics::{Metrics, ObjectKind};
+use crate::object_store::connect::Connections;
+use crate::requeue::{Failures, MAX_AT_A_TIME};
+
+/// Time between two reconciliations of a snapshot when nothing about it changes.
+const RESYNC: Duration = Duration::from_secs(600);
+
+/// Dependencies of every reconciliation.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) recorder: Recorder,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) failures: Failures,
+}
+
+/// Runs until `stop` ends; reconciliations in progress are finished.
+pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + Send + Sync + 'static) {
+    let client = context.client.clone();
+    let controller = Controller::new(Api::<VolumeSnapshot>::all(client.clone()), watcher::Config::default());
+    let snapshots = controller.store();
+    controller
+        .watches(Api::<Volume>::all(client), watcher::Config::default(), move |volume| {
+            let name = volume.name_any();
+            let of_volume = |snapshot: &Arc<VolumeSnapshot>| {
+                (snapshot.spec.volume == name).then(|| ObjectRef::from_obj(snapshot.as_ref()))
+            };
+            snapshots.state().iter().filter_map(of_volume).collect::<Vec<_>>()
+        })
+        .with_config(Config::default().concurrency(MAX_AT_A_TIME))
+        .graceful_shutdown_on(stop)
+        .run(reconcile, retry, context)
+        .for_each(|outcome| async move {
+            if let Err(error) = outcome {
+                tracing::debug!(%error, "snapshot controller");
+            }
+        })
+        .await;
+}
+
+#[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
+async fn reconcile(snapshot: Arc<VolumeSnapshot>, context: Arc<Context>) -> Result<Action, SnapshotFailure> {
+    let timer = context.metrics.start(ObjectKind::VolumeSnapshot);
+    let outcome = reconcile_once(snapshot.as_ref().clone(), &context).await;
+    timer.finish(outcome.as_ref().err().map(SnapshotFailure::retry));
+    if outcome.is_ok() {
+        context.failures.end(&snapshot.name_any());
+    }
+    outcome.map(|()| Action::requeue(RESYNC))
+}
+
+/// Plans and applies once.
+async fn reconcile_once(snapshot: VolumeSnapshot, context: &Context) -> Result<(), SnapshotFailure> {
+    let volumes: Api<Volume> = Api::all(context.client.clone());
+    let volume = call(volumes.get_opt(&snapshot.spec.volume)).await.map_err(SnapshotFailure::Api)?;
+    let facts = SnapshotFacts::new(&snapshot, volume.as_ref());
+    let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
+    let mut work =
+        SnapshotApplier { client: context.client.clone(), connections: &context.connections, snapshot };
+    let outcome = carry_out(&mut work, &facts, &now).await;
+    if let Some(after) = &work.snapshot.status {
+        context.recorder.publish(changes(&facts.status.conditions, &after.conditions), &reference).await;
+    }
+    outcome
+}
+
+async fn carry_out(
+    work: &mut SnapshotApplier<'_>,
+    facts: &SnapshotFacts,
+    now: &Time,
+) -> Result<(), SnapshotFailure> {
+    for step in plan(facts, now) {
+        if let Err(failure) = work.apply(&step, facts, now).await {
+            // What an earlier step recorded stays.
+            let recorded = work.snapshot.status.clone().unwrap_or_default();
+            let facts = SnapshotFacts { status: recorded, ..facts.clone() };
+            if let Some(status) = failure.status(&facts, now) {
+                work.apply(&SnapshotStep::Report(Box::new(status)), &facts, now).await?;
+            }
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+fn retry(snapshot: Arc<VolumeSnapshot>, failure: &SnapshotFailure, context: Arc<Context>) -> Action {
+    let name = snapshot.name_any();
+    let delay = context.failures.delay(&name, failure.retry(), fastrand::f64());
+    if matches!(failure, SnapshotFailure::Changed) {
+        tracing::debug!(snapshot = %name, "changed meanwhile, planning again");
+    } else {
+        tracing::warn!(snapshot = %name, error = %chain(failure), ?delay, "snapshot not reconciled");
+    }
+    Action::requeue(delay)
+}

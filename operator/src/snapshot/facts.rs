@@ -1,0 +1,83 @@
+//! Facts that one plan for a snapshot is made from.
+
+use holdfast_crds::{
+    ConditionBuilder, SNAPSHOT_FINALIZER, Time, Volume, VolumeSnapshot, VolumeSnapshotSpec,
+    VolumeSnapshotStatus, is_true,
+};
+
+use crate::volume::facts::ClusterFacts;
+use crate::volume::plan::PROVISIONED;
+
+/// One snapshot and its volume, as seen at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct SnapshotFacts {
+    /// `metadata.generation`.
+    pub(crate) generation: i64,
+    /// `spec`.
+    pub(crate) spec: VolumeSnapshotSpec,
+    /// `status`, as all writers reported it so far.
+    pub(crate) status: VolumeSnapshotStatus,
+    /// True if our finalizer is on the object.
+    pub(crate) finalizer: bool,
+    /// True if deletion was requested.
+    pub(crate) deleting: bool,
+    /// The Volume that the spec names.
+    pub(crate) volume: Option<SourceVolume>,
+}
+
+/// The Volume of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SourceVolume {
+    /// Its identity, once it exists in its object store.
+    pub(crate) id: Option<String>,
+    /// Name of its ObjectStore.
+    pub(crate) object_store: String,
+    /// The node that serves it.
+    pub(crate) node: Option<String>,
+    /// True if its deletion was requested.
+    pub(crate) deleting: bool,
+}
+
+impl SourceVolume {
+    /// Reads it off the object.
+    pub(crate) fn of(volume: &Volume) -> Self {
+        let facts = ClusterFacts::new(volume);
+        let exists = is_true(&facts.status.conditions, PROVISIONED);
+        Self {
+            id: facts.status.volume_id.clone().filter(|_| exists),
+            object_store: facts.store_name().to_owned(),
+            node: facts.serving().map(str::to_owned),
+            deleting: facts.deleting,
+        }
+    }
+}
+
+impl SnapshotFacts {
+    /// The facts of a snapshot and of its Volume.
+    pub(crate) fn new(snapshot: &VolumeSnapshot, volume: Option<&Volume>) -> Self {
+        Self {
+            generation: snapshot.metadata.generation.unwrap_or_default(),
+            spec: snapshot.spec.clone(),
+            status: snapshot.status.clone().unwrap_or_default(),
+            finalizer: snapshot.metadata.finalizers.iter().flatten().any(|name| name == SNAPSHOT_FINALIZER),
+            deleting: snapshot.metadata.deletion_timestamp.is_some(),
+            volume: volume.map(SourceVolume::of),
+        }
+    }
+
+    /// The node that was asked for the snapshot, has not taken it, and still serves its volume.
+    pub(crate) fn taking(&self) -> Option<&str> {
+        let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
+        let volume = self.volume.as_ref().filter(|volume| volume.id == self.status.volume_id)?;
+        (volume.node.as_deref() == Some(asked)).then_some(asked)
+    }
+
+    /// For the conditions of a report at this time.
+    pub(crate) fn conditions<'a>(&'a self, now: &'a Time) -> ConditionBuilder<'a> {
+        ConditionBuilder {
+            previous: &self.status.conditions,
+            observed_generation: Some(self.generation),
+            now,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Failures of a step, in the words of a condition.
+
+use holdfast_cluster::api::ApiError;
+use holdfast_crds::{Time, VolumeSnapshotStatus};
+use holdfast_log::{LogFailure, SnapshotError};
+
+use super::facts::SnapshotFacts;
+use super::plan::not_ready;
+use crate::object_store::connect::ConnectError;
+use crate::requeue::Requeue;
+use crate::volume::failure::{brief, log_reason, log_retry};
+
+/// Reasons for which a step failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotFailure {
+    /// The API server did not take a request.
+    #[error("the API server refused a request for the snapshot")]
+    Api(#[source] ApiError),
+    /// Another client changed the object since it was read.
+    #[error("the snapshot changed meanwhile")]
+    Changed,
+    /// The ObjectStore cannot be used.
+    #[error("the ObjectStore cannot be used")]
+    Connect(#[from] ConnectError),
+    /// The snapshot was not taken, or not forgotten.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+}
+
+impl From<LogFailure> for SnapshotFailure {
+    fn from(failure: LogFailure) -> Self {
+        Self::Snapshot(failure.into())
+    }
+}
+
+impl SnapshotFailure {
+    /// The retry that fits the failure.
+    pub(crate) fn retry(&self) -> Requeue {
+        match self {
+            Self::Changed => Requeue::Soon,
+            Self::Api(_) => Requeue::Later,
+            Self::Connect(error) => error.retry(),
+            Self::Snapshot(SnapshotError::Log(failure)) => log_retry(failure),
+            // Somebody attached it: the Volume will say so, or a person did.
+            Self::Snapshot(SnapshotError::Attached { .. }) => Requeue::Later,
+            Self::Snapshot(_) => Requeue::Rarely,
+        }
+    }
+
+    /// Reason of the condition; `None` when there is nothing to report.
+    fn reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Changed | Self::Api(_) => None,
+            Self::Connect(_) => Some("ObjectStoreUnusable"),
+            Self::Snapshot(SnapshotError::Log(failure)) => Some(log_reason(failure)),
+            Self::Snapshot(SnapshotError::Attached { .. }) => Some("VolumeAttached"),
+            Self::Snapshot(SnapshotError::TooMany(_)) => Some("TooManySnapshots"),
+            Self::Snapshot(_) => Some("VolumeNotFound"),
+        }
+    }
+
+    /// The status that reports the failure; `None` when there is nothing to report.
+    pub(crate) fn status(&self, facts: &SnapshotFacts, now: &Time) -> Option<VolumeSnapshotStatus> {
+        let store = facts.status.object_store.as_deref().unwrap_or_default();
+        let then = if facts.deleting {
+            "it is retried; set spec.deletionPolicy to `Retain` to leave the snapshot there"
+        } else {
+            "it is retried"
+        };
+        let message = format!("spec.volume: {} (ObjectStore `{store}`); {then}", brief(self));
+        Some(not_ready(facts, self.reason()?, message, now))
+    }
+}

@@ -1,0 +1,158 @@
+//! The plan for a snapshot, over the states of its volume.
+
+use holdfast_crds::VolumeSnapshotSpec;
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+use crate::snapshot::failure::SnapshotFailure;
+
+const ID: &str = "8f14e45f-ceea-467f-a1d4-91e2f1f0a9c4";
+
+fn now() -> Time {
+    Time(Timestamp::UNIX_EPOCH)
+}
+
+/// A snapshot with our finalizer, of a volume that no node serves.
+fn facts() -> SnapshotFacts {
+    SnapshotFacts {
+        generation: 1,
+        spec: VolumeSnapshotSpec { volume: "data".to_owned(), deletion_policy: DeletionPolicy::Delete },
+        status: VolumeSnapshotStatus::default(),
+        finalizer: true,
+        deleting: false,
+        volume: Some(SourceVolume {
+            id: Some(ID.to_owned()),
+            object_store: "main".to_owned(),
+            node: None,
+            deleting: false,
+        }),
+    }
+}
+
+/// The same once it is recorded who takes it.
+fn recorded(node: Option<&str>) -> SnapshotFacts {
+    let mut facts = facts();
+    facts.status.volume_id = Some(ID.to_owned());
+    facts.status.object_store = Some("main".to_owned());
+    facts.status.node = node.map(str::to_owned);
+    serve(&mut facts, node);
+    facts
+}
+
+fn serve(facts: &mut SnapshotFacts, node: Option<&str>) {
+    facts.volume.as_mut().expect("a volume").node = node.map(str::to_owned);
+}
+
+/// The status that the plan reports first.
+fn reported(facts: &SnapshotFacts) -> VolumeSnapshotStatus {
+    match plan(facts, &now()).first() {
+        Some(SnapshotStep::Report(status)) => status.as_ref().clone(),
+        other => panic!("a report comes first: {other:?}"),
+    }
+}
+
+fn reason(facts: &SnapshotFacts) -> String {
+    reported(facts).conditions[0].reason.clone()
+}
+
+#[test]
+fn nothing_is_taken_before_it_can_be_found_again() {
+    let bare = SnapshotFacts { finalizer: false, ..facts() };
+    assert_eq!(plan(&bare, &now()), [SnapshotStep::AddFinalizer]);
+    let status = reported(&facts());
+    assert_eq!((status.volume_id.as_deref(), status.object_store.as_deref()), (Some(ID), Some("main")));
+    assert_eq!(plan(&facts(), &now()).last(), Some(&SnapshotStep::Take));
+}
+
+#[test]
+fn the_node_that_serves_the_volume_takes_it() {
+    let mut attached = facts();
+    serve(&mut attached, Some("a"));
+    let status = reported(&attached);
+    assert_eq!(status.node.as_deref(), Some("a"));
+    assert_eq!(plan(&attached, &now()).len(), 1, "the operator only asks");
+    assert_eq!(plan(&recorded(Some("a")), &now()), [], "the daemon reports from here on");
+    assert_eq!(plan(&recorded(None), &now()), [SnapshotStep::Take]);
+    let mut taken = recorded(Some("a"));
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    serve(&mut taken, None);
+    assert_eq!(plan(&taken, &now()), [], "what is taken is taken");
+}
+
+#[test]
+fn a_volume_that_moves_takes_its_snapshot_along() {
+    let mut released = recorded(Some("a"));
+    serve(&mut released, None);
+    assert_eq!(reported(&released).node, None);
+    assert_eq!(plan(&released, &now()).last(), Some(&SnapshotStep::Take));
+    let mut moved = recorded(Some("a"));
+    serve(&mut moved, Some("b"));
+    assert_eq!(reported(&moved).node.as_deref(), Some("b"));
+}
+
+#[test]
+fn an_obstacle_names_the_field_and_takes_nothing() {
+    let volume = |change: fn(&mut SourceVolume)| {
+        let mut facts = facts();
+        change(facts.volume.as_mut().expect("a volume"));
+        facts
+    };
+    let mut replaced = recorded(None);
+    replaced.status.volume_id = Some("another".to_owned());
+    for (facts, expected) in [
+        (SnapshotFacts { volume: None, ..facts() }, "VolumeNotFound"),
+        (volume(|volume| volume.deleting = true), "VolumeDeleted"),
+        (volume(|volume| volume.id = None), "VolumeNotReady"),
+        (replaced, "VolumeReplaced"),
+    ] {
+        assert_eq!(reason(&facts), expected);
+        assert!(reported(&facts).conditions[0].message.starts_with("spec.volume: "));
+        assert_eq!(plan(&facts, &now()).len(), 1);
+    }
+}
+
+#[test]
+fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
+    let mut taken = recorded(None);
+    taken.deleting = true;
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    let steps = plan(&taken, &now());
+    assert_eq!(steps[1..], [SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
+    assert_eq!(reported(&taken).snapshot_id, taken.status.snapshot_id, "what is recorded stays");
+    taken.volume = None;
+    assert_eq!(plan(&taken, &now()).len(), 3, "the Volume may be gone");
+    taken.spec.deletion_policy = DeletionPolicy::Retain;
+    assert_eq!(plan(&taken, &now()), [SnapshotStep::RemoveFinalizer]);
+    let unasked = SnapshotFacts { deleting: true, ..facts() };
+    assert_eq!(plan(&unasked, &now()), [SnapshotStep::RemoveFinalizer]);
+    assert_eq!(plan(&SnapshotFacts { finalizer: false, ..unasked }, &now()), []);
+}
+
+/// What its node has begun could be registered after the object is gone, and nobody would ever delete it.
+#[test]
+fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {
+    let mut asked = recorded(Some("a"));
+    asked.deleting = true;
+    assert_eq!(plan(&asked, &now()), []);
+    for node in [None, Some("b")] {
+        serve(&mut asked, node);
+        assert_eq!(plan(&asked, &now()).last(), Some(&SnapshotStep::RemoveFinalizer), "{node:?}");
+    }
+    serve(&mut asked, Some("a"));
+    asked.volume.as_mut().expect("a volume").id = Some("another".to_owned());
+    assert_eq!(plan(&asked, &now()).last(), Some(&SnapshotStep::RemoveFinalizer), "it serves another volume");
+}
+
+#[test]
+fn a_failure_says_what_it_waits_for_and_keeps_what_is_recorded() {
+    let id = ID.parse().expect("a volume id");
+    let failure = SnapshotFailure::from(holdfast_log::SnapshotError::TooMany(id));
+    let mut facts = recorded(None);
+    let status = failure.status(&facts, &now()).expect("something to report");
+    assert_eq!(status.conditions[0].reason, "TooManySnapshots");
+    assert_eq!(status.volume_id.as_deref(), Some(ID));
+    facts.deleting = true;
+    let status = failure.status(&facts, &now()).expect("something to report");
+    assert!(status.conditions[0].message.contains("`Retain`"), "{status:?}");
+    assert_eq!(SnapshotFailure::Changed.status(&facts, &now()), None);
+}
