@@ -38,6 +38,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let second = said(helm(world, "other", &["install", "second"]));
     ensure!(second.contains("exists and cannot be imported into the current release"), "{second}");
     nodes(world)?;
+    snapshots(world)?;
     identity(world)?;
     claimed(world)?;
     in_use(world)
@@ -66,6 +67,30 @@ fn nodes(world: &World) -> Result<()> {
         ensure!(described.is_ok() == expected, "node n1 describes {node}: {described:?}");
     }
     Ok(())
+}
+
+/// A node reports the snapshots that it is asked for.
+fn snapshots(world: &World) -> Result<()> {
+    report::step("a node writes the status of the snapshots that it is asked for only");
+    let snapshot = "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {name: before}\n\
+                    spec: {volume: disk}\n";
+    apply(world, snapshot)?;
+    let write = |user: &[String], status: &str| {
+        let patch = format!("{{\"status\": {status}}}");
+        let words =
+            ["patch", "volumesnapshot", "before", "--subresource=status", "--type=merge", "--patch", &patch];
+        world.kubectl(words.into_iter().map(str::to_owned).chain(user.iter().cloned()))
+    };
+    write(&[], "{\"volumeId\": \"id\", \"node\": \"n1\"}")?;
+    let same = "{\"node\": \"n1\"}";
+    until("the policy to take effect", LIMIT, || Ok(write(&as_node("n2"), same).err()))?;
+    let taken = "{\"snapshotId\": \"id@7\"}";
+    let refused = said(write(&as_node("n2"), taken));
+    ensure!(refused.contains("that it is not asked for"), "{refused}");
+    let own = said(write(&as_node("n1"), "{\"node\": \"n2\"}"));
+    ensure!(own.contains("the operator's part"), "{own}");
+    write(&as_node("n1"), taken)?;
+    world.kubectl(["delete", "volumesnapshot", "before"]).map(drop)
 }
 
 /// The operator writes what the user left open of a spec; a node writes none, and an identity stays.

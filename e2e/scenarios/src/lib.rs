@@ -37,6 +37,7 @@ mod standalone;
 pub mod story;
 mod truncation;
 mod ublk;
+mod volume_snapshots;
 mod volumes;
 
 /// Something a user would notice, played on real parts.
@@ -186,6 +187,13 @@ pub const ALL: &[Scenario] = &[
         expected: Duration::from_secs(40),
         alone: false,
         run: snapshots::run,
+    },
+    Scenario {
+        name: "volume-snapshots",
+        about: "VolumeSnapshots are taken once, of served and detached Volumes, over deaths and an outage; deleted, they leave nothing",
+        expected: Duration::from_secs(60),
+        alone: false,
+        run: volume_snapshots::run,
     },
     Scenario {
         name: "pid-namespace",

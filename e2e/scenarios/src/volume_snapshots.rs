@@ -1,0 +1,140 @@
+//! VolumeSnapshots: of a served and of a detached Volume, over the operator's and the daemon's death, deleted
+//! while they are taken, and in the way of their Volume's deletion.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use holdfast_lab::node::{Control, Node};
+use holdfast_lab::report;
+use holdfast_lab::s3::S3Server;
+use holdfast_lab::wait::until;
+use holdfast_lab::world::World;
+
+use super::provisioning::{apply, condition, volume};
+use super::story::{provision_store, serve};
+
+const BUCKET: &str = "volume-snapshots";
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn run(world: &World) -> Result<()> {
+    let s3 = world.s3()?;
+    let operator = world.operator()?;
+    provision_store(world, &s3, BUCKET)?;
+    apply(world, &volume("data", "store", "1Gi"))?;
+    world.wait_for("volume/data", "jsonpath={.status.phase}=Ready")?;
+    let id = field(world, "volume/data", "{.status.volumeId}")?;
+    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let node = Node::start(world.vm("a")?, &control, "user-copy", "")?;
+    let device = serve(world, &node, "data")?;
+
+    report::step("take a snapshot of the Volume that node a serves");
+    node.vm().exec(&format!("dd if=/dev/urandom of={device} bs=1M count=2 oflag=direct"))?;
+    apply(world, &snapshot("served", "data", "Delete"))?;
+    let first = taken(world, "served", &id, "a")?;
+    report::step(world.kubectl(["get", "volumesnapshots"])?);
+
+    report::step("kill operator and daemon: what is asked for meanwhile is taken once");
+    operator.kill();
+    apply(world, &snapshot("later", "data", "Delete"))?;
+    operator.restart()?;
+    world.wait_for("volumesnapshot/later", "jsonpath={.status.node}=a")?;
+    node.kill()?;
+    node.restart()?;
+    let second = taken(world, "later", &id, "a")?;
+    ensure!(first != second && roots(&s3, &id, "snapshots")? == 2, "{first}, {second}, and others");
+
+    report::step("delete one that waits for the store: nothing of it stays");
+    node.vm().exec(&format!("dd if=/dev/urandom of={device} bs=4k count=1 oflag=direct"))?;
+    s3.stop();
+    apply(world, &snapshot("waiting", "data", "Delete"))?;
+    world.wait_for("volumesnapshot/waiting", "jsonpath={.status.node}=a")?;
+    world.kubectl(["delete", "volumesnapshot", "waiting", "--wait=false"])?;
+    s3.resume()?;
+    world.kubectl(["wait", "--for=delete", "volumesnapshot/waiting", "--timeout=120s"])?;
+    let live = |expected: usize| -> Result<()> {
+        let (all, forgotten) = (roots(&s3, &id, "snapshots")?, roots(&s3, &id, "forgotten")?);
+        ensure!(all == expected + forgotten, "{all} snapshots, {forgotten} of them forgotten");
+        Ok(())
+    };
+    live(2)?;
+
+    report::step("take one of the detached Volume");
+    let none = "{\"spec\": {\"nodeName\": null}}";
+    world.kubectl(["patch", "volume", "data", "--type=merge", "--patch", none])?;
+    world.wait_for("volume/data", "jsonpath={.status.phase}=Ready")?;
+    apply(world, &snapshot("detached", "data", "Delete"))?;
+    taken(world, "detached", &id, "")?;
+    live(3)?;
+    obstacles(world)?;
+    retained(world, &s3)?;
+
+    report::step("a Volume with snapshots is not removed; without, it is");
+    world.kubectl(["delete", "volume", "data", "--wait=false"])?;
+    until("the Volume to say what it waits for", LIMIT, || {
+        Ok(condition(world, "volume/data", "Provisioned")?.starts_with("HasSnapshots: ").then_some(()))
+    })?;
+    world.kubectl(["delete", "volumesnapshot", "served", "later", "detached", "--timeout=60s"])?;
+    world.kubectl(["wait", "--for=delete", "volume/data", "--timeout=60s"])?;
+    ensure!(roots(&s3, &id, "segments")? == 0, "data of the Volume stays");
+    node.terminate()?;
+    operator.stop()
+}
+
+/// What cannot be taken says what to change.
+fn obstacles(world: &World) -> Result<()> {
+    report::step("a snapshot of a Volume that does not exist says so, and can be deleted");
+    apply(world, &snapshot("lost", "nothing", "Delete"))?;
+    until("the snapshot to say what it lacks", LIMIT, || {
+        Ok(condition(world, "volumesnapshot/lost", "Ready")?.starts_with("VolumeNotFound: ").then_some(()))
+    })?;
+    world.kubectl(["delete", "volumesnapshot", "lost", "--timeout=60s"]).map(drop)
+}
+
+/// `deletionPolicy: Retain` leaves the snapshot in the log.
+fn retained(world: &World, s3: &S3Server) -> Result<()> {
+    report::step("a snapshot that is to be retained stays in the log");
+    let policy = "{deletionPolicy: Retain, size";
+    apply(world, &volume("other", "store", "64Mi").replace("{size", policy))?;
+    world.wait_for("volume/other", "jsonpath={.status.phase}=Ready")?;
+    let id = field(world, "volume/other", "{.status.volumeId}")?;
+    apply(world, &snapshot("kept", "other", "Retain"))?;
+    taken(world, "kept", &id, "")?;
+    world.kubectl(["delete", "volumesnapshot", "kept", "--timeout=60s"])?;
+    ensure!(roots(s3, &id, "forgotten")? == 0, "it was forgotten");
+    world.kubectl(["delete", "volume", "other", "--timeout=60s"])?;
+    ensure!(roots(s3, &id, "snapshots")? == 1, "it was removed");
+    Ok(())
+}
+
+fn snapshot(name: &str, volume: &str, policy: &str) -> String {
+    format!(
+        "apiVersion: storage.holdfast.dev/v1alpha1\nkind: VolumeSnapshot\nmetadata: {{name: {name}}}\n\
+         spec: {{volume: {volume}, deletionPolicy: {policy}}}\n"
+    )
+}
+
+/// Waits until a snapshot of the volume `id` of 1 GiB or less is taken by `node`, and returns its name in the
+/// store.
+fn taken(world: &World, name: &str, id: &str, node: &str) -> Result<String> {
+    let object = format!("volumesnapshot/{name}");
+    world.wait_for(&object, "condition=Ready")?;
+    let status = field(world, &object, "{.status.snapshotId} {.status.takenTime} {.status.sizeBytes}")?;
+    let mut parts = status.split(' ');
+    let (place, at, size) = (parts.next(), parts.next(), parts.next());
+    let place = place.context("a snapshotId")?.to_owned();
+    ensure!(place.starts_with(&format!("{id}@")), "{object} is {status}");
+    ensure!(at.is_some_and(|at| at.starts_with("20")), "{object} was taken at {at:?}");
+    ensure!(size.is_some_and(|size| size.parse::<u64>().is_ok_and(|size| size > 0)), "{object}: {size:?}");
+    let by = field(world, &object, "{.status.node}")?;
+    ensure!(by == node, "{object} was taken by {by:?}");
+    Ok(place)
+}
+
+/// Number of objects of a volume in this folder of its.
+fn roots(s3: &S3Server, id: &str, folder: &str) -> Result<usize> {
+    Ok(s3.keys(BUCKET, &format!("volumes/{id}/{folder}/"))?.len())
+}
+
+fn field(world: &World, object: &str, path: &str) -> Result<String> {
+    world.kubectl(["get", object, &format!("--output=jsonpath={path}")])
+}
