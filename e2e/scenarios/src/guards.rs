@@ -89,7 +89,11 @@ fn snapshots(world: &World) -> Result<()> {
     ensure!(refused.contains("that it is not asked for"), "{refused}");
     let own = said(write(&as_node("n1"), "{\"node\": \"n2\"}"));
     ensure!(own.contains("the operator's part"), "{own}");
+    let others = said(write(&as_node("n1"), "{\"snapshotId\": \"other@7\"}"));
+    ensure!(others.contains("a place in the log of status.volumeId"), "{others}");
     write(&as_node("n1"), taken)?;
+    let again = said(write(&as_node("n1"), "{\"snapshotId\": \"id@8\"}"));
+    ensure!(again.contains("does not change"), "{again}");
     world.kubectl(["delete", "volumesnapshot", "before"]).map(drop)
 }
 

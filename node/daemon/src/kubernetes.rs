@@ -1,6 +1,7 @@
 //! The Kubernetes side: serves the Volumes that are granted to this node and reports on them.
 //!
-//! Owns: the daemon's part of the status of every Volume and VolumeSnapshot, the StorageNode of this node and its heartbeat.
+//! Owns: the daemon's part of the status of every Volume and VolumeSnapshot, the StorageNode of this node and
+//! its heartbeat.
 //! Does not own: who may serve a volume (the operator grants it), what serving is (the data plane).
 //! Runs on: the daemon's tokio runtime.
 //! Invariants: the API server is needed for changes only; without it everything that is served stays served.

@@ -1,5 +1,7 @@
 //! Carries out the steps of a plan, in order, each so that it may be repeated.
 
+use std::sync::Arc;
+
 use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     ConditionStatus, OPERATOR_FIELD_MANAGER, READY, SNAPSHOT_FINALIZER, Time, VolumeSnapshot,
@@ -7,13 +9,13 @@ use holdfast_crds::{
 };
 use holdfast_engine::snapshot::Snapshot;
 use holdfast_log::SnapshotError;
+use holdfast_objects::ObjectStore;
 use holdfast_s3::S3Store;
 use holdfast_types::{SECTOR_BYTES, SnapshotUid, VolumeId};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 use super::facts::SnapshotFacts;
 use super::failure::SnapshotFailure;
@@ -49,7 +51,7 @@ impl SnapshotApplier<'_> {
             SnapshotStep::Take => {
                 let (store, volume) = self.place().await?;
                 let unix_ms = u64::try_from(now.0.as_millisecond()).unwrap_or_default();
-                let (uid, nonce) = (self.uid()?, random_nonce());
+                let (uid, nonce) = (self.uid(), random_nonce());
                 let taken =
                     holdfast_log::snapshot_detached(store.as_ref(), &volume, uid, nonce, unix_ms).await?;
                 let status = ready(facts, self.snapshot.status.as_ref(), &volume, taken, now);
@@ -57,7 +59,7 @@ impl SnapshotApplier<'_> {
             }
             SnapshotStep::Forget => {
                 let (store, volume) = self.place().await?;
-                Ok(forget(store.as_ref(), &volume, self.uid()?).await?)
+                Ok(forget(store.as_ref(), &volume, self.uid()).await?)
             }
         }
     }
@@ -67,13 +69,13 @@ impl SnapshotApplier<'_> {
         let status = self.snapshot.status.as_ref();
         let store = status.and_then(|status| status.object_store.as_deref()).unwrap_or_default();
         let volume = status.and_then(|status| status.volume_id.clone()).unwrap_or_default();
-        let volume = VolumeId::try_from(volume).expect("recorded from the status of a Volume");
+        let volume = VolumeId::try_from(volume)?;
         Ok((self.connections.open(self.client.clone(), store).await?, volume))
     }
 
-    fn uid(&self) -> Result<SnapshotUid, SnapshotFailure> {
+    fn uid(&self) -> SnapshotUid {
         let uid = self.snapshot.metadata.uid.as_deref().unwrap_or_default();
-        Ok(uid.parse().expect("the API server gives every object a UUID"))
+        uid.parse().expect("the API server gives every object a UUID")
     }
 
     /// The object's finalizers with or without ours.
@@ -140,7 +142,7 @@ fn ready(
 }
 
 /// Forgets the snapshot with this uid, if the log has it. A volume that is gone has none.
-async fn forget(store: &S3Store, volume: &VolumeId, uid: SnapshotUid) -> Result<(), SnapshotError> {
+async fn forget(store: &dyn ObjectStore, volume: &VolumeId, uid: SnapshotUid) -> Result<(), SnapshotError> {
     let there = match holdfast_log::snapshots(store, volume).await {
         Err(SnapshotError::NotFound(_) | SnapshotError::Deleted(_)) => return Ok(()),
         known => known?,
@@ -154,4 +156,35 @@ async fn forget(store: &S3Store, volume: &VolumeId, uid: SnapshotUid) -> Result<
 /// A conflict, or an object that is gone, means that the plan was made from an old state.
 fn classify(error: ApiError) -> SnapshotFailure {
     if error.is_stale() { SnapshotFailure::Changed } else { SnapshotFailure::Api(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_log::Creation;
+    use holdfast_objects::MemoryStore;
+    use holdfast_types::Nonce;
+
+    use super::*;
+
+    const UID: SnapshotUid = SnapshotUid([7; 16]);
+
+    /// The operator dies after it took the snapshot, and after it forgot it.
+    #[tokio::test]
+    async fn a_snapshot_taken_again_is_one_and_forgotten_again_is_none() {
+        let (store, volume): (_, VolumeId) = (MemoryStore::new(), "v".parse().expect("an id"));
+        assert!(forget(&store, &volume, UID).await.is_ok(), "a volume that is not there has none");
+        let creation =
+            Creation { sectors: 64, labels: Default::default(), nonce: Nonce([1; 16]), unix_ms: 0 };
+        holdfast_log::provision(&store, &volume, creation).await.expect("created");
+        let take = || holdfast_log::snapshot_detached(&store, &volume, UID, random_nonce(), 0);
+        assert_eq!(take().await.expect("taken"), take().await.expect("taken"));
+        let live = || async { holdfast_log::snapshots(&store, &volume).await.expect("a log").len() };
+        assert_eq!(live().await, 1);
+        forget(&store, &volume, SnapshotUid([8; 16])).await.expect("another is not there");
+        assert_eq!(live().await, 1);
+        for _ in 0..2 {
+            forget(&store, &volume, UID).await.expect("forgotten");
+            assert_eq!(live().await, 0);
+        }
+    }
 }

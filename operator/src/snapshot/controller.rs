@@ -43,8 +43,10 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
     controller
         .watches(Api::<Volume>::all(client), watcher::Config::default(), move |volume| {
             let name = volume.name_any();
+            // A volume reports all the time; what is taken does not depend on it.
             let of_volume = |snapshot: &Arc<VolumeSnapshot>| {
-                (snapshot.spec.volume == name).then(|| ObjectRef::from_obj(snapshot.as_ref()))
+                (snapshot.spec.volume == name && needs_volume(snapshot))
+                    .then(|| ObjectRef::from_obj(snapshot.as_ref()))
             };
             snapshots.state().iter().filter_map(of_volume).collect::<Vec<_>>()
         })
@@ -57,6 +59,12 @@ pub(crate) async fn run(context: Arc<Context>, stop: impl Future<Output = ()> + 
             }
         })
         .await;
+}
+
+/// True if the plan for the snapshot depends on its Volume.
+fn needs_volume(snapshot: &VolumeSnapshot) -> bool {
+    let is_taken = snapshot.status.as_ref().is_some_and(|status| status.snapshot_id.is_some());
+    !is_taken
 }
 
 #[tracing::instrument(name = "reconcile_snapshot", skip_all, fields(snapshot = %snapshot.name_any()))]
@@ -73,7 +81,11 @@ async fn reconcile(snapshot: Arc<VolumeSnapshot>, context: Arc<Context>) -> Resu
 /// Plans and applies once.
 async fn reconcile_once(snapshot: VolumeSnapshot, context: &Context) -> Result<(), SnapshotFailure> {
     let volumes: Api<Volume> = Api::all(context.client.clone());
-    let volume = call(volumes.get_opt(&snapshot.spec.volume)).await.map_err(SnapshotFailure::Api)?;
+    let volume = if needs_volume(&snapshot) {
+        call(volumes.get_opt(&snapshot.spec.volume)).await.map_err(SnapshotFailure::Api)?
+    } else {
+        None
+    };
     let facts = SnapshotFacts::new(&snapshot, volume.as_ref());
     let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
     let mut work =

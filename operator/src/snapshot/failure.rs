@@ -3,6 +3,7 @@
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{Time, VolumeSnapshotStatus};
 use holdfast_log::{LogFailure, SnapshotError};
+use holdfast_types::InvalidVolumeId;
 
 use super::facts::SnapshotFacts;
 use super::plan::not_ready;
@@ -22,6 +23,9 @@ pub(crate) enum SnapshotFailure {
     /// The ObjectStore cannot be used.
     #[error("the ObjectStore cannot be used")]
     Connect(#[from] ConnectError),
+    /// The recorded identity is none of a volume.
+    #[error("status.volumeId is not valid")]
+    Recorded(#[from] InvalidVolumeId),
     /// The snapshot was not taken, or not forgotten.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
@@ -41,9 +45,9 @@ impl SnapshotFailure {
             Self::Api(_) => Requeue::Later,
             Self::Connect(error) => error.retry(),
             Self::Snapshot(SnapshotError::Log(failure)) => log_retry(failure),
-            // Somebody attached it: the Volume will say so, or a person did.
+            // The Volume is about to say so, or a person attached it.
             Self::Snapshot(SnapshotError::Attached { .. }) => Requeue::Later,
-            Self::Snapshot(_) => Requeue::Rarely,
+            Self::Snapshot(_) | Self::Recorded(_) => Requeue::Rarely,
         }
     }
 
@@ -52,6 +56,7 @@ impl SnapshotFailure {
         match self {
             Self::Changed | Self::Api(_) => None,
             Self::Connect(_) => Some("ObjectStoreUnusable"),
+            Self::Recorded(_) => Some("InvalidStatus"),
             Self::Snapshot(SnapshotError::Log(failure)) => Some(log_reason(failure)),
             Self::Snapshot(SnapshotError::Attached { .. }) => Some("VolumeAttached"),
             Self::Snapshot(SnapshotError::TooMany(_)) => Some("TooManySnapshots"),

@@ -6,10 +6,10 @@
 //!    |                                             |  the node released it          ^
 //!    |  no node serves it                          v                                |
 //!    +------------------------------------------> the operator takes it ------------+
-//! deletion asked --> once no node is asked: forgotten in the log, then the object goes
+//! deletion asked --> once no node takes it: forgotten in the log, then the object goes
 //! ```
 
-use holdfast_crds::{ConditionStatus, DeletionPolicy, READY, Time, VolumeSnapshotStatus};
+use holdfast_crds::{ConditionStatus, DeletionPolicy, READY, Time, VolumeSnapshotStatus, is_true};
 
 use super::facts::{SnapshotFacts, SourceVolume};
 
@@ -43,7 +43,11 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         return plan_deletion(facts, now);
     }
     if facts.status.snapshot_id.is_some() {
-        return if facts.finalizer { Vec::new() } else { vec![SnapshotStep::AddFinalizer] };
+        return plan_taken(facts);
+    }
+    // What was asked for is reported by the node's daemon.
+    if facts.finalizer && facts.taking().is_some() {
+        return Vec::new();
     }
     let (volume, id) = match source(facts) {
         Ok(source) => source,
@@ -51,7 +55,7 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
             return vec![SnapshotStep::Report(Box::new(not_ready(facts, reason, message, now)))];
         }
     };
-    // Nothing is taken under a uid that nobody will look for. The change is planned again.
+    // Nothing is taken that a deletion would not look for. The change is planned again.
     if !facts.finalizer {
         return vec![SnapshotStep::AddFinalizer];
     }
@@ -63,34 +67,50 @@ pub(crate) fn plan(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
         node: volume.node.clone(),
         ..not_ready(facts, TAKING, message, now)
     });
-    let is_recorded = facts.status.volume_id.is_some() && facts.status.node == volume.node;
-    match (&volume.node, is_recorded) {
-        // From here on the daemon reports.
-        (Some(_), true) => Vec::new(),
-        (Some(_), false) => vec![SnapshotStep::Report(recorded)],
-        (None, true) => vec![SnapshotStep::Take],
-        (None, false) => vec![SnapshotStep::Report(recorded), SnapshotStep::Take],
+    let mut steps = Vec::new();
+    if facts.status.volume_id.is_none() || facts.status.node != volume.node {
+        steps.push(SnapshotStep::Report(recorded));
     }
+    if volume.node.is_none() {
+        steps.push(SnapshotStep::Take);
+    }
+    steps
+}
+
+/// No node has to do with a snapshot that is taken.
+fn plan_taken(facts: &SnapshotFacts) -> Vec<SnapshotStep> {
+    if !facts.finalizer {
+        return vec![SnapshotStep::AddFinalizer];
+    }
+    let ended =
+        || SnapshotStep::Report(Box::new(VolumeSnapshotStatus { node: None, ..facts.status.clone() }));
+    facts.status.node.iter().map(|_asked| ended()).collect()
 }
 
 fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     if !facts.finalizer {
         return Vec::new();
     }
-    if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
-        return vec![SnapshotStep::RemoveFinalizer];
-    }
-    // What the node has begun may be registered at any time: it is forgotten after that. Its daemon says
+    // What the node has begun may be registered at any time: it is looked for after that. Its daemon says
     // meanwhile what it waits for.
     if facts.taking().is_some() {
         return Vec::new();
     }
-    let message = "the snapshot is being deleted from the log of its volume";
-    vec![
-        SnapshotStep::Report(Box::new(not_ready(facts, "Deleting", message.to_owned(), now))),
-        SnapshotStep::Forget,
-        SnapshotStep::RemoveFinalizer,
-    ]
+    if facts.status.volume_id.is_none() || facts.spec.deletion_policy == DeletionPolicy::Retain {
+        return vec![SnapshotStep::RemoveFinalizer];
+    }
+    let mut steps = Vec::new();
+    // No node is asked any more. The failure of an earlier attempt stays said: each write of ours begins the
+    // next attempt.
+    if facts.status.node.is_some() || is_true(&facts.status.conditions, READY) {
+        let message = "the snapshot is being deleted from the log of its volume";
+        steps.push(SnapshotStep::Report(Box::new(VolumeSnapshotStatus {
+            node: None,
+            ..not_ready(facts, "Deleting", message.to_owned(), now)
+        })));
+    }
+    steps.extend([SnapshotStep::Forget, SnapshotStep::RemoveFinalizer]);
+    steps
 }
 
 /// The volume of which the snapshot is to be taken, and its identity.

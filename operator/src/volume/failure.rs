@@ -97,11 +97,10 @@ impl VolumeFailure {
 
 /// The retry that fits a failure of the log.
 pub(crate) fn log_retry(failure: &LogFailure) -> Requeue {
-    match failure {
-        LogFailure::Store { source, .. } => Requeue::of(source.kind()),
-        failure if failure.is_transient() => Requeue::Later,
-        _ => Requeue::Rarely,
+    if let LogFailure::Store { source, .. } = failure {
+        return Requeue::of(source.kind());
     }
+    if failure.is_transient() { Requeue::Later } else { Requeue::Rarely }
 }
 
 /// Reason of a condition for a failure of the log.

@@ -1,7 +1,7 @@
 //! Takes the VolumeSnapshots that the operator asks this node for: those of volumes that are served here.
 //!
-//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes` and the condition `Ready` of a VolumeSnapshot
-//! whose `status.node` is this node.
+//! Owns: `status.snapshotId`, `status.takenTime`, `status.sizeBytes` and the condition `Ready` of a
+//! VolumeSnapshot whose `status.node` is this node.
 //! Does not own: who takes a snapshot, and its deletion (the operator).
 //! Invariants: a snapshot that was asked for is taken even if its deletion is requested meanwhile, because an
 //! earlier process may have begun it; asked again, the volume answers the same snapshot.
@@ -54,6 +54,8 @@ pub(crate) async fn run<V: Volumes>(client: Client, me: String, volumes: V) {
     let mine = watcher::Config::default().fields(&format!("status.node={me}"));
     let recorder = Recorder::new(client.clone(), "holdfast-node", &me);
     let context = Context { client: client.clone(), me, volumes, recorder, failures: Mutex::default() };
+    // As many at a time as the operator asks for: one whose store is unreachable waits, and the others do not
+    // wait for it. A volume refuses those that it has no place for.
     Controller::new(Api::<VolumeSnapshot>::all(client), mine)
         .run(reconcile, retry, Arc::new(context))
         .for_each(|outcome| async move {
@@ -143,7 +145,7 @@ fn says_more(before: &VolumeSnapshotStatus, status: &VolumeSnapshotStatus) -> bo
     status.snapshot_id != before.snapshot_id || ready(status) != ready(before)
 }
 
-/// The resource version makes the write fail if the operator gave the snapshot to somebody else meanwhile.
+/// The resource version makes the write fail if the operator asks another node meanwhile.
 async fn write<V>(
     snapshot: &VolumeSnapshot,
     status: &VolumeSnapshotStatus,
