@@ -7,7 +7,8 @@
 //! Invariants: the uid of the object tells its snapshot from others, so that the log registers one, however
 //! often it is taken and by which process; the volume and its ObjectStore are recorded before it is taken;
 //! the deletion of a snapshot that a node was asked for waits until the node has taken it or released the
-//! volume, so that none is registered after the object is gone.
+//! volume. A node that was cut off while it took the snapshot may still register it: that one is deleted by
+//! hand.
 //! On failure: the step is repeated; every step may be repeated.
 
 pub(crate) mod apply;

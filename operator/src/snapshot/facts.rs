@@ -68,8 +68,14 @@ impl SnapshotFacts {
     /// The node that was asked for the snapshot, has not taken it, and still serves its volume.
     pub(crate) fn taking(&self) -> Option<&str> {
         let asked = self.status.node.as_deref().filter(|_| self.status.snapshot_id.is_none())?;
-        let volume = self.volume.as_ref().filter(|volume| volume.id == self.status.volume_id)?;
+        let volume = self.volume.as_ref().filter(|volume| self.is_of(volume))?;
         (volume.node.as_deref() == Some(asked)).then_some(asked)
+    }
+
+    /// True if the snapshot is recorded to be of this volume: the same identity in the same ObjectStore.
+    pub(crate) fn is_of(&self, volume: &SourceVolume) -> bool {
+        let store = self.status.object_store.as_deref();
+        volume.id == self.status.volume_id && store == Some(volume.object_store.as_str())
     }
 
     /// For the conditions of a report at this time.

@@ -142,10 +142,12 @@ fn source(facts: &SnapshotFacts) -> Result<(&SourceVolume, &str), Obstacle> {
         );
     };
     match &facts.status.volume_id {
-        Some(recorded) if recorded != id => obstacle(
+        Some(recorded) if !facts.is_of(volume) => obstacle(
             "VolumeReplaced",
             format!(
-                "spec.volume: Volume `{name}` has the identity `{id}`, and the snapshot was asked of `{recorded}`; nothing is taken. Delete this VolumeSnapshot and create another"
+                "spec.volume: Volume `{name}` is `{id}` in ObjectStore `{}`, and the snapshot was asked of `{recorded}` in `{}`; nothing is taken. Delete this VolumeSnapshot and create another",
+                volume.object_store,
+                facts.status.object_store.as_deref().unwrap_or_default(),
             ),
         ),
         Some(_) | None => Ok((volume, id)),

@@ -101,7 +101,11 @@ fn an_obstacle_names_the_field_and_takes_nothing() {
     };
     let mut replaced = recorded(None);
     replaced.status.volume_id = Some("another".to_owned());
+    // A Volume was retained, and created again with its identity in another bucket.
+    let mut elsewhere = recorded(Some("a"));
+    elsewhere.status.object_store = Some("old".to_owned());
     for (facts, expected) in [
+        (elsewhere, "VolumeReplaced"),
         (SnapshotFacts { volume: None, ..facts() }, "VolumeNotFound"),
         (volume(|volume| volume.deleting = true), "VolumeDeleted"),
         (volume(|volume| volume.id = None), "VolumeNotReady"),

@@ -218,7 +218,7 @@ fn deletion_waits_for_the_node_then_removes_objects_then_releases() {
 /// `Deleting` and the reason of the failure followed each other without end, and without a pause: a write of
 /// our own begins the next attempt.
 #[test]
-fn a_removal_that_fails_is_not_reported_anew_each_time() {
+fn a_removal_that_fails_is_reported_once() {
     let mut facts = ClusterFacts { deleting: true, ..existing("", "", "") };
     facts.status.phase = Some(VolumePhase::Ready);
     let began = plan(&facts, &now());
