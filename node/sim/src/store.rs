@@ -2,6 +2,7 @@
 //!
 //! It knows what the keys mean and checks each request against the log as it truly is.
 
+mod frames;
 mod indexes;
 mod snapshots;
 
@@ -15,7 +16,7 @@ use holdfast_engine::compose::place;
 use holdfast_engine::index::RunHead;
 use holdfast_engine::manifest::{Manifest, Writer};
 use holdfast_engine::record::{Body, Record};
-use holdfast_engine::segment::{FrameIndex, unpack};
+use holdfast_engine::segment::FrameIndex;
 use holdfast_objects::{Created, Entry, Page, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{
@@ -28,6 +29,7 @@ use crate::disk::{Stamp, sectors};
 use crate::expect::Cut;
 use crate::invariant::Invariant;
 
+use frames::UnpackedFrames;
 use indexes::{MergesDue, StoredIndexes, merges_of, segments_of};
 
 #[derive(Clone)]
@@ -54,6 +56,7 @@ pub(crate) struct Store {
     volume: VolumeId,
     objects: BTreeMap<String, Object>,
     indexes: StoredIndexes,
+    frames: UnpackedFrames,
     merges: MergesDue,
     /// The log as it is.
     truth: Manifest,
@@ -85,6 +88,7 @@ impl Store {
             truncated: 0,
             strays: 0,
             indexes: StoredIndexes::default(),
+            frames: UnpackedFrames::default(),
             merges: MergesDue::default(),
             last_cut: Rc::default(),
             snapshots: BTreeMap::new(),
@@ -369,8 +373,7 @@ impl Store {
         let mut bytes = vec![0; BLOCK_BYTES as usize];
         for piece in &plan.pieces {
             let object = &self.objects[&self.key(piece.segment)].body;
-            let stored = &object[piece.frame.offset as usize..][..piece.frame.stored as usize];
-            place(piece, &unpack(&piece.frame, stored).expect("segments are not damaged"), &mut bytes);
+            place(piece, &self.frames.unpack(piece.segment, &piece.frame, object), &mut bytes);
         }
         stamps(block, &bytes).collect()
     }
